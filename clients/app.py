@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Flower ClientApp of a node: unpack the message, let the node do the work, pack the answer."""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from clients.evaluation import evaluate_clients, mean_metrics
+from clients.hosting import node_of
+from clients.training import train_clients
+from fedrec import wire
+from fedrec.rng import torch_stream
+
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Say which clients this node hosts."""
+    node = node_of(context)
+    presence = wire.Presence(node.partition, node.training, node.evaluated)
+    return Message(wire.pack_presence(presence), reply_to=message)
+
+
+@app.query("initial")
+def initial(message: Message, context: Context) -> Message:
+    """Give fresh parameters: a function of the experiment and its seed, so it does not matter which node is asked."""
+    node = node_of(context)
+    fresh = node.model.initial(torch_stream(node.experiment.seed, "init"))
+    return Message(wire.pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train the named clients and answer with a sum; or all of them, and answer in Flower's standard form."""
+    arrays, order = wire.unpack_train(message.content)
+    node = node_of(context)
+    if order.clients is not None:
+        return Message(wire.pack_sum(train_clients(node, arrays, order)), reply_to=message)
+    order = wire.TrainOrder(order.round, None, "examples", order.step, order.overrides)
+    reply = train_clients(node, arrays, order)
+    mean = {name: array + reply.total[name] / max(reply.weight, 1.0) for name, array in arrays.items()}
+    metrics = {"num-examples": reply.examples, "loss": reply.loss / max(reply.losses, 1)}
+    return Message(wire.pack_standard(mean, metrics), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the named clients and answer with a table; or all of them, and answer with means."""
+    arrays, order = wire.unpack_evaluate(message.content)
+    table = evaluate_clients(node_of(context), arrays, order)
+    if order.clients is not None:
+        return Message(wire.pack_table(table), reply_to=message)
+    return Message(wire.pack_standard(None, mean_metrics(table)), reply_to=message)

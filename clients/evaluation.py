@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation on one node: fine-tune on what each client knows, then test on what was held out (PrivRec section 3.3).
+
+The answer is one row per client: its metrics, and one 0/1 column `group:NAME` for each group that some client belongs
+to, so that the server can average over groups without ever seeing a feature. Metrics are not private; they are for
+simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from clients.hosting import Node
+from clients.steps.base import Step
+from clients.training import personal_parameters, run_step, to_device
+from fedrec.experiment import Section
+from fedrec.metrics.groups import user_groups
+from fedrec.metrics.ranking import ranking_metrics
+from fedrec.metrics.rating import rating_errors
+from fedrec.wire import EvaluateOrder
+
+GROUP = "group:"
+
+_CELLS_PER_BLOCK = 1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
+_SLICES_PER_BLOCK = 16  # users whose whole catalogue is pushed through the network at once
+
+
+def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: EvaluateOrder) -> pd.DataFrame:
+    """Metrics of the clients of an order, one row each, indexed by client id, ascending.
+
+    Raises:
+        ClientError: fine-tuning a client failed.
+        ExperimentError: the model's scores are not numbers.
+    """
+    clients = node.evaluated if order.clients is None else np.sort(order.clients)
+    table = node.experiment.fine_tune_step() if order.step is None else Section.model_validate(order.step)
+    step = node.step(table)
+    parameters = to_device(arrays, node.device)
+    if node.experiment.task == "rating":
+        metrics = _rating_table(node, step, parameters, clients, order.round)
+    else:
+        metrics = _ranking_table(node, step, parameters, clients, order.round)
+    counts = node.population.known_counts(clients)
+    below = node.experiment.evaluation.inactive_below
+    groups = user_groups(node.population.interactions, clients, counts, below)
+    members = pd.DataFrame({f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}, metrics.index)
+    return pd.concat([metrics, members], axis=1)
+
+
+def mean_metrics(table: pd.DataFrame) -> dict[str, float | int]:
+    """Means over the clients and their number, in the form that Flower's strategies expect."""
+    own = table[[column for column in table.columns if not column.startswith(GROUP)]]
+    return {"num-examples": len(table), **{name: float(value) for name, value in own.mean().items()}}
+
+
+def _ranking_table(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+) -> pd.DataFrame:
+    settings, population = node.experiment.evaluation, node.population
+    block = max(1, _CELLS_PER_BLOCK // population.interactions.num_items)
+    columns: list[pd.DataFrame] = []
+    for start in range(0, len(clients), block):
+        part = clients[start : start + block]
+        held_out = population.held_out(part, settings.held_out)
+        metrics = ranking_metrics(
+            _scores(node, step, parameters, part, round_).cpu(),
+            seen=torch.from_numpy(held_out.seen),
+            known=torch.from_numpy(held_out.known),
+            relevant=torch.from_numpy(held_out.relevant),
+            ks=settings.ks,
+            weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
+        )
+        columns.append(pd.DataFrame({name: value.numpy() for name, value in metrics.items()}, index=part))
+    return pd.concat(columns).rename_axis("client") if columns else pd.DataFrame(index=pd.Index([], name="client"))
+
+
+def _scores(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> Tensor:
+    """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned parameters."""
+    with torch.no_grad():
+        if _all_alike(step, parameters):
+            return _shared_scores(node, parameters, clients)
+        scores = torch.empty(len(clients), node.model.schema.num_items)
+        for place, (users, own) in enumerate(_fine_tuned(node, step, parameters, clients, round_)):
+            scores[place] = node.model.scores(own, users)[0]
+        return scores
+
+
+def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
+    """Scores under the shared parameters; clients with equal features are scored once, as nothing else differs."""
+    codes = node.population.feature_codes(clients)
+    if not codes:
+        return node.model.scores(_slices(parameters, 1), ()).expand(len(clients), -1)
+    widths = np.cumsum([table.shape[1] for table in codes])[:-1]
+    distinct, place = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
+    scores = []
+    for start in range(0, len(distinct), _SLICES_PER_BLOCK):
+        part = distinct[start : start + _SLICES_PER_BLOCK]
+        users = tuple(torch.from_numpy(table.copy()).to(node.device) for table in np.split(part, widths, axis=1))
+        scores.append(node.model.scores(_slices(parameters, len(part)), users))
+    return torch.cat(scores)[torch.from_numpy(place.reshape(-1))]
+
+
+def _fine_tuned(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
+    """Each client's features `[1, width]` and its parameters after fine-tuning `[1, ...]`."""
+    for client in clients.tolist():
+        start = personal_parameters(node, step, parameters, client, round_ + 1)
+        with torch.enable_grad():
+            update = run_step(step, start, node, client, "fine-tune", round_)
+        own = {name: (value + update.delta[name]).unsqueeze(0) for name, value in start.items()}
+        codes = node.population.feature_codes(np.array([client]))
+        yield tuple(torch.from_numpy(table).to(node.device) for table in codes), own
+
+
+def _rating_table(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+) -> pd.DataFrame:
+    rows = []
+    with torch.no_grad():
+        tuned = _fine_tuned(node, step, parameters, clients, round_)
+        for client, (users, own) in zip(clients.tolist(), tuned, strict=True):
+            items, ratings = node.population.held_out_ratings(client, node.experiment.evaluation.held_out)
+            predicted = node.model.predict(own, users, torch.from_numpy(items).to(node.device).unsqueeze(0))
+            rows.append({**rating_errors(predicted[0].cpu().numpy(), ratings), "rows": len(items)})
+    return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
+
+
+def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:
+    """Whether every client is evaluated with the same parameters: no fine-tuning and nothing private."""
+    return getattr(step.config, "epochs", 1) == 0 and not step.private_names(list(parameters))
+
+
+def _slices(parameters: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    return {name: value.unsqueeze(0).expand(count, *value.shape) for name, value in parameters.items()}

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node: which clients it hosts, and what it holds for them.
+
+A phone hosts one client; a simulation worker hosts thousands. Client c lives on node c mod n, so a client meets the
+same node in every round and its private state can stay there.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Context
+
+from clients.state import PrivateState
+from clients.steps.base import Step
+from fedrec import registry
+from fedrec.data.population import Population
+from fedrec.device import resolve_device
+from fedrec.experiment import Experiment, Section, component_settings, from_run_config
+from fedrec.models.base import Model
+
+
+class Node:
+    """Everything a node needs to answer messages: clients, model, device, private state.
+
+    Args:
+        experiment: the resolved experiment.
+        partition: this node's place, in `[0, nodes)`.
+        nodes: number of nodes.
+        private: folder of the private state; None keeps none (parameters then cannot be private).
+    """
+
+    def __init__(self, experiment: Experiment, partition: int, nodes: int, private: Path | None) -> None:
+        self.experiment, self.partition, self.nodes = experiment, partition, nodes
+        self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
+        self.device = resolve_device(experiment.engine.device)
+        if experiment.engine.threads is not None:
+            torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores
+
+    @cached_property
+    def population(self) -> Population:
+        """The clients' data; read once per process, whichever node asks."""
+        return _population(self.experiment.model_dump_json())
+
+    @cached_property
+    def model(self) -> Model:
+        """The model of the experiment."""
+        model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
+        return model_class(self.experiment.settings(registry.MODEL), self.population.schema())
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        """`int64`, ascending: hosted clients that may be sampled for training."""
+        return self._hosted(self.population.partition.training_clients)
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """`int64`, ascending: hosted clients that have held-out rows."""
+        return self._hosted(self.population.evaluated_clients(self.experiment.evaluation.held_out))
+
+    def step(self, section: Section) -> Step:
+        """A local step by name and settings."""
+        step_class = registry.resolve(registry.STEP, section.name)
+        return step_class(component_settings(registry.STEP, section), self.model, self.device)
+
+    def _hosted(self, clients: np.ndarray) -> np.ndarray:
+        return clients[clients % self.nodes == self.partition]
+
+
+def node_of(context: Context) -> Node:
+    """The node that a Flower context describes; made once per process.
+
+    Reads `partition-id` and `num-partitions` from the node configuration and the experiment from the run configuration.
+    """
+    experiment = from_run_config(context.run_config)
+    output = str(context.run_config.get("output", "") or "")
+    config = context.node_config
+    return _node(
+        experiment.model_dump_json(),
+        int(config.get("partition-id", 0)),
+        int(config.get("num-partitions", 1)),
+        output,
+    )
+
+
+@lru_cache(maxsize=64)
+def _node(experiment: str, partition: int, nodes: int, output: str) -> Node:
+    private = Path(output) / "private" if output else None
+    return Node(Experiment.model_validate_json(experiment), partition, nodes, private)
+
+
+@lru_cache(maxsize=2)
+def _population(experiment: str) -> Population:
+    return Population.of(Experiment.model_validate_json(experiment))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What never leaves the device: private arrays of each client, kept on the node that hosts it.
+
+One SQLite file per node, readable by its owner only. Every entry carries the round that wrote it, and a round reads
+only entries of earlier rounds, so that a round which was broken off and is run again starts from the same private
+state. Flower's `Context.state` is not used: it lives in memory only.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+
+class PrivateState:
+    """Private arrays, keyed by client and round.
+
+    Args:
+        file: the SQLite file; made with mode 0600 on the first write.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def load(self, client: int, before_round: int) -> dict[str, np.ndarray]:
+        """The newest arrays of a client written before a round; empty when there are none."""
+        if not self.file.exists():
+            return {}
+        with self._connect() as connection:
+            row = connection.execute(
+                "SELECT arrays FROM state WHERE client = ? AND round < ? ORDER BY round DESC LIMIT 1",
+                (int(client), int(before_round)),
+            ).fetchone()
+        return _decode(row[0]) if row else {}
+
+    def save(self, client: int, round_number: int, arrays: Mapping[str, np.ndarray], *, keep: int) -> None:
+        """Write a client's arrays for a round; entries of that round or later (a broken run's) are replaced.
+
+        Args:
+            client: the client's id.
+            round_number: the round that produced the arrays.
+            arrays: the private arrays.
+            keep: how many entries of the client remain, newest first.
+        """
+        with self._connect() as connection:
+            connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", (int(client), int(round_number)))
+            connection.execute("INSERT INTO state VALUES (?, ?, ?)", (int(client), int(round_number), _encode(arrays)))
+            connection.execute(
+                "DELETE FROM state WHERE client = ? AND round NOT IN "
+                "(SELECT round FROM state WHERE client = ? ORDER BY round DESC LIMIT ?)",
+                (int(client), int(client), keep),
+            )
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are committed together at the end, or not at all."""
+        if not self.file.exists():
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
+        with closing(sqlite3.connect(self.file, timeout=60)) as connection, connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS state "
+                "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))"
+            )
+            yield connection
+
+
+def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _decode(blob: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(blob), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}

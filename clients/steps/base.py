@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a step: what one client does with its own data in one round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.data.population import ClientData
+from fedrec.models.base import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What one client's local work gives.
+
+    Attributes:
+        delta: `theta_local - theta_global` per parameter, on the step's device.
+        examples: number of examples the client learned from in one epoch (its rows and its negatives).
+        loss: mean loss over the last epoch; NaN when the client had nothing to learn from.
+    """
+
+    delta: dict[str, Tensor]
+    examples: int
+    loss: float
+
+
+class Step(ABC):
+    """One local procedure.
+
+    A subclass lives in a file of its own in `clients/steps/`, its configuration class above it. The result is a
+    function of the parameters, the client's data and the random stream; a step holds no state between calls.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+
+    def __init__(self, config: Config, model: Model, device: torch.device) -> None:
+        self.config, self.model, self.device = config, model, device
+
+    @abstractmethod
+    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort dimension, unchanged)."""
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""
+        return []

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base of every configuration class: frozen, strict, kebab-case in TOML, one docstring per field."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedrec.errors import ExperimentError
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Config(BaseModel):
+    """Settings of one component; they sit in the component's own file, above it.
+
+    Fields are written `snake_case` in Python and `kebab-case` in TOML. Unknown keys are refused. The docstring below a
+    field (meaning, unit, range) is shown by `fedrec list` and by error messages.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=_kebab,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any], *, at: str = "") -> Self:
+        """Validate `settings`; `at` is the full key of the table they came from.
+
+        Raises:
+            ExperimentError: a key is unknown or a value is wrong; the first fault is named with its full key.
+        """
+        try:
+            return cls.model_validate(dict(settings))
+        except ValidationError as error:
+            raise _explain(cls, error, at) from None
+
+    def table(self) -> dict[str, Any]:
+        """The settings as a TOML table (kebab-case keys, no empty values)."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """All keys of this configuration, as written in TOML."""
+        return [_kebab(name) for name in cls.model_fields]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A sentence that offers the known words nearest to `word`, or lists them all when none is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(name) for name in near) + "?"
+    return "known: " + ", ".join(repr(name) for name in known) if known else "nothing is known under this heading"
+
+
+def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentError:
+    fault = error.errors(include_url=False)[0]
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join([*([at] if at else []), *path]) or at
+    others = error.error_count() - 1
+    more = f" ({others} more fault{'s' if others > 1 else ''} after this one)" if others else ""
+    if fault["type"] == "extra_forbidden":
+        known = _keys_at(cls, path[:-1])
+        return ExperimentError(
+            f"unknown key {key!r}{more}", got=f"{path[-1]} = {fault['input']!r}", fix=did_you_mean(path[-1], known)
+        )
+    if fault["type"] == "missing":
+        return ExperimentError(f"missing key {key!r}{more}", expected=f"a value for {key!r}", fix=f"set {key} = ...")
+    expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    problem = f"wrong value for {key!r}{more}" if key else f"settings do not fit together{more}"
+    return ExperimentError(problem, expected=expected, got=_shown(fault["input"]), fix=_meaning(cls, path))
+
+
+def _keys_at(cls: type[Config], path: list[str]) -> list[str]:
+    """Keys of the (possibly nested) configuration class at `path`."""
+    for part in path:
+        field = cls.model_fields.get(part.replace("-", "_"))
+        nested = field.annotation if field else None
+        if not (isinstance(nested, type) and issubclass(nested, Config)):
+            break
+        cls = nested
+    return cls.keys()
+
+
+def _meaning(cls: type[Config], path: list[str]) -> str | None:
+    for depth, part in enumerate(path):
+        field = cls.model_fields.get(part.replace("-", "_"))
+        if field is None:
+            return None
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Config) and depth + 1 < len(path):
+            cls = field.annotation
+        else:
+            return f"{part}: {field.description}" if field.description else None
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 200 else text[:200] + '...'} ({type(value).__name__})"

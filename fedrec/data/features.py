@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Categorical side features of users and of items, single- or multi-valued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrec.errors import DataError
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One categorical feature of every row (a row is a user or an item).
+
+    Attributes:
+        name: such as `"gender"` or `"genres"`.
+        categories: label of each category code, `[categories]`.
+        offsets: `int64 [rows + 1]`; the codes of row r are `codes[offsets[r]:offsets[r + 1]]`.
+        codes: `int64 [total]`, each in `[0, len(categories))`. A row may have none, one or several.
+    """
+
+    name: str
+    categories: tuple[str, ...]
+    offsets: np.ndarray
+    codes: np.ndarray
+
+    def __post_init__(self) -> None:
+        for array in (self.offsets, self.codes):
+            array.setflags(write=False)
+        valid_offsets = (
+            len(self.offsets) > 0
+            and self.offsets[0] == 0
+            and self.offsets[-1] == len(self.codes)
+            and bool(np.all(np.diff(self.offsets) >= 0))
+        )
+        if not valid_offsets:
+            raise DataError(
+                f"feature {self.name!r} has broken offsets",
+                expected=f"non-decreasing offsets from 0 to {len(self.codes)}",
+                got=f"{len(self.offsets)} offsets",
+            )
+        if len(self.codes) and not (self.codes.min() >= 0 and self.codes.max() < len(self.categories)):
+            raise DataError(
+                f"feature {self.name!r} has a code outside its categories",
+                expected=f"codes in [0, {len(self.categories)})",
+                got=f"codes from {self.codes.min()} to {self.codes.max()}",
+            )
+
+    @classmethod
+    def single(cls, name: str, labels: Iterable[object]) -> Feature:
+        """A feature with exactly one label per row; categories are the sorted distinct labels."""
+        return cls.multiple(name, [[label] for label in labels])
+
+    @classmethod
+    def multiple(cls, name: str, labels: Sequence[Sequence[object]]) -> Feature:
+        """A feature with any number of labels per row; categories are the sorted distinct labels."""
+        counts = np.fromiter((len(row) for row in labels), np.int64, count=len(labels))
+        flat = np.array([str(label) for row in labels for label in row], dtype=np.str_)
+        categories, codes = np.unique(flat, return_inverse=True)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return cls(name, tuple(categories.tolist()), offsets, codes.astype(np.int64))
+
+    @property
+    def rows(self) -> int:
+        """Number of users (or items)."""
+        return len(self.offsets) - 1
+
+    @property
+    def width(self) -> int:
+        """The largest number of codes that any row has; 1 for a single-valued feature."""
+        return int(np.diff(self.offsets).max(initial=0))
+
+    def padded(self) -> np.ndarray:
+        """Codes as a rectangle `int64 [rows, width]`; places without a code hold -1."""
+        counts = np.diff(self.offsets)
+        table = np.full((self.rows, max(self.width, 1)), -1, dtype=np.int64)
+        row = np.repeat(np.arange(self.rows), counts)
+        column = np.arange(len(self.codes)) - np.repeat(self.offsets[:-1], counts)
+        table[row, column] = self.codes
+        return table
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """All features of the users (or of the items) of a dataset.
+
+    Attributes:
+        rows: number of users (or items); needed because there may be no feature at all.
+        features: each with the same number of rows, names distinct.
+    """
+
+    rows: int
+    features: tuple[Feature, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.features]
+        if len(set(names)) != len(names):
+            raise DataError("two features have one name", expected="distinct names", got=", ".join(names))
+        for feature in self.features:
+            if feature.rows != self.rows:
+                raise DataError(
+                    f"feature {feature.name!r} has the wrong number of rows",
+                    expected=f"{self.rows} rows",
+                    got=f"{feature.rows} rows",
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features, in order."""
+        return tuple(feature.name for feature in self.features)
+
+    def __getitem__(self, name: str) -> Feature:
+        for feature in self.features:
+            if feature.name == name:
+                return feature
+        raise KeyError(name)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interactions and a partition, seen as clients: what each device knows, and what it is tested on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from fedrec import registry
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition
+from fedrec.errors import DataError
+from fedrec.experiment import Experiment
+from fedrec.models.base import Schema
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's own training data.
+
+    Attributes:
+        client: the client's id (its user index).
+        features: per user feature the client's category codes, `int64 [codes]`.
+        items: `int64 [n]`, the items of its training rows.
+        labels: `float32 [n]`; ranking: 1 positive, 0 not; rating: the rating.
+        positives: `int64`, ascending, distinct: the positive items among them. Negatives are drawn outside of these,
+            and of nothing else: an item held out for testing must be as likely a negative as one never seen.
+    """
+
+    client: int
+    features: tuple[np.ndarray, ...]
+    items: np.ndarray
+    labels: np.ndarray
+    positives: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What a block of users is tested on, as masks and weights over the catalogue.
+
+    Attributes:
+        seen: `bool [users, items]`, items the user interacted with in any part.
+        known: `bool [users, items]`, items of the training part.
+        relevant: `bool [users, items]`, held-out positives.
+        weight: `int64 [users, items]`, how many held-out positive rows each has, or None when none repeats.
+    """
+
+    seen: np.ndarray
+    known: np.ndarray
+    relevant: np.ndarray
+    weight: np.ndarray | None
+
+
+class Population:
+    """All clients of an experiment.
+
+    Args:
+        interactions: the dataset.
+        partition: what is learned from and what is held out.
+        task: `"ranking"` or `"rating"`.
+        positive_above: a row is positive when its rating is above this; None: every row is positive.
+
+    Raises:
+        DataError: ratings are needed and the dataset has none.
+    """
+
+    def __init__(
+        self,
+        interactions: Interactions,
+        partition: Partition,
+        *,
+        task: Literal["ranking", "rating"],
+        positive_above: float | None,
+    ) -> None:
+        if interactions.ratings is None and (task == "rating" or positive_above is not None):
+            raise DataError(
+                f"{interactions.name} has no ratings",
+                expected="ratings, for task = 'rating' or positive-above",
+                got="interactions without ratings",
+                fix="use task = 'ranking' without positive-above",
+            )
+        self.interactions, self.partition = interactions, partition
+        self.task: Literal["ranking", "rating"] = task
+        self._labels = self._make_labels(positive_above)
+        self._train = _Grouped(interactions, partition.train_rows)
+        self._user_codes = [feature.padded() for feature in interactions.user_features.features]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Population:
+        """Read and split the dataset of an experiment."""
+        interactions = read_interactions(experiment)
+        split_class = registry.resolve(registry.SPLIT, experiment.split.name)
+        split = split_class(experiment.settings(registry.SPLIT), experiment.seed)
+        return cls(
+            interactions,
+            split.split(interactions),
+            task=experiment.task,
+            positive_above=experiment.positive_above,
+        )
+
+    def schema(self) -> Schema:
+        """What a model may know before it sees any client."""
+        data = self.interactions
+        users = tuple((feature.name, len(feature.categories)) for feature in data.user_features.features)
+        return Schema(data.num_items, data.item_features, users, self.task)
+
+    def client(self, client: int) -> ClientData:
+        """The training data of one client."""
+        rows = self._train.rows_of(client)
+        items, labels = self.interactions.items[rows], self._labels[rows]
+        positives = np.unique(items[labels > 0]) if self.task == "ranking" else np.unique(items)
+        return ClientData(client, tuple(codes[client] for codes in self._user_codes), items, labels, positives)
+
+    def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for none."""
+        return tuple(codes[clients] for codes in self._user_codes)
+
+    def known_counts(self, clients: np.ndarray) -> np.ndarray:
+        """`int64 [clients]`: number of training rows of some clients."""
+        return self._train.offsets[clients + 1] - self._train.offsets[clients]
+
+    def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
+        """`int64`, ascending: clients that have something to be tested on (ranking: a held-out positive)."""
+        rows = self._held_out_rows(held_out)
+        if self.task == "ranking":
+            rows = rows[self._labels[rows] > 0]
+        return np.unique(self.interactions.users[rows])
+
+    def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
+        """Masks over the catalogue for a block of clients; their memory grows with clients times items."""
+        shape = (len(clients), self.interactions.num_items)
+        seen = np.zeros(shape, dtype=bool)
+        seen[self._all.positions(clients)] = True
+        known = np.zeros(shape, dtype=bool)
+        known[self._train.positions(clients)] = True
+        weight = np.zeros(shape, dtype=np.int64)
+        users, rows = self._grouped_held_out(held_out).entries(clients)
+        positive = self._labels[rows] > 0
+        np.add.at(weight, (users[positive], self.interactions.items[rows[positive]]), 1)
+        relevant = weight > 0
+        return HeldOut(seen, known, relevant, weight if weight.max(initial=0) > 1 else None)
+
+    def held_out_ratings(self, client: int, held_out: Literal["test", "validation"]) -> tuple[np.ndarray, np.ndarray]:
+        """Items and ratings of one client's held-out rows, `int64 [n]` and `float32 [n]`."""
+        rows = self._grouped_held_out(held_out).rows_of(client)
+        return self.interactions.items[rows], self._labels[rows]
+
+    def _make_labels(self, positive_above: float | None) -> np.ndarray:
+        ratings = self.interactions.ratings
+        if self.task == "rating" and ratings is not None:
+            return ratings
+        if positive_above is None or ratings is None:
+            return np.ones(len(self.interactions), dtype=np.float32)
+        return (ratings > positive_above).astype(np.float32)
+
+    def _held_out_rows(self, held_out: Literal["test", "validation"]) -> np.ndarray:
+        return self.partition.test_rows if held_out == "test" else self.partition.validation_rows
+
+    def _grouped_held_out(self, held_out: Literal["test", "validation"]) -> _Grouped:
+        return self._grouped_test if held_out == "test" else self._grouped_validation
+
+    @cached_property
+    def _all(self) -> _Grouped:
+        return _Grouped(self.interactions, None)
+
+    @cached_property
+    def _grouped_test(self) -> _Grouped:
+        return _Grouped(self.interactions, self.partition.test_rows)
+
+    @cached_property
+    def _grouped_validation(self) -> _Grouped:
+        return _Grouped(self.interactions, self.partition.validation_rows)
+
+
+class _Grouped:
+    """A selection of rows, grouped by user."""
+
+    def __init__(self, interactions: Interactions, rows: np.ndarray | None) -> None:
+        selected = np.arange(len(interactions)) if rows is None else rows
+        users = interactions.users[selected]
+        order = np.argsort(users, kind="stable")
+        self._items, self._rows = interactions.items, selected[order]
+        counts = np.bincount(users, minlength=interactions.num_users)
+        self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    def rows_of(self, user: int) -> np.ndarray:
+        return self._rows[self.offsets[user] : self.offsets[user + 1]]
+
+    def entries(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Place in `users` and row number of every selected row of these users."""
+        counts = self.offsets[users + 1] - self.offsets[users]
+        place = np.repeat(np.arange(len(users)), counts)
+        within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return place, self._rows[np.repeat(self.offsets[users], counts) + within]
+
+    def positions(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Place in `users` and item of every selected row of these users."""
+        place, rows = self.entries(users)
+        return place, self._items[rows]
+
+
+def read_interactions(experiment: Experiment) -> Interactions:
+    """Read the dataset of an experiment.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    reader_class = registry.resolve(registry.DATASET, experiment.dataset.name)
+    return reader_class(experiment.dataset.name, experiment.settings(registry.DATASET)).read()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a dataset reader, and where raw data are looked for."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.source import Source
+from fedrec.data.verify import require_complete_lines, require_match
+from fedrec.errors import DataError
+
+
+class ReaderConfig(Config):
+    """Settings that every dataset has."""
+
+    path: Path | None = None
+    """Folder (or file) of the raw data; default: the folder of the dataset's name in the data directory."""
+    verify: bool = True
+    """Refuse data whose counts or checksum differ from the published ones; false for a deliberately changed copy."""
+
+
+class Reader(ABC):
+    """Reads one dataset into `Interactions`.
+
+    A subclass lives in a file of its own in `fedrec/data/readers/`, its configuration class above it.
+
+    Attributes:
+        title: the dataset in a few words, with its size.
+        paper: which paper of `docs/papers` uses it, or who published it.
+        source: where it comes from and what must be in it; None for generated data and for a user's own table.
+        folder_name: name of its folder in the data directory; empty for the dataset's own name.
+    """
+
+    Config: ClassVar[type[ReaderConfig]] = ReaderConfig
+    title: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    source: ClassVar[Source | None] = None
+    folder_name: ClassVar[str] = ""
+
+    def __init__(self, name: str, config: ReaderConfig) -> None:
+        self.name, self.config = name, config
+
+    @abstractmethod
+    def read(self) -> Interactions:
+        """Read and verify the dataset.
+
+        Raises:
+            DataError: it is missing, damaged, or not in its documented format.
+        """
+
+    def folder(self) -> Path:
+        """The folder (or file) with the raw data.
+
+        Raises:
+            DataError: it does not exist.
+        """
+        path = self.config.path or self.default_folder()
+        if not path.exists():
+            fix = f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to the folder above it"
+            if self.source is not None and self.source.archives:
+                fix = f"fedrec data fetch {self.name}, or " + fix
+            raise DataError(
+                f"the data of {self.name!r} are not there", expected=f"a folder {path}", got="nothing", fix=fix
+            )
+        return path
+
+    def default_folder(self) -> Path:
+        """Where the raw data lie when the configuration names no path."""
+        return data_directory() / (self.folder_name or self.name)
+
+    def file(self, name: str, *, lines: int | None = None) -> Path:
+        """One file of the raw data; `lines` is the published number of its lines, for the error message.
+
+        Raises:
+            DataError: it is missing, or (unless verification is off) its last line is cut.
+        """
+        path = self.folder() / name
+        if not path.is_file():
+            fix = f"complete the folder {path.parent}, or fedrec data import {self.name} PATH"
+            raise DataError(f"a file of {self.name!r} is missing", expected=f"a file {path}", got="nothing", fix=fix)
+        if self.config.verify:
+            require_complete_lines(path, lines)
+        return path
+
+    def verified(self, interactions: Interactions) -> Interactions:
+        """The same interactions, checked against the published counts and checksum unless verification is off.
+
+        Raises:
+            DataError: a count or the checksum differs.
+        """
+        if self.config.verify and self.source is not None:
+            require_match(interactions, self.source)
+        return interactions
+
+
+def data_directory() -> Path:
+    """Where raw data lie: `$FEDREC_DATA`, or `~/.cache/fedrec/data`."""
+    given = os.environ.get("FEDREC_DATA")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedrec" / "data"

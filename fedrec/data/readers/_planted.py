@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The truth behind the synthetic dataset: factors, features that explain a part of them, and popularity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrec.data.features import Feature
+
+_GENDERS = ("F", "M")
+_AGES = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
+_OCCUPATIONS = tuple(f"occupation {number}" for number in range(1, 11))
+_GENRES = tuple(f"genre {number}" for number in range(1, 13))
+_MOST_GENRES = 3
+_GENRE_SHARE = 0.5  # of the variance of the items' factors
+_EXPONENT = 1.1  # of the popularity law
+_HEAD = 0.02  # of the catalogue is flat before the law sets in
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What the data were generated from.
+
+    Attributes:
+        user_factors: `float32 [users, rank]`.
+        item_factors: `float32 [items, rank]`.
+        selectivity: weight of the affinity against the logarithm of the popularity.
+        ranked_items: `int64 [items]`, items from the most to the least popular.
+        log_popularity: `float32 [items]`, logarithm of the chance that a popular candidate is this item.
+        user_features: gender, age and occupation, which explain a share of the users' factors.
+        genres: one to three per item, which explain a share of the items' factors.
+    """
+
+    user_factors: np.ndarray
+    item_factors: np.ndarray
+    selectivity: float
+    ranked_items: np.ndarray
+    log_popularity: np.ndarray
+    user_features: tuple[Feature, ...]
+    genres: Feature
+
+    def affinity(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """How well each item suits each user: `float32`, mean near 0, standard deviation near 1.
+
+        Args:
+            users: `int64 [n]`.
+            items: `int64 [n]`, pairwise with `users`.
+        """
+        return np.einsum("nr,nr->n", self.user_factors[users], self.item_factors[items])
+
+    def scores(self, users: np.ndarray) -> np.ndarray:
+        """What is both liked and met, `float32 [users, items]`: the scores of an oracle that knows the truth.
+
+        Nearly the best possible for users who take a small part of the catalogue; that a very active user runs out of
+        popular items is not in it.
+        """
+        affinity = self.user_factors[users] @ self.item_factors.T
+        return self.selectivity * affinity + self.log_popularity
+
+    def popular_items(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """`int64 [count]` items, each drawn with its popularity, in constant time per draw."""
+        return self.ranked_items[_rank_at(generator.random(count), len(self.ranked_items))]
+
+
+def plant(
+    users: int, items: int, rank: int, demographics: float, selectivity: float, generator: np.random.Generator
+) -> Truth:
+    """Draw a truth; see `SyntheticConfig` for the meaning of the arguments."""
+    features = tuple(
+        _single(name, categories, users, generator)
+        for name, categories in (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
+    )
+    genres = _multiple("genres", _GENRES, items, generator)
+    explained = sum(_means(feature, rank, generator) for feature in features) / np.sqrt(len(features))
+    log_mass = np.log(np.diff(_cumulative(np.arange(items + 1), items))).astype(np.float32)
+    ranked = generator.permutation(items)
+    log_popularity = np.empty(items, dtype=np.float32)
+    log_popularity[ranked] = log_mass
+    return Truth(
+        user_factors=_mixed(explained, demographics, generator),
+        item_factors=_mixed(_means(genres, rank, generator), _GENRE_SHARE, generator),
+        selectivity=selectivity,
+        ranked_items=ranked,
+        log_popularity=log_popularity,
+        user_features=features,
+        genres=genres,
+    )
+
+
+def _single(name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator) -> Feature:
+    # Unequal shares, so that there are minorities to look at.
+    share = generator.dirichlet(np.full(len(categories), 5.0))
+    return Feature(name, categories, np.arange(rows + 1), generator.choice(len(categories), rows, p=share))
+
+
+def _multiple(name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator) -> Feature:
+    """One to three distinct categories per row: steps around the list, none longer than a third of it."""
+    counts = generator.integers(1, _MOST_GENRES + 1, rows)
+    steps = generator.integers(1, len(categories) // _MOST_GENRES, (rows, _MOST_GENRES))
+    steps[:, 0] = generator.integers(0, len(categories), rows)
+    codes = np.cumsum(steps, axis=1) % len(categories)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return Feature(name, categories, offsets, codes[np.arange(_MOST_GENRES) < counts[:, None]])
+
+
+def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.ndarray:
+    """`float32 [rows, rank]`: the scaled sum of random vectors, one per category of the row."""
+    vectors = generator.standard_normal((len(feature.categories) + 1, rank), dtype=np.float32)
+    vectors[-1] = 0.0  # for places without a code
+    codes = feature.padded()
+    return vectors[codes].sum(axis=1) / np.sqrt((codes >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
+
+
+def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
+    """Factors of which `share` of the variance is explained; their products have standard deviation near 1."""
+    own = generator.standard_normal(explained.shape, dtype=np.float32)
+    explained = explained - explained.mean(axis=0)
+    explained /= max(float(np.sqrt(np.square(explained).mean())), 1e-6)
+    mixed = np.sqrt(share) * explained + np.sqrt(1 - share) * own
+    return (mixed / explained.shape[1] ** 0.25).astype(np.float32)
+
+
+def _cumulative(rank: np.ndarray, items: int) -> np.ndarray:
+    """Chance of the `rank` most popular items: a power law with a flat head, integrated."""
+    head, power = max(1.0, _HEAD * items), 1 - _EXPONENT
+    return ((rank + head) ** power - head**power) / ((items + head) ** power - head**power)
+
+
+def _rank_at(chance: np.ndarray, items: int) -> np.ndarray:
+    """Inverse of `_cumulative`: the rank, from 0, at a chance in [0, 1)."""
+    head, power = max(1.0, _HEAD * items), 1 - _EXPONENT
+    rank = (chance * ((items + head) ** power - head**power) + head**power) ** (1 / power) - head
+    return np.clip(rank, 0, items - 1).astype(np.int64)

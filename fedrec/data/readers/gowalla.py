@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gowalla check-ins as split by the NGCF and LightGCN authors: 29,858 users, 40,981 places, 810,128 + 217,242 pairs.
+
+Each line of `train.txt` and `test.txt` is a user followed by that user's places. Pairs have no rating and no time. Rows
+of `train.txt` come first. Whatever `part` is chosen, users and items keep their numbers in the whole dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedrec.data.delimited import malformed_line
+from fedrec.data.indexing import index_rows
+from fedrec.data.interactions import Interactions
+from fedrec.data.parts import Part, keep_part
+from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.source import Source
+from fedrec.data.verify import require_match
+
+_SPACE = b" \t\r\n"
+
+
+class GowallaConfig(ReaderConfig):
+    """Settings of the Gowalla dataset."""
+
+    part: Part = "all"
+    """Which file the rows are taken from: all (train.txt, then test.txt), train, or test."""
+
+
+class Gowalla(Reader):
+    """Reads `train.txt` and `test.txt`. Import only: no publisher offers these files at a fixed address."""
+
+    Config: ClassVar[type[ReaderConfig]] = GowallaConfig
+    config: GowallaConfig
+    title = "Gowalla: 1,027,370 check-ins, 29,858 users, 40,981 places"
+    paper = "UPC-SDG; X. He et al., LightGCN, SIGIR 2020"
+    source = Source(
+        page="https://github.com/gusye1234/LightGCN-PyTorch",
+        licence="collected by E. Cho, S. A. Myers, J. Leskovec (KDD 2011) and published by SNAP; cite the paper",
+        files=("train.txt", "test.txt"),
+        users=29_858,
+        items=40_981,
+        rows=1_027_370,
+        fingerprints=("e747d1fbcd694b9a04bcab83a20e4c6f0392254f692f11171f9b13313c05bbf2",),
+    )
+    train_source: ClassVar[Source] = replace(
+        source,
+        rows=810_128,
+        fingerprints=("55a126701da3607f7ae5bfa45ca00d0786f9c8106783579b6db56a20a9a63d7d",),
+    )
+
+    def read(self) -> Interactions:
+        parts = [_read_lists(self.file(name)) for name in ("train.txt", "test.txt")]
+        users, items = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        whole = self.verified(index_rows(self.name, users=users, items=items))
+        train_rows = len(parts[0][0])
+        if self.config.verify:  # a pair moved from one file to the other leaves the whole as it was
+            require_match(keep_part(whole, "train", train_rows=train_rows), self.train_source)
+        return keep_part(whole, self.config.part, train_rows=train_rows)
+
+
+def _read_lists(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Users and items `int64 [pairs]` of a file of lines `user item item ...`.
+
+    Raises:
+        DataError: a line holds something other than whole numbers.
+    """
+    data = path.read_bytes()
+    text = np.frombuffer(data, dtype=np.uint8)
+    _require_digits(path, data, text)
+    blank = text <= 32
+    starts = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
+    values = np.fromstring(data, dtype=np.int64, sep=" ")  # type: ignore[call-overload]
+    line = np.searchsorted(np.flatnonzero(text == ord("\n")), starts)
+    first = np.concatenate([[True], line[1:] != line[:-1]])[: len(values)]
+    owner = values[first][np.cumsum(first) - 1]
+    return owner[~first], values[~first]
+
+
+def _require_digits(path: Path, data: bytes, text: np.ndarray) -> None:
+    allowed = np.zeros(256, dtype=bool)
+    allowed[list(b"0123456789" + _SPACE)] = True
+    wrong = ~allowed[text]
+    if wrong.any():
+        number = data.count(b"\n", 0, int(wrong.argmax()))
+        line = data.split(b"\n")[number].decode("latin-1")
+        raise malformed_line(path, number + 1, line[:200], "a user and items, all whole numbers, between single spaces")

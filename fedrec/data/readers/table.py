@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own table: CSV (any separator) or Parquet, one interaction per row.
+
+Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers, any other as text. A
+time may be a number, which is kept (fractions dropped), or an ISO date, which becomes seconds since 1970 (UTC where no
+zone is given).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.indexing import index_rows
+from fedrec.data.interactions import Interactions
+from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.tables import ids_of, numbers_of, read_columns, table_columns, times_of
+from fedrec.errors import DataError
+
+
+class TableConfig(ReaderConfig):
+    """Settings of a table: `path` is the file."""
+
+    user: str = "user"
+    """Name of the column of user ids."""
+    item: str = "item"
+    """Name of the column of item ids."""
+    rating: str | None = None
+    """Name of the column of ratings, numbers; none when left out."""
+    time: str | None = None
+    """Name of the column of times, numbers or ISO dates; none when left out."""
+    separator: str = Field(",", min_length=1, max_length=1)
+    """Character between two values of a CSV file, such as "," or "\\t"."""
+    user_features: tuple[str, ...] = ()
+    """Columns that are constant per user, or files of further tables that have the user column, one row per user."""
+    item_features: tuple[str, ...] = ()
+    """Columns that are constant per item, or files of further tables that have the item column, one row per item."""
+
+
+class Table(Reader):
+    """Reads the file named by `path`."""
+
+    Config: ClassVar[type[ReaderConfig]] = TableConfig
+    config: TableConfig
+    title = "your own CSV or Parquet file"
+
+    def read(self) -> Interactions:
+        path, config = self._path(), self.config
+        inferred = [name for name in (config.rating, config.time) if name]
+        frame = read_columns(path, self._columns(path), separator=config.separator, inferred=inferred)
+        bare = index_rows(
+            self.name,
+            users=ids_of(frame[config.user], path),
+            items=ids_of(frame[config.item], path),
+            ratings=numbers_of(frame[config.rating], path) if config.rating else None,
+            times=times_of(frame[config.time], path) if config.time else None,
+        )
+        return replace(
+            bare,
+            user_features=self._features(frame, config.user, config.user_features, bare.users, bare.user_ids),
+            item_features=self._features(frame, config.item, config.item_features, bare.items, bare.item_ids),
+        )
+
+    def _path(self) -> Path:
+        if self.config.path is None:
+            raise DataError("no table is named", expected="dataset.path", got="nothing", fix="set dataset.path = ...")
+        path = self.folder()
+        if not path.is_file():
+            raise DataError(f"{path} is not a file", expected="a CSV or Parquet file", got="a folder")
+        return path
+
+    def _columns(self, path: Path) -> dict[str, str]:
+        """Wanted columns of the main table, and the setting that asked for each."""
+        config = self.config
+        wanted = {config.user: "dataset.user", config.item: "dataset.item"}
+        wanted |= {config.rating: "dataset.rating"} if config.rating else {}
+        wanted |= {config.time: "dataset.time"} if config.time else {}
+        for setting, names in (("user-features", config.user_features), ("item-features", config.item_features)):
+            wanted |= {name: f"dataset.{setting}" for name in names if self._extra(name, path) is None}
+        return wanted
+
+    def _extra(self, name: str, path: Path) -> Path | None:
+        """The further table that `name` stands for; None when it is a column. Relative paths start at the table."""
+        extra = path.parent / name
+        return extra if extra.is_file() else None
+
+    def _features(
+        self, frame: Mapping[str, pd.Series], key: str, names: Sequence[str], owner: np.ndarray, ids: np.ndarray
+    ) -> FeatureTable:
+        features: list[Feature] = []
+        for name in names:
+            extra = self._extra(name, self._path())
+            if extra is None:
+                features.append(_constant(name, frame[name], owner, ids))
+            else:
+                features += self._from_extra(extra, key, ids)
+        return FeatureTable(len(ids), tuple(features))
+
+    def _from_extra(self, path: Path, key: str, ids: np.ndarray) -> list[Feature]:
+        separator = self.config.separator
+        columns = dict.fromkeys([key, *table_columns(path, separator=separator)], "the column of ids")
+        frame = read_columns(path, columns, separator=separator)
+        place = pd.Index(ids.astype(str)).get_indexer(pd.Index(ids_of(frame[key], path).astype(str)))
+        known = place >= 0
+        return [
+            _constant(name, pd.Series(labels[known]), place[known], ids)
+            for name, labels in frame.items()
+            if name != key
+        ]
+
+
+def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
+    """A feature from labels that repeat in every row of their owner; a missing label means that it has none.
+
+    Raises:
+        DataError: one owner has two labels.
+    """
+    frame = pd.DataFrame({"owner": owner, "label": labels.to_numpy()}).dropna().drop_duplicates()
+    twice = np.asarray(frame["owner"].duplicated())
+    if twice.any():
+        first = int(np.asarray(frame["owner"])[twice][0])
+        shown = frame.loc[frame["owner"] == first, "label"].tolist()[:2]
+        raise DataError(
+            f"feature {name!r} is not constant",
+            expected=f"one value for {ids[first]!r} in all its rows",
+            got=" and ".join(repr(value) for value in shown),
+            fix="name only columns that belong to the user (or to the item)",
+        )
+    own: list[list[object]] = [[] for _ in ids]
+    for place, label in frame.itertuples(index=False):
+        own[place].append(label)
+    return Feature.multiple(name, own)

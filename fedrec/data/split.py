@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a split: which rows a client may learn from, and which it is tested on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """What a split decides. All row numbers refer to the interactions that were split.
+
+    Attributes:
+        training_clients: `int64`, ascending; users that may be sampled for training rounds.
+        train_rows: `int64`, ascending; rows that a client may learn from. For a user outside `training_clients` these
+            serve on-device fine-tuning only.
+        validation_rows: `int64`, ascending; held out, to choose settings.
+        test_rows: `int64`, ascending; held out, to report.
+
+    Raises:
+        DataError: a row is in two parts.
+    """
+
+    training_clients: np.ndarray
+    train_rows: np.ndarray
+    validation_rows: np.ndarray
+    test_rows: np.ndarray
+
+    def __post_init__(self) -> None:
+        for field in ("training_clients", "train_rows", "validation_rows", "test_rows"):
+            values = np.sort(np.asarray(getattr(self, field), dtype=np.int64))
+            values.setflags(write=False)
+            object.__setattr__(self, field, values)
+        rows = np.concatenate([self.train_rows, self.validation_rows, self.test_rows])
+        if len(np.unique(rows)) != len(rows):
+            raise DataError("a split put one row into two parts", expected="disjoint parts", got="a shared row")
+
+
+class Split(ABC):
+    """Divides interactions into what is learned from and what is held out.
+
+    A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above it. It is a function
+    of the interactions, its configuration and the experiment's seed (stream `"split"`).
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    @abstractmethod
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions.
+
+        Raises:
+            DataError: the interactions lack what this split needs (times, enough rows per user, fold files).
+        """

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of each user's rows, on which all splits stand."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedrec.data.interactions import Interactions
+from fedrec.errors import DataError
+from fedrec.rng import stream
+
+Order = Literal["random", "temporal"]
+
+# Parts of the "split" stream. Users and rows have streams of their own, so that holding out more users never reshuffles
+# anybody's rows.
+USERS, ROWS = 0, 1
+
+
+def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:
+    """`int64 [rows]` by which rows are sorted: their times, or a random permutation.
+
+    Raises:
+        DataError: the order is temporal and the interactions have no times.
+    """
+    if order == "random":
+        return stream(seed, "split", ROWS).permutation(len(interactions))
+    if interactions.times is None:
+        raise DataError(
+            f"{interactions.name} cannot be split by time",
+            expected="interactions with times",
+            got="no times",
+            fix="choose the random order",
+        )
+    return interactions.times
+
+
+def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each row stands in its user's sequence.
+
+    Args:
+        users: `int64 [rows]`, each >= 0.
+        key: `int64 [rows]`; rows with equal keys keep their order.
+
+    Returns:
+        `int64 [rows]` twice: the row's place, from 0, and the number of rows of its user.
+    """
+    order = np.lexsort((key, users))
+    counts = np.bincount(users)
+    starts = np.cumsum(counts) - counts
+    place = np.empty(len(users), dtype=np.int64)
+    place[order] = np.arange(len(users)) - np.repeat(starts, counts)
+    return place, counts[users]
+
+
+def users_of(interactions: Interactions, rows: np.ndarray) -> np.ndarray:
+    """`int64`, ascending: the users who have at least one of the `rows` (row numbers, or a mask)."""
+    return np.flatnonzero(np.bincount(interactions.users[rows], minlength=interactions.num_users))

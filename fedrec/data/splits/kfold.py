@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of MovieLens).
+
+The folds are drawn from the seed, or they are the five folds `u1` to `u5` that MovieLens-100K ships, which are the only
+ones on which published figures compare row by row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.data.splits._order import ROWS, users_of
+from fedrec.rng import stream
+
+_SHIPPED_FOLDS = 5
+
+
+class KfoldConfig(Config):
+    """Settings of cross-validation."""
+
+    folds: int = Field(5, ge=2)
+    """Number of folds, at least 2."""
+    fold: int = Field(1, ge=1)
+    """Which fold is tested, from 1 to `folds`."""
+    shipped: bool = False
+    """Take the folds that MovieLens-100K ships instead of random ones."""
+    folder: Path | None = None
+    """Folder with the shipped fold files (u1.test to u5.test); needed when `shipped` is true."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.fold > self.folds:
+            raise ValueError(f"fold from 1 to folds = {self.folds}")
+        if self.shipped and (self.folder is None or self.folds != _SHIPPED_FOLDS):
+            raise ValueError(f"a folder, and folds = {_SHIPPED_FOLDS}, when shipped = true")
+        return self
+
+
+class Kfold(Split):
+    """One fold of the rows is tested, the others train."""
+
+    Config = KfoldConfig
+    paper = "pnbm"
+    config: KfoldConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions; the folds of one seed are disjoint and together complete.
+
+        Raises:
+            DataError: a shipped fold file is missing or does not belong to these interactions.
+        """
+        test_rows = self._shipped_rows(interactions) if self.config.shipped else self._random_rows(interactions)
+        train = np.ones(len(interactions), dtype=bool)
+        train[test_rows] = False
+        return Partition(
+            training_clients=users_of(interactions, train),
+            train_rows=np.flatnonzero(train),
+            validation_rows=np.empty(0, dtype=np.int64),
+            test_rows=test_rows,
+        )
+
+    def _random_rows(self, interactions: Interactions) -> np.ndarray:
+        # The permutation does not know the fold, so that all folds cut the same one.
+        shuffled = stream(self.seed, "split", ROWS).permutation(len(interactions))
+        return shuffled[self.config.fold - 1 :: self.config.folds]
+
+    def _shipped_rows(self, interactions: Interactions) -> np.ndarray:
+        from fedrec.data.folds import read_test_fold
+
+        folder = self.config.folder or Path()
+        return read_test_fold(folder, self.config.fold, interactions)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leave one out: each user's last row is tested (He et al., Neural Collaborative Filtering, WWW 2017, section 4.1).
+
+The protocol of NCF and of most federated recommenders (FedMF, PFedRec). Users with fewer than three rows are not
+tested, so that a tested user always has something to learn from, and so that the test rows do not depend on
+`validation`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.data.splits._order import Order, places, sort_key, users_of
+
+_FEWEST_ROWS = 3
+
+
+class LeaveOneOutConfig(Config):
+    """Settings of leave-one-out."""
+
+    validation: bool = True
+    """Hold out the row before the last one to choose settings; false leaves it to training."""
+    order: Order = "temporal"
+    """Which row is the last: "temporal" (by time, equal times in the source's order) or "random"."""
+
+
+class LeaveOneOut(Split):
+    """The last row of each user is tested, the one before chooses settings, the others train."""
+
+    Config = LeaveOneOutConfig
+    config: LeaveOneOutConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions; every user with a training row is a training client.
+
+        Raises:
+            DataError: the order is temporal and the interactions have no times.
+        """
+        key = sort_key(interactions, self.config.order, self.seed)
+        place, count = places(interactions.users, key)
+        from_end = np.where(count >= _FEWEST_ROWS, count - 1 - place, count)
+        test = from_end == 0
+        validation = (from_end == 1) & (count >= _FEWEST_ROWS) & self.config.validation
+        train = ~(test | validation)
+        return Partition(
+            training_clients=users_of(interactions, train),
+            train_rows=np.flatnonzero(train),
+            validation_rows=np.flatnonzero(validation),
+            test_rows=np.flatnonzero(test),
+        )

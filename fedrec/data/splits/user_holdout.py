@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out users whose rows are split into halves (PrivRec, section 3.3).
+
+A share of the users are test users; all rows of the others train the shared model. Each test user's rows are divided
+evenly: one half serves on-device fine-tuning, the other is held out.
+
+Where the paper is silent, we decide: the halves are random by default (temporal is an option), the extra row of an odd
+count goes to the training half, and further users may be held out to choose settings, which the paper does not do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.data.splits._order import USERS, Order, places, sort_key, users_of
+from fedrec.errors import DataError
+from fedrec.rng import stream
+
+
+class UserHoldoutConfig(Config):
+    """Settings of the split by users."""
+
+    test_users: float = Field(0.2, gt=0, lt=1)
+    """Share of the users who are tested, in (0, 1); the number is rounded."""
+    validation_users: float = Field(0.0, ge=0, lt=1)
+    """Share of the users held out to choose settings, in [0, 1), on top of the test users."""
+    halves: Order = "random"
+    """How a held-out user's rows are halved: "random", or "temporal" (the earlier half trains)."""
+    split_by: Literal["rows", "pairs"] = "rows"
+    """What is halved: "rows", so that a repeated item may be on both sides, or "pairs" (its rows stay together)."""
+
+    @model_validator(mode="after")
+    def _leaves_training_users(self) -> Self:
+        if self.test_users + self.validation_users >= 1:
+            raise ValueError("test-users + validation-users below 1")
+        return self
+
+
+class UserHoldout(Split):
+    """Some users train the shared model, the others are tested on one half of their rows."""
+
+    Config = UserHoldoutConfig
+    paper = "privrec"
+    config: UserHoldoutConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions; the test users do not depend on the share of validation users.
+
+        Raises:
+            DataError: too few users for one test and one training user, or no times for temporal halves.
+        """
+        test, validation, training = self._user_parts(interactions)
+        second = self._second_half(interactions)
+        held_out = np.zeros((2, interactions.num_users), dtype=bool)
+        held_out[0, validation], held_out[1, test] = True, True
+        validation_rows, test_rows = second & held_out[:, interactions.users]
+        return Partition(
+            training_clients=training,
+            train_rows=np.flatnonzero(~(validation_rows | test_rows)),
+            validation_rows=np.flatnonzero(validation_rows),
+            test_rows=np.flatnonzero(test_rows),
+        )
+
+    def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Test, validation and training users, out of those who have any row."""
+        present = users_of(interactions, np.arange(len(interactions)))
+        test = _rounded(self.config.test_users * len(present))
+        validation = _rounded(self.config.validation_users * len(present))
+        if test == 0 or test + validation >= len(present):
+            raise DataError(
+                f"{interactions.name} has too few users to hold some out",
+                expected="at least one test user and one training user",
+                got=f"{len(present)} users, {test} of them test and {validation} validation users",
+                fix="change test-users or validation-users",
+            )
+        # One permutation, test users first: whoever is tested is tested whatever the share of validation users.
+        shuffled = stream(self.seed, "split", USERS).permutation(present)
+        return shuffled[:test], shuffled[test : test + validation], shuffled[test + validation :]
+
+    def _second_half(self, interactions: Interactions) -> np.ndarray:
+        """`bool [rows]`: rows of the held-out half, were their user held out."""
+        key = sort_key(interactions, self.config.halves, self.seed)
+        if self.config.split_by == "rows":
+            place, count = places(interactions.users, key)
+            return place >= (count + 1) // 2
+        by_key = np.argsort(key, kind="stable")
+        pair = (interactions.users * interactions.num_items + interactions.items)[by_key]
+        # A pair stands where its first row stands.
+        _, first, pair_of = np.unique(pair, return_index=True, return_inverse=True)
+        place, count = places(interactions.users[by_key][first], first)
+        second = np.empty(len(interactions), dtype=bool)
+        second[by_key] = (place >= (count + 1) // 2)[pair_of]
+        return second
+
+
+def _rounded(number: float) -> int:
+    return int(number + 0.5)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors a user can mend.
+
+Every error says what was expected, what came, and how to mend it. The command line prints these three without a
+traceback and exits with `exit_code`; any other exception is a defect of fedrec or of a plug-in.
+"""
+
+from __future__ import annotations
+
+
+class FedrecError(Exception):
+    """Base of all errors that a user can mend.
+
+    Args:
+        problem: one sentence that names the thing at fault (a key, a file, a client).
+        expected: what would have been right.
+        got: what came instead.
+        fix: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, problem: str, *, expected: str | None = None, got: str | None = None, fix: str | None = None
+    ) -> None:
+        self.problem, self.expected, self.got, self.fix = problem, expected, got, fix
+        super().__init__(self.text())
+
+    def __reduce__(self):
+        # Exceptions with keyword-only arguments do not survive pickling by themselves, and these cross process borders.
+        return _rebuild, (type(self), self.problem, self.expected, self.got, self.fix)
+
+    def text(self) -> str:
+        """The whole message, one line per part."""
+        parts = [("expected", self.expected), ("got", self.got), ("to mend it", self.fix)]
+        return "\n".join([self.problem, *(f"  {label}: {value}" for label, value in parts if value is not None)])
+
+
+def _rebuild(kind, problem, expected, got, fix):
+    return kind(problem, expected=expected, got=got, fix=fix)
+
+
+class ExperimentError(FedrecError):
+    """An experiment file, an override or a setting is wrong."""
+
+    exit_code = 2
+
+
+class DataError(FedrecError):
+    """A dataset is missing, damaged, or not in its documented format."""
+
+    exit_code = 3
+
+
+class RunError(FedrecError):
+    """A run folder cannot be read, written or resumed."""
+
+    exit_code = 4
+
+
+class ClientError(FedrecError):
+    """A client's local work failed."""
+
+    exit_code = 5
+
+
+class EngineError(FedrecError):
+    """An engine (serial, ray, flower) could not do its work."""
+
+    exit_code = 6

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One TOML file is one whole experiment: strict, frozen, resolved before anything runs.
+
+A section such as `[strategy]` names a component and carries its settings; they are checked by the component's own
+configuration class. `resolve` fills in every default, so the copy in a run folder says everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from fedrec import registry
+from fedrec.config import Config, did_you_mean
+from fedrec.errors import ExperimentError
+
+
+class Section(Config):
+    """A table that names a component and carries its settings, such as `[model]`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """Built-in name, installed plug-in, or `package.module:Class`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The component's settings, without its name."""
+        return dict(self.model_extra or {})
+
+
+class EvaluationConfig(Config):
+    """When, on whom and how the system is evaluated."""
+
+    held_out: Literal["test", "validation"] = "test"
+    """Which held-out rows are ranked; choose settings on `validation`, report on `test`."""
+    every: int = Field(default=1, ge=0)
+    """Evaluate every so many rounds on a sample of users; 0 = only after the last round."""
+    users: int = Field(default=200, ge=1)
+    """Number of held-out users in evaluations during training (the same ones each time); the last one takes all."""
+    ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(5, 10, 20, 30), min_length=1)
+    """Cut-offs of the ranking metrics."""
+    fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})
+    """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the shared model."""
+    inactive_below: int = Field(default=20, ge=0)
+    """Users with fewer known interactions than this form the group `activity=inactive`."""
+    baselines: tuple[str, ...] = ("popularity", "ease")
+    """Centralised recommenders evaluated beside the system under the same protocol."""
+
+
+class EngineConfig(Config):
+    """Where and on what the clients run. Nothing here changes what is computed, up to float summation order."""
+
+    name: Literal["serial", "ray", "flower"] = "serial"
+    """`serial`: in this process; `ray`: Ray actors; `flower`: Flower's own simulation through `flwr run`."""
+    nodes: int | None = Field(default=None, ge=1)
+    """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU) otherwise."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads per node; default: cores divided by nodes."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster; default: a local one is started."""
+    timeout: float = Field(default=3600.0, gt=0)
+    """Seconds to wait for the replies of a round."""
+    max_failures: float = Field(default=0.0, ge=0, le=1)
+    """Largest tolerated share of failed replies in a round; beyond it the run stops with the first client error."""
+
+
+class CheckpointConfig(Config):
+    """How often the state is saved."""
+
+    every: int = Field(default=1, ge=1)
+    """Save after every so many rounds (and after the last)."""
+    keep: int = Field(default=3, ge=2)
+    """Number of checkpoints kept; at least 2, so that a damaged one has one before it."""
+
+
+class Experiment(Config):
+    """A whole experiment."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Short name; run folders start with it. Lower-case letters, digits, '.', '_' and '-'."""
+    title: str = ""
+    """One line for people."""
+    paper: str = ""
+    """The paper and the table that this reproduces."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """The one seed; every random decision has its own stream below it."""
+    rounds: int = Field(ge=1)
+    """Number of training rounds (E1 in PrivRec)."""
+    task: Literal["ranking", "rating"] = "ranking"
+    """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear and squared error."""
+    positive_above: float | None = None
+    """A row is positive when its rating is above this; without it every row is positive."""
+    dataset: Section
+    """Dataset and the options of its reader."""
+    split: Section = Section(name="user-holdout")
+    """What is learned from and what is held out."""
+    model: Section = Section(name="privrec")
+    """The recommender."""
+    step: Section = Section(name="sgd")
+    """What a client does with its data."""
+    strategy: Section = Section(name="reptile")
+    """How the server combines updates; also `flwr.serverapp.strategy:FedAdam` and the like."""
+    sampler: Section = Section(name="fixed-size")
+    """How the cohort of a round is drawn."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation."""
+    engine: EngineConfig = EngineConfig()
+    """Engine."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+
+    @model_validator(mode="after")
+    def _rating_has_no_threshold(self) -> Self:
+        if self.task == "rating" and self.positive_above is not None:
+            raise ValueError("task = 'rating' without positive-above (ratings themselves are predicted)")
+        return self
+
+    def resolve(self) -> Experiment:
+        """The same experiment with every section checked by its component and every default filled in.
+
+        Raises:
+            ExperimentError: a component or one of its settings is unknown or wrong.
+        """
+        sections = {}
+        for kind in SECTIONS:
+            section: Section = getattr(self, kind.name)
+            settings = component_settings(kind, section)
+            table = settings.table() if isinstance(settings, Config) else settings
+            sections[kind.name] = Section.model_validate({"name": section.name, **table})
+        resolved = self.model_copy(update=sections)
+        component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
+        for name in resolved.evaluation.baselines:
+            registry.resolve(registry.BASELINE, name)
+        return resolved
+
+    def fine_tune_step(self) -> Section:
+        """The local step with the settings of on-device fine-tuning laid over it."""
+        return Section.model_validate({"name": self.step.name, **self.step.options, **self.evaluation.fine_tune})
+
+    def settings(self, kind: registry.Kind) -> Any:
+        """Settings of the component in the section of that kind: its `Config`, or keyword arguments without one."""
+        return component_settings(kind, getattr(self, kind.name))
+
+    def toml(self) -> str:
+        """The experiment as TOML text."""
+        import tomli_w
+
+        return tomli_w.dumps(self.table())
+
+    def digest(self) -> str:
+        """SHA-256 of the experiment: equal digests mean equal settings."""
+        return hashlib.sha256(json.dumps(self.table(), sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS = (
+    registry.DATASET,
+    registry.SPLIT,
+    registry.MODEL,
+    registry.STEP,
+    registry.STRATEGY,
+    registry.SAMPLER,
+)
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+    """Read, override, check and resolve an experiment.
+
+    Args:
+        source: a TOML file, the name of a shipped experiment, or a table.
+        overrides: texts such as `"strategy.server-lr=0.5"`; values in TOML syntax, bare words are strings.
+
+    Raises:
+        ExperimentError: the file is missing or not TOML, or a key or value is wrong.
+    """
+    table = dict(source) if isinstance(source, Mapping) else _read(source)
+    for override in overrides:
+        table = _overridden(table, override)
+    return Experiment.parse(table).resolve()
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
+    """The experiment that a Flower run configuration names.
+
+    Keys: `resolved` (a whole experiment as JSON, from our own engines), or `experiment` (a TOML file or the name of a
+    shipped experiment) and `overrides` (like `--set`, separated by `;`).
+
+    Raises:
+        ExperimentError: no experiment is named, or it is wrong.
+    """
+    if run_config.get("resolved"):
+        return Experiment.parse(json.loads(str(run_config["resolved"])))
+    if not run_config.get("experiment"):
+        raise ExperimentError(
+            "the run configuration names no experiment",
+            expected="a TOML file (absolute path) or the name of a shipped experiment",
+            got="experiment = ''",
+            fix="flwr run . --run-config 'experiment=\"privrec-synthetic\"'",
+        )
+    overrides = [part for part in str(run_config.get("overrides", "")).split(";") if part.strip()]
+    return load(str(run_config["experiment"]), overrides)
+
+
+def component_settings(kind: registry.Kind, section: Section, *, at: str | None = None) -> Any:
+    """Check a section against its component.
+
+    Returns:
+        The component's `Config`, or plain keyword arguments when its class has none (Flower's own strategies).
+
+    Raises:
+        ExperimentError: the component is unknown, or a setting is unknown or wrong.
+    """
+    at = at or kind.name
+    cls = registry.resolve(kind, section.name)
+    config_class = getattr(cls, "Config", None)
+    if config_class is not None:
+        return config_class.parse(section.options, at=at)
+    parameters = inspect.signature(cls).parameters
+    arguments = {key.replace("-", "_"): value for key, value in section.options.items()}
+    for key in arguments:
+        if key not in parameters:
+            known = [name.replace("_", "-") for name in parameters]
+            shown = key.replace("_", "-")
+            raise ExperimentError(f"unknown key '{at}.{shown}'", got=shown, fix=did_you_mean(shown, known))
+    return arguments
+
+
+def shipped_experiments() -> dict[str, Path]:
+    """Name -> file of the experiments that come with fedrec."""
+    folder = Path(__file__).resolve().parent.parent / "simulations" / "experiments"
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source).expanduser()
+    if not path.is_file():
+        shipped = shipped_experiments()
+        if str(source) not in shipped:
+            raise ExperimentError(
+                f"there is no experiment {str(source)!r}",
+                expected="a TOML file, or the name of a shipped experiment",
+                got="a folder" if path.is_dir() else "no such file",
+                fix=did_you_mean(str(source), shipped),
+            )
+        path = shipped[str(source)]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"{path} is not TOML", expected="TOML text", got=str(error), fix="correct it") from None
+
+
+def _overridden(table: Mapping[str, Any], override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise ExperimentError(
+            f"cannot read the override {override!r}",
+            expected="key=value",
+            got=override,
+            fix="--set strategy.server-lr=0.5",
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word, as people write it on a command line
+    return _with(table, path, value, override)
+
+
+def _with(table: Mapping[str, Any], path: list[str], value: Any, override: str) -> dict[str, Any]:
+    head, *rest = path
+    if not rest:
+        return {**table, head: value}
+    inner = table.get(head, {})
+    if not isinstance(inner, Mapping):
+        raise ExperimentError(
+            f"cannot apply the override {override!r}",
+            expected=f"{head!r} to be a table",
+            got=repr(inner),
+            fix="check the key",
+        )
+    return {**table, head: _with(inner, rest, value, override)}

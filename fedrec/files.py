@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from fedrec.errors import RunError
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one, never a part.
+
+    Raises:
+        RunError: the file cannot be written (no space, no permission); an earlier file of that name is intact.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}",
+            expected="a writable folder with free space",
+            got=error.strerror or str(error),
+            fix="free some space or choose another folder; what was written before is intact",
+        ) from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

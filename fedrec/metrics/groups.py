@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Means of per-user metrics over groups of users: who is served well, and who is not.
+
+PrivRec (section 4.5.1) calls a user inactive who has fewer than 20 visited items in the test half. We count the
+training half, which is what the system knows of the user; the halves are equal, so the two counts differ by at most
+one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fedrec.data.interactions import Interactions
+
+
+def user_groups(
+    interactions: Interactions, users: np.ndarray, known_counts: np.ndarray, inactive_below: int = 20
+) -> dict[str, np.ndarray]:
+    """Groups of the evaluated users, by activity and by each single-valued user feature.
+
+    Args:
+        interactions: the dataset, for its user features.
+        users: `int64 [n]`, the evaluated users.
+        known_counts: `int64 [n]`, number of interactions in the training part of each of them.
+        inactive_below: a user with fewer known interactions is inactive.
+
+    Returns:
+        `bool [n]` per group: `"inactive"`, `"active"`, and one such as `"gender=F"` per category that occurs. A user
+        without a code belongs to no group of that feature.
+    """
+    inactive = np.asarray(known_counts) < inactive_below
+    groups = {"inactive": inactive, "active": ~inactive}
+    for feature in interactions.user_features.features:
+        if feature.width != 1:
+            continue
+        codes = feature.padded()[users, 0]
+        for code in np.unique(codes[codes >= 0]):
+            groups[f"{feature.name}={feature.categories[code]}"] = codes == code
+    return groups
+
+
+def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Mean of each metric over each group.
+
+    Args:
+        per_user: one row per evaluated user, one column per metric; NaN where a user has no value.
+        groups: `bool [rows]` per group, as from `user_groups`.
+
+    Returns:
+        One row per group, in order; the columns of `per_user`, and first `count`, the number of users in the group who
+        have any value. The mean of nobody is NaN.
+    """
+    judged = per_user.notna().any(axis=1).to_numpy()
+    rows = [{"count": int((judged & member).sum()), **per_user[member].mean()} for member in groups.values()]
+    return pd.DataFrame(rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns])

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a model: parameters as a dictionary, and a forward pass with a leading cohort dimension.
+
+A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to predictions, where every
+parameter has a leading dimension C, one slice per client. Training one client after the other is the case C = 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.config import Config
+from fedrec.data.features import FeatureTable
+
+Parameters = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a model may know before it sees any client.
+
+    Attributes:
+        num_items: size of the catalogue.
+        item_features: public side features of the items.
+        user_features: names of the users' features and their number of categories, in order.
+        task: `"ranking"` (labels 0 and 1) or `"rating"` (labels are ratings).
+    """
+
+    num_items: int
+    item_features: FeatureTable
+    user_features: tuple[tuple[str, int], ...]
+    task: Literal["ranking", "rating"]
+
+
+class Model(ABC):
+    """A recommender as a pure function of its parameters.
+
+    A subclass lives in a file of its own in `fedrec/models/`, its configuration class above it.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+
+    def __init__(self, config: Config, schema: Schema) -> None:
+        self.config, self.schema = config, schema
+
+    @abstractmethod
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator` on the CPU."""
+
+    @abstractmethod
+    def predict(self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor) -> Tensor:
+        """Predictions before the output activation.
+
+        Args:
+            parameters: each `[C, ...]`.
+            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
+            items: `int64 [C, B]`.
+
+        Returns:
+            `[C, B]`: logits for ranking, ratings for rating.
+        """
+
+    def loss(self, predictions: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error."""
+        if self.schema.task == "ranking":
+            return F.binary_cross_entropy_with_logits(predictions, labels, reduction="none").mean(-1)
+        return F.mse_loss(predictions, labels, reduction="none").mean(-1)
+
+    def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
+        """Scores of the whole catalogue for each slice of the cohort dimension, `[C, num_items]`."""
+        items = torch.arange(self.schema.num_items, device=users[0].device if users else None)
+        slices = next(iter(parameters.values())).shape[0]
+        return self.predict(parameters, users, items.expand(slices, -1))
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`."""
+    cohort, rows, width = table.shape
+    if cohort == 1 or table.stride(0) == 0:  # one table for all: expanding it must not copy it per client
+        return F.embedding(index, table[0])
+    shift = torch.arange(cohort, device=index.device).view(-1, *[1] * (index.dim() - 1)) * rows
+    return F.embedding(index + shift, table.reshape(cohort * rows, width))
+
+
+def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`, `[C, ..., w]` -> `[C, ..., d]`.
+
+    An index that names nothing gives zeros.
+    """
+    present = (index >= 0).unsqueeze(-1)
+    rows = gather_rows(table, index.clamp(min=0)) * present
+    return rows.sum(-2) / present.sum(-2).clamp(min=1)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name -> class, for every kind of component.
+
+A name is resolved in this order:
+
+1. `"package.module:Class"`: that class, from anywhere on `sys.path`;
+2. a built-in: the file of that name in the kind's home package (`"ml-1m"` is `fedrec/data/readers/ml_1m.py`);
+3. an entry point of the group `fedrec.<kind>` that an installed package declares.
+
+There is no list to edit: a new built-in is a new file. Homes and base classes are named by strings because this core
+library must not import the packages above it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of component: where its built-ins live and what they derive from."""
+
+    name: str
+    home: str
+    base: str
+
+    @property
+    def group(self) -> str:
+        """Entry-point group through which installed packages add components of this kind."""
+        return f"fedrec.{self.name}"
+
+
+DATASET = Kind("dataset", "fedrec.data.readers", "fedrec.data.reader:Reader")
+SPLIT = Kind("split", "fedrec.data.splits", "fedrec.data.split:Split")
+MODEL = Kind("model", "fedrec.models", "fedrec.models.base:Model")
+STEP = Kind("step", "clients.steps", "clients.steps.base:Step")
+STRATEGY = Kind("strategy", "strategies", "flwr.serverapp.strategy:Strategy")
+SAMPLER = Kind("sampler", "server.samplers", "server.samplers.base:Sampler")
+BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
+CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
+
+KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, BASELINE, CALLBACK)
+
+_NOT_COMPONENTS = {"base", "evaluate"}
+
+
+def resolve(kind: Kind, name: str) -> type:
+    """The class that `name` stands for.
+
+    Raises:
+        ExperimentError: the name is unknown, or its module cannot be imported, or holds no class of this kind.
+    """
+    if ":" in name:
+        return _from_path(kind, name)
+    if name in builtin_names(kind):
+        return _class_of(kind, f"{kind.home}.{name.replace('-', '_')}")
+    for entry in entry_points(group=kind.group):
+        if entry.name == name:
+            return _from_path(kind, entry.value)
+    raise ExperimentError(
+        f"unknown {kind.name} {name!r}",
+        expected=f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'",
+        got=repr(name),
+        fix=did_you_mean(name, available_names(kind)),
+    )
+
+
+def builtin_names(kind: Kind) -> list[str]:
+    """Names of the built-ins of a kind, without importing them."""
+    spec = importlib.util.find_spec(kind.home)
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    names = (module.name for module in pkgutil.iter_modules(locations) if not module.name.startswith("_"))
+    return sorted(name.replace("_", "-") for name in names if name not in _NOT_COMPONENTS)
+
+
+def available_names(kind: Kind) -> list[str]:
+    """Names of built-ins and of installed plug-ins."""
+    return sorted({*builtin_names(kind), *(entry.name for entry in entry_points(group=kind.group))})
+
+
+def available(kind: Kind) -> Iterator[tuple[str, type | ExperimentError]]:
+    """Every available component of a kind: its name and its class, or the error that keeps it from loading."""
+    for name in available_names(kind):
+        try:
+            yield name, resolve(kind, name)
+        except ExperimentError as error:
+            yield name, error
+
+
+def _from_path(kind: Kind, path: str) -> type:
+    module_name, _, class_name = path.partition(":")
+    module = _import(kind, module_name)
+    found = getattr(module, class_name, None)
+    if not (inspect.isclass(found) and issubclass(found, _base_of(kind))):
+        raise ExperimentError(
+            f"{path!r} is not a {kind.name}",
+            expected=f"a class derived from {kind.base}",
+            got="no such name" if found is None else repr(found),
+            fix=f"check the spelling, and that {class_name} derives from {kind.base.partition(':')[2]}",
+        )
+    return found
+
+
+def _class_of(kind: Kind, module_name: str) -> type:
+    """The one public class of the kind that the module defines."""
+    module = _import(kind, module_name)
+    base = _base_of(kind)
+    own = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
+        if not name.startswith("_") and not inspect.isabstract(value)
+    ]
+    if len(own) != 1:
+        raise ExperimentError(
+            f"module {module_name!r} does not define exactly one {kind.name}",
+            expected=f"one public class derived from {kind.base}",
+            got=", ".join(cls.__name__ for cls in own) or "none",
+            fix="one concept, one file: move the others",
+        )
+    return own[0]
+
+
+def _base_of(kind: Kind) -> type:
+    module_name, _, class_name = kind.base.partition(":")
+    return getattr(importlib.import_module(module_name), class_name)
+
+
+def _import(kind: Kind, module_name: str):
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # a plug-in may fail in any way; it is named, and the rest of fedrec goes on
+        raise ExperimentError(
+            f"cannot import {module_name!r} for a {kind.name}",
+            expected="an importable module",
+            got=f"{type(error).__name__}: {error}",
+            fix=f"python -c 'import {module_name}' shows the whole traceback",
+        ) from error

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systems beside each other: one row per system, one column per metric, the best value of each column marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Rows = Mapping[str, Mapping[str, float]]
+
+_LOWER_IS_BETTER = frozenset({"mae", "rmse", "loss", "epsilon"})
+
+
+def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
+    """A table for the terminal; the best value of each column is bold.
+
+    Args:
+        rows: metrics of each system.
+        metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("system")
+    for metric in metrics:
+        table.add_column(metric, justify="right")
+    best = {metric: _best(rows, metric) for metric in metrics}
+    for system, values in rows.items():
+        cells = [_cell(values.get(metric)) for metric in metrics]
+        marks = [system in best[metric] for metric in metrics]
+        bold = [f"[bold]{cell}[/bold]" if mark else cell for cell, mark in zip(cells, marks, strict=True)]
+        table.add_row(escape(system), *bold)
+    return table
+
+
+def plain_table(rows: Rows, metrics: Sequence[str]) -> str:
+    """The same as aligned plain text; the best value of each column carries a star.
+
+    Args:
+        rows: metrics of each system.
+        metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
+    """
+    best = {metric: _best(rows, metric) for metric in metrics}
+    lines = [["system", *(f"{metric} " for metric in metrics)]]
+    for system, values in rows.items():
+        marks = ["*" if system in best[metric] else " " for metric in metrics]
+        lines.append([system, *(_cell(values.get(m)) + mark for m, mark in zip(metrics, marks, strict=True))])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(_aligned(line, widths) for line in lines)
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    name, *cells = line
+    padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+    return "  ".join([name.ljust(widths[0]), *padded]).rstrip()
+
+
+def _best(rows: Rows, metric: str) -> set[str]:
+    """The systems that share the best value, as it is printed."""
+    values = {system: row[metric] for system, row in rows.items() if not math.isnan(row.get(metric, math.nan))}
+    if not values:
+        return set()
+    best = min(values.values()) if metric.partition("@")[0] in _LOWER_IS_BETTER else max(values.values())
+    return {system for system, value in values.items() if _cell(value) == _cell(best)}
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run folder: everything needed to read, compare, resume and reproduce one execution of an experiment.
+
+    experiment.toml    the resolved experiment, every default filled in
+    run.json           fedrec's version, digest of the experiment, command, time of creation
+    environment.json   versions and machine
+    status.json        running, finished, interrupted or failed, and the last complete round
+    rounds.csv         one row per round; the same seed gives the same bytes on the same engine and number of nodes
+    timings.csv        seconds per round, apart from rounds.csv because they never repeat
+    baselines.json     metrics of the centralised baselines
+    users.csv          metrics of each evaluated user after the last round
+    groups.csv         the same, averaged over groups of users
+    result.json        metrics of the system and of its baselines
+    log.txt            what was said
+    checkpoints/       the state after the last rounds
+    private/           private state of the clients, one file per node
+
+Every file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedrec.errors import RunError
+from fedrec.experiment import Experiment
+from fedrec.files import write_atomically
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a finished run found.
+
+    Attributes:
+        experiment: the resolved experiment.
+        folder: the run folder.
+        metrics: means over the evaluated users, such as `hits@10`, after on-device fine-tuning.
+        before_fine_tuning: the same for the shared parameters; empty when there is no fine-tuning.
+        baselines: the same metrics of each centralised baseline.
+        rounds: one row per round.
+        users: one row per evaluated user, one column per metric.
+        groups: means over groups of users, one row per group.
+        parameters: the final global parameters, by name.
+    """
+
+    experiment: Experiment
+    folder: Path
+    metrics: dict[str, float]
+    before_fine_tuning: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    rounds: pd.DataFrame
+    users: pd.DataFrame
+    groups: pd.DataFrame
+    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class RunFolder:
+    """One run folder on disk.
+
+    Args:
+        path: an existing run folder; use `create` for a new one.
+
+    Raises:
+        RunError: `path` is not a run folder, or its experiment was changed after the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+        if not (self.path / "run.json").is_file() or not (self.path / "experiment.toml").is_file():
+            raise RunError(
+                f"{path} is not a run folder",
+                expected="a folder with run.json and experiment.toml",
+                got="a file"
+                if self.path.is_file()
+                else "no such folder"
+                if not self.path.exists()
+                else "another folder",
+                fix="give the folder that `fedrec run` printed",
+            )
+
+    @classmethod
+    def create(cls, experiment: Experiment, path: Path) -> RunFolder:
+        """Make the folder of a new run.
+
+        Raises:
+            RunError: there is something at `path` already.
+        """
+        path = path.expanduser().resolve()
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            known = (path / "run.json").is_file()
+            raise RunError(
+                f"{path} is not empty",
+                expected="a new or empty folder",
+                got="a run folder" if known else "other files",
+                fix=f"fedrec resume {path}" if known else "choose another --output",
+            )
+        write_atomically(path / "experiment.toml", experiment.toml())
+        write_atomically(path / "environment.json", _json(_environment()))
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"fedrec": _version("fedrec"), "experiment-sha256": experiment.digest(), "created": started}
+        write_atomically(path / "run.json", _json({**about, "command": sys.argv}))
+        return cls(path)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment of this run.
+
+        Raises:
+            RunError: it is not the one that the run was started with.
+        """
+        from fedrec.experiment import load
+
+        experiment = load(self.path / "experiment.toml")
+        about = self._read_json("run.json")
+        if experiment.digest() != about.get("experiment-sha256"):
+            raise RunError(
+                f"{self.path / 'experiment.toml'} was changed after the run was started",
+                expected=f"digest {about.get('experiment-sha256')}",
+                got=f"digest {experiment.digest()}",
+                fix="undo the change, or start a new run with `fedrec run`",
+            )
+        return experiment
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def log_file(self) -> Path:
+        """The log."""
+        return self.path / "log.txt"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder against a second process that would write to it.
+
+        Raises:
+            RunError: another process holds it.
+        """
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"{self.path} is in use",
+                    expected="one process per run folder",
+                    got="another process that is running it",
+                    fix="wait for it, or stop it",
+                ) from None
+            yield
+
+    def status(self) -> dict[str, Any]:
+        """State of the run (`state`: running, finished, interrupted, failed; `round`: last complete one)."""
+        return (
+            self._read_json("status.json") if (self.path / "status.json").exists() else {"state": "created", "round": 0}
+        )
+
+    def set_status(self, state: str, round_number: int) -> None:
+        """Write the state of the run."""
+        write_atomically(self.path / "status.json", _json({"state": state, "round": round_number}))
+
+    def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
+        """Write all rounds so far."""
+        write_atomically(self.path / "rounds.csv", pd.DataFrame(rounds).to_csv(index=False))
+        write_atomically(self.path / "timings.csv", pd.DataFrame(timings).to_csv(index=False))
+
+    def read_baselines(self) -> dict[str, dict[str, float]] | None:
+        """Metrics of the baselines, when they have been computed."""
+        return self._read_json("baselines.json") if (self.path / "baselines.json").exists() else None
+
+    def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
+        """Keep the metrics of the baselines for a resumed run."""
+        write_atomically(self.path / "baselines.json", _json(metrics))
+
+    def write_result(self, result: Result, extra: dict[str, Any]) -> None:
+        """Write users.csv, groups.csv and, last, result.json."""
+        write_atomically(self.path / "users.csv", result.users.to_csv())
+        write_atomically(self.path / "groups.csv", result.groups.to_csv())
+        summary = {
+            "experiment": self.experiment.name,
+            "experiment-sha256": self.experiment.digest(),
+            "seed": self.experiment.seed,
+            "rounds": len(result.rounds),
+            "users": len(result.users),
+            "metrics": result.metrics,
+            "metrics-before-fine-tuning": result.before_fine_tuning,
+            "baselines": result.baselines,
+            **extra,
+        }
+        write_atomically(self.path / "result.json", _json(summary))
+
+    def read_result(self) -> Result:
+        """The result of a finished run; `parameters` is left empty.
+
+        Raises:
+            RunError: the run is not finished.
+        """
+        if not (self.path / "result.json").is_file():
+            raise RunError(
+                f"{self.path} has no result",
+                expected="a finished run",
+                got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
+                fix=f"fedrec resume {self.path}",
+            )
+        summary = self._read_json("result.json")
+        return Result(
+            experiment=self.experiment,
+            folder=self.path,
+            metrics=summary["metrics"],
+            before_fine_tuning=summary["metrics-before-fine-tuning"],
+            baselines=summary["baselines"],
+            rounds=pd.read_csv(self.path / "rounds.csv"),
+            users=pd.read_csv(self.path / "users.csv", index_col=0),
+            groups=pd.read_csv(self.path / "groups.csv", index_col=0),
+        )
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{self.path / name} cannot be read", expected="JSON as written by fedrec", got=str(error)
+            ) from None
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Where a run goes without `--output`: `$FEDREC_RUNS` or `runs/`, by name, time and digest."""
+    base = Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return base / f"{experiment.name}-{stamp}-{experiment.digest()[:6]}"
+
+
+def _environment() -> dict[str, Any]:
+    packages = ("fedrec", "flwr", "ray", "torch", "numpy", "pandas", "autodp", "pydantic")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=False, default=float) + "\n"

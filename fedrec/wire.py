@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only words that server and client say to each other, as Flower records.
+
+Every order carries `arrays` (the shared parameters) and `config`; every answer carries `arrays` and `metrics`. An order
+that names no clients means "all clients you host" and is answered in Flower's standard form (new parameters and
+`num-examples`), which is what Flower's own strategies expect. An order that names clients is answered with a sum of
+updates, so that a round costs one answer per node and not one per client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+HELLO, INITIAL = "query.hello", "query.initial"
+
+Weighting = Literal["uniform", "examples"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainOrder:
+    """What a node is asked to do in a training round.
+
+    Attributes:
+        round: number of the round, from 1; 0 when the server gives none.
+        clients: `int64`, which of its clients train; None: all training clients it hosts, answered in standard form.
+        weighting: an update enters the sum with weight 1 (`uniform`) or with its number of examples.
+        step: name and settings of the local step; None: the experiment's own.
+        overrides: settings that some of Flower's strategies send beside, such as FedProx's `proximal-mu`.
+    """
+
+    round: int
+    clients: np.ndarray | None
+    weighting: Weighting = "uniform"
+    step: dict[str, Any] | None = None
+    overrides: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainSum:
+    """What a node gives back for the clients it was asked to train.
+
+    Attributes:
+        total: weighted sum of the clients' updates, per parameter.
+        clients: number of clients in it.
+        weight: sum of their weights.
+        examples: sum of their numbers of examples.
+        loss: sum of their losses, over those that had something to learn from.
+        losses: how many those are.
+    """
+
+    total: dict[str, np.ndarray]
+    clients: int
+    weight: float
+    examples: int
+    loss: float
+    losses: int
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateOrder:
+    """What a node is asked to evaluate.
+
+    Attributes:
+        round: number of the round after which this is.
+        clients: `int64`, which of its clients; None: all it hosts that have held-out rows, answered in standard form.
+        step: the local step of on-device fine-tuning; None: the experiment's own.
+    """
+
+    round: int
+    clients: np.ndarray | None
+    step: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Presence:
+    """What a node says of itself.
+
+    Attributes:
+        partition: the node's place among the nodes.
+        training: `int64`, clients it hosts that may be sampled for training.
+        evaluated: `int64`, clients it hosts that have held-out rows.
+    """
+
+    partition: int
+    training: np.ndarray
+    evaluated: np.ndarray
+
+
+def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Named numpy arrays as a Flower record."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Named numpy arrays of a Flower record; writable copies."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
+    """The content of a training message; `arrays` is shared between the messages of a round, not copied."""
+    config = _order_config(order.round, order.clients, order.step)
+    config["weighting"] = order.weighting
+    return RecordDict({ARRAYS: arrays, CONFIG: config})
+
+
+def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
+    """Parameters and order of a training message, of ours or of any Flower strategy."""
+    config = _config_of(content)
+    overrides = {key: float(config[key]) for key in ("proximal-mu",) if key in config}  # type: ignore[arg-type]
+    order = TrainOrder(
+        round=int(config.get("server-round", 0)),  # type: ignore[arg-type]
+        clients=_clients_of(config),
+        weighting=str(config.get("weighting", "uniform")),  # type: ignore[arg-type]
+        step=_step_of(config),
+        overrides=overrides,
+    )
+    return _arrays_of(content), order
+
+
+def pack_sum(reply: TrainSum) -> RecordDict:
+    """The answer to a training message that named clients."""
+    metrics = MetricRecord(
+        {
+            "num-clients": int(reply.clients),
+            "num-examples": int(reply.examples),
+            "weight": float(reply.weight),
+            "loss-sum": float(reply.loss),
+            "loss-count": int(reply.losses),
+        }
+    )
+    return RecordDict({ARRAYS: to_record(reply.total), METRICS: metrics})
+
+
+def unpack_sum(content: RecordDict) -> TrainSum:
+    """A node's sum of updates."""
+    metrics: Any = content[METRICS]
+    return TrainSum(
+        total=_arrays_of(content),
+        clients=int(metrics["num-clients"]),
+        weight=float(metrics["weight"]),
+        examples=int(metrics["num-examples"]),
+        loss=float(metrics["loss-sum"]),
+        losses=int(metrics["loss-count"]),
+    )
+
+
+def pack_standard(arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]) -> RecordDict:
+    """An answer in Flower's standard form: new parameters (training only) and metrics with `num-examples`."""
+    records: dict[str, Any] = {METRICS: MetricRecord(dict(metrics))}
+    if arrays is not None:
+        records[ARRAYS] = to_record(arrays)
+    return RecordDict(records)
+
+
+def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
+    """The content of an evaluation message."""
+    return RecordDict({ARRAYS: arrays, CONFIG: _order_config(order.round, order.clients, order.step)})
+
+
+def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
+    """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
+    config = _config_of(content)
+    order = EvaluateOrder(int(config.get("server-round", 0)), _clients_of(config), _step_of(config))  # type: ignore[arg-type]
+    return _arrays_of(content), order
+
+
+def pack_table(table: pd.DataFrame) -> RecordDict:
+    """The answer to an evaluation message that named clients: one row per client, one column per metric."""
+    arrays = {"clients": table.index.to_numpy(np.int64), "values": table.to_numpy(np.float64)}
+    config = ConfigRecord({"columns": [str(column) for column in table.columns]})
+    return RecordDict({ARRAYS: to_record(arrays), CONFIG: config, METRICS: MetricRecord({"num-examples": len(table)})})
+
+
+def unpack_table(content: RecordDict) -> pd.DataFrame:
+    """A node's table of metrics, indexed by client."""
+    arrays = _arrays_of(content)
+    columns = list(_config_of(content)["columns"])  # type: ignore[arg-type]
+    return pd.DataFrame(arrays["values"], index=pd.Index(arrays["clients"], name="client"), columns=columns)
+
+
+def pack_presence(presence: Presence) -> RecordDict:
+    """The answer to a hello."""
+    arrays = {"training": presence.training, "evaluated": presence.evaluated}
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: MetricRecord({"partition-id": presence.partition})})
+
+
+def unpack_presence(content: RecordDict) -> Presence:
+    """What a node says of itself."""
+    arrays, metrics = _arrays_of(content), content[METRICS]
+    return Presence(int(metrics["partition-id"]), arrays["training"], arrays["evaluated"])  # type: ignore[index]
+
+
+def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
+    """The answer to a request for initial parameters."""
+    return RecordDict({ARRAYS: to_record(arrays)})
+
+
+def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
+    """Initial parameters from a node."""
+    return _arrays_of(content)
+
+
+def _order_config(round_number: int, clients: np.ndarray | None, step: dict[str, Any] | None) -> ConfigRecord:
+    config = ConfigRecord({"server-round": int(round_number)})
+    if clients is not None:
+        config["clients"] = [int(client) for client in clients]
+    if step is not None:
+        config["step"] = json.dumps(step, sort_keys=True)
+    return config
+
+
+def _config_of(content: RecordDict) -> ConfigRecord:
+    records = list(content.config_records.values())
+    return records[0] if records else ConfigRecord()
+
+
+def _arrays_of(content: RecordDict) -> dict[str, np.ndarray]:
+    return from_record(next(iter(content.array_records.values())))
+
+
+def _clients_of(config: ConfigRecord) -> np.ndarray | None:
+    return np.asarray(config["clients"], dtype=np.int64) if "clients" in config else None
+
+
+def _step_of(config: ConfigRecord) -> dict[str, Any] | None:
+    return json.loads(str(config["step"])) if "step" in config else None

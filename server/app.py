@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Flower ServerApp: runs the experiment that the run configuration names, on Flower's own grid.
+
+Run configuration: `experiment` (TOML file or shipped name), `overrides` (like `--set`, separated by `;`), `output` (an
+absolute run folder: a new one, or one that is to be continued; default: below the runs directory).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedrec.experiment import from_run_config
+from fedrec.runs import RunFolder, default_folder
+from server.execution import execute
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run to the end; an error is raised, so that Flower marks its run as failed."""
+    run = _run_folder(context)
+    logging.getLogger("fedrec").info("run folder %s", run.path)
+    result = execute(run, grid)
+    logging.getLogger("flwr").info("fedrec: %s", result.metrics)
+
+
+def _run_folder(context: Context) -> RunFolder:
+    output = str(context.run_config.get("output", "") or "")
+    if output and (Path(output) / "run.json").is_file():
+        return RunFolder(Path(output))
+    experiment = from_run_config(context.run_config)
+    return RunFolder.create(experiment, Path(output) if output else default_folder(experiment))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a callback: told what happens in a run, and able to end it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from fedrec.config import Config
+from fedrec.runs import Result, RunFolder
+
+
+class Callback:
+    """Watches a run. Every method does nothing by default.
+
+    A subclass lives in a file of its own in `server/callbacks/`.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+
+    def on_stage(self, text: str) -> None:
+        """Something other than a training round begins, such as fitting baselines."""
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the run here."""
+        return False
+
+    def on_evaluation(self, done: int, total: int) -> None:
+        """In the last evaluation, `done` of `total` users are evaluated."""
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""

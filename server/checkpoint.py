@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: all state between two rounds in one file, written whole, checked when read.
+
+A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's arrays, and one JSON
+text. The archive's own checksums tell a damaged file; then the one before it is used, and that is said.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrec.errors import RunError
+from fedrec.files import write_atomically
+
+log = logging.getLogger("fedrec")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Everything between two rounds.
+
+    Attributes:
+        round: the last complete round; 0 before the first.
+        parameters: the global parameters.
+        strategy: arrays and numbers that the strategy remembers.
+        rounds: one row of metrics per round so far.
+        timings: one row of seconds per round so far.
+    """
+
+    round: int
+    parameters: dict[str, np.ndarray]
+    strategy: dict[str, np.ndarray] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: where they lie.
+        digest: digest of the experiment; a checkpoint of another one is refused.
+        keep: how many remain.
+    """
+
+    def __init__(self, folder: Path, digest: str, *, keep: int) -> None:
+        self.folder, self.digest, self.keep = folder, digest, keep
+
+    def save(self, state: State) -> None:
+        """Write the state of a round and drop the oldest checkpoints beyond `keep`."""
+        write_atomically(self._file(state.round), _encode(state, self.digest))
+        for old in self._files()[: -self.keep]:
+            old.unlink()
+
+    def latest(self) -> State | None:
+        """The newest state that can be read; None when there is no checkpoint at all.
+
+        Raises:
+            RunError: there are checkpoints, and none can be read.
+        """
+        files = self._files()
+        for file in reversed(files):
+            try:
+                return _decode(file.read_bytes(), self.digest)
+            except _Damaged as damage:
+                log.warning("checkpoint %s is damaged (%s); falling back to the one before", file.name, damage)
+        if files:
+            raise RunError(
+                f"no checkpoint in {self.folder} can be read",
+                expected="at least one whole checkpoint",
+                got=f"{len(files)} damaged files",
+                fix="start a new run with `fedrec run`",
+            )
+        return None
+
+    def _file(self, round_number: int) -> Path:
+        return self.folder / f"round-{round_number:06d}.npz"
+
+    def _files(self) -> list[Path]:
+        return sorted(file for file in self.folder.glob("round-*.npz") if re.fullmatch(r"round-\d+\.npz", file.name))
+
+
+class _Damaged(Exception):
+    """A checkpoint cannot be read."""
+
+
+def _encode(state: State, digest: str) -> bytes:
+    about = {"round": state.round, "rounds": state.rounds, "timings": state.timings, "digest": digest}
+    arrays = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    arrays |= {f"strategy/{name}": value for name, value in state.strategy.items()}
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _decode(content: bytes, digest: str) -> State:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(arrays.pop("about").tobytes())
+    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError) as error:
+        raise _Damaged(f"{type(error).__name__}: {error}") from None
+    if about["digest"] != digest:
+        raise RunError(
+            "the checkpoint belongs to another experiment",
+            expected=f"digest {digest}",
+            got=f"digest {about['digest']}",
+            fix="start a new run with `fedrec run`",
+        )
+    return State(
+        about["round"], _under("parameters/", arrays), _under("strategy/", arrays), about["rounds"], about["timings"]
+    )
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One execution of a run folder on a grid: baselines, rounds, evaluation, and an honest status whatever happens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flwr.serverapp import Grid
+
+from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.data.population import Population
+from fedrec.experiment import Experiment
+from fedrec.runs import Result, RunFolder
+from server.callbacks.base import Callback
+from server.loop import Loop
+
+
+def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run what is left of a run folder on a grid.
+
+    Raises:
+        FedrecError: something that the user can mend; the run folder stays resumable.
+        KeyboardInterrupt: the user stopped it; likewise.
+    """
+    with _status(run):
+        baselines = run_baselines(run, callbacks)
+        return Loop(run, grid, callbacks).execute(baselines)
+
+
+def run_baselines(run: RunFolder, callbacks: Sequence[Callback] = ()) -> dict[str, dict[str, float]]:
+    """Metrics of the experiment's baselines; computed once per run folder."""
+    done = run.read_baselines()
+    if done is not None:
+        return done
+    for callback in callbacks:
+        callback.on_stage("fitting baselines")
+    metrics = _baselines(run.experiment)
+    run.write_baselines(metrics)
+    return metrics
+
+
+def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
+    names = experiment.evaluation.baselines
+    if experiment.task != "ranking" or not names:
+        return {}
+    population = Population.of(experiment)
+    return evaluate_baselines(
+        names,
+        population.interactions,
+        population.partition,
+        positive_above=experiment.positive_above,
+        held_out=experiment.evaluation.held_out,
+        ks=experiment.evaluation.ks,
+    )
+
+
+@contextmanager
+def _status(run: RunFolder) -> Iterator[None]:
+    """Hold the folder, write its log, and say at the end how it ended."""
+    with run.lock(), _log_to(run):
+        run.set_status("running", run.status()["round"])
+        try:
+            yield
+        except KeyboardInterrupt:
+            run.set_status("interrupted", run.status()["round"])
+            raise
+        except BaseException as error:
+            logging.getLogger("fedrec").error("%s", error)
+            run.set_status("failed", run.status()["round"])
+            raise
+
+
+@contextmanager
+def _log_to(run: RunFolder) -> Iterator[None]:
+    logger = logging.getLogger("fedrec")
+    handler = logging.FileHandler(run.log_file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        handler.close()

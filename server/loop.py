@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rounds of a run, over Flower's `Strategy` and `Grid` interfaces.
+
+The loop knows a grid and nothing of what is behind it, so it is the same for the serial, Ray and Flower engines and for
+real nodes. Flower's own `Strategy.start` is not used: it cannot resume, loses everything when a round fails, and cannot
+stop early.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec import wire
+from fedrec.errors import ClientError
+from fedrec.experiment import Experiment
+from fedrec.registry import SAMPLER, resolve
+from fedrec.rng import seed_sequence
+from fedrec.runs import Result, RunFolder
+from server.callbacks.base import Callback
+from server.checkpoint import Checkpoints, State
+from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
+from server.replies import answers
+from server.roster import Roster, call_roster
+from server.strategy_state import make_strategy, restore_strategy, strategy_state
+
+log = logging.getLogger("fedrec")
+
+
+class SampledCohorts:
+    """Who is in a round and where they live: a sampler over the training clients of a roster."""
+
+    def __init__(self, experiment: Experiment, roster: Roster) -> None:
+        sampler = resolve(SAMPLER, experiment.sampler.name)
+        self.sampler = sampler(experiment.settings(SAMPLER), roster.training, experiment.seed)
+        self.by_node = roster.by_node
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round."""
+        return self.sampler.sample(round_number)
+
+
+class Loop:
+    """Runs an experiment on a grid, from the newest checkpoint of its run folder to the end.
+
+    Args:
+        run: the run folder; it holds the experiment.
+        grid: reaches the nodes.
+        callbacks: told what happens.
+    """
+
+    def __init__(self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> None:
+        self.run, self.grid, self.callbacks = run, grid, callbacks
+        self.experiment = run.experiment
+        self.checkpoints = Checkpoints(run.checkpoints, self.experiment.digest(), keep=self.experiment.checkpoint.keep)
+        self.roster = call_roster(grid, timeout=self.experiment.engine.timeout)
+        self.strategy = make_strategy(self.experiment, SampledCohorts(self.experiment, self.roster))
+        self.evaluator = Evaluator(self.experiment, self.roster, grid)
+
+    def execute(self, baselines: dict[str, dict[str, float]]) -> Result:
+        """Run the remaining rounds, evaluate, and write everything to the run folder.
+
+        Args:
+            baselines: metrics of the centralised baselines, to stand beside.
+
+        Raises:
+            ClientError: clients failed, or the parameters are no longer numbers.
+            RunError: the run folder cannot be written.
+        """
+        state = self._start()
+        for callback in self.callbacks:
+            callback.on_start(self.run, state.round + 1, self.experiment.rounds)
+        stop = False
+        while state.round < self.experiment.rounds and not stop:
+            state = self._round(state)
+            self._save(state)
+            seconds = state.timings[-1]["seconds"]
+            stop = any([callback.after_round(state.rounds[-1], seconds) for callback in self.callbacks])
+        return self._finish(state, baselines)
+
+    def _start(self) -> State:
+        state = self.checkpoints.latest()
+        if state is None:
+            return State(0, self._initial_parameters())
+        restore_strategy(self.strategy, state.strategy)
+        log.info("continuing after round %d", state.round)
+        return state
+
+    def _initial_parameters(self) -> dict[str, np.ndarray]:
+        """Asked of one node, because the server need not hold the catalogue; every node would give the same."""
+        message = Message(RecordDict(), self.roster.nodes[0], wire.INITIAL)
+        replies = self.grid.send_and_receive([message], timeout=self.experiment.engine.timeout)
+        (reply,) = answers(replies, sent=1, max_failures=0.0)
+        return wire.unpack_parameters(reply.content)
+
+    def _round(self, state: State) -> State:
+        """One round: configure, send, aggregate, evaluate."""
+        started = time.perf_counter()
+        number = state.round + 1
+        arrays = wire.to_record(state.parameters)
+        arrays, metrics = self._train(number, arrays)
+        trained = time.perf_counter()
+        parameters = wire.from_record(arrays)
+        _refuse_non_finite(parameters, number)
+        row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
+        ended = time.perf_counter()
+        timing = {"round": number, "seconds": ended - started, "train": trained - started, "evaluate": ended - trained}
+        memory = {name: np.copy(array) for name, array in strategy_state(self.strategy).items()}
+        return State(number, parameters, memory, [*state.rounds, row], [*state.timings, timing])
+
+    def _train(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
+        # Flower's own strategies draw nodes from Python's global generator: this makes them a function of the round
+        # too.
+        random.seed(int(seed_sequence(self.experiment.seed, "flower", number).generate_state(1)[0]))
+        messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), self.grid))
+        engine = self.experiment.engine
+        replies = self.grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
+        good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
+        place = {node: place for place, node in enumerate(self.roster.nodes)}
+        good.sort(key=lambda reply: place.get(reply.metadata.src_node_id, len(place)))
+        updated, metrics = self.strategy.aggregate_train(number, good)
+        return arrays if updated is None else updated, dict(metrics or {})
+
+    def _evaluate_sample(self, arrays: ArrayRecord, number: int) -> dict[str, float]:
+        every = self.experiment.evaluation.every
+        if not every or (number % every and number != self.experiment.rounds):
+            return {}
+        table = self.evaluator.evaluate(arrays, number, self.evaluator.sampled_clients())
+        return means(table)
+
+    def _save(self, state: State) -> None:
+        every, last = self.experiment.checkpoint.every, self.experiment.rounds
+        if state.round % every == 0 or state.round == last:
+            self.checkpoints.save(state)
+        self.run.write_rounds(state.rounds, state.timings)
+        self.run.set_status("running", state.round)
+
+    def _finish(self, state: State, baselines: dict[str, dict[str, float]]) -> Result:
+        arrays = wire.to_record(state.parameters)
+        started = time.perf_counter()
+        before = self._evaluate_all(arrays, state.round, fine_tune=False)
+        shared = time.perf_counter() - started
+        tuned = has_fine_tuning(self.experiment)
+        table = self._evaluate_all(arrays, state.round, fine_tune=True) if tuned else before
+        result = Result(
+            experiment=self.experiment,
+            folder=self.run.path,
+            metrics=means(table),
+            before_fine_tuning=means(before) if tuned else {},
+            baselines=baselines,
+            rounds=pd.DataFrame(state.rounds),
+            users=metric_columns(table),
+            groups=grouped(table),
+            parameters=state.parameters,
+        )
+        seconds = {
+            "training": sum(timing["seconds"] for timing in state.timings),
+            "evaluation-without-fine-tuning": shared,
+            "evaluation": time.perf_counter() - started,
+        }
+        self.run.write_result(result, {"seconds": seconds})
+        self.run.set_status("finished", state.round)
+        for callback in self.callbacks:
+            callback.on_end(result)
+        return result
+
+    def _evaluate_all(self, arrays: ArrayRecord, number: int, *, fine_tune: bool) -> pd.DataFrame:
+        def progress(done: int, total: int) -> None:
+            for callback in self.callbacks:
+                callback.on_evaluation(done, total)
+
+        for callback in self.callbacks:
+            callback.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
+        return self.evaluator.evaluate(arrays, number, self.roster.evaluated, fine_tune=fine_tune, progress=progress)
+
+
+def _refuse_non_finite(parameters: dict[str, np.ndarray], number: int) -> None:
+    for name, array in parameters.items():
+        if not math.isfinite(float(np.abs(array).sum(dtype=np.float64))):
+            raise ClientError(
+                f"training diverged in round {number}",
+                expected="finite parameters",
+                got=f"NaN or infinity in {name!r}",
+                fix="lower step.learning-rate or strategy.server-lr; the checkpoint of the round before is intact",
+            )

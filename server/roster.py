@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which clients there are, and which node hosts each.
+
+Flower's node ids are random numbers that tell nothing, so the server asks every node once. Nodes are ordered by the
+place they state (their partition), which makes sums and results independent of Flower's ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec import wire
+from fedrec.errors import EngineError
+from server.replies import answers
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """The clients of a federation.
+
+    Attributes:
+        nodes: Flower's node ids, in the order of the nodes' partitions.
+        presences: what each of them said of itself, in the same order.
+    """
+
+    nodes: tuple[int, ...]
+    presences: tuple[wire.Presence, ...]
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        """`int64`, ascending: all clients that may be sampled for training."""
+        return np.sort(np.concatenate([presence.training for presence in self.presences]))
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """`int64`, ascending: all clients that have held-out rows."""
+        return np.sort(np.concatenate([presence.evaluated for presence in self.presences]))
+
+    def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Group clients by the node that hosts them: (node id, `int64` clients) in node order, no empty groups."""
+        places = self._places[clients]
+        for place, node in enumerate(self.nodes):
+            group = clients[places == place]
+            if len(group):
+                yield node, group
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        hosted = [np.union1d(presence.training, presence.evaluated) for presence in self.presences]
+        places = np.full(max((int(ids.max(initial=-1)) for ids in hosted), default=-1) + 1, -1)
+        for place, ids in enumerate(hosted):
+            places[ids] = place
+        return places
+
+
+def call_roster(grid: Grid, *, timeout: float) -> Roster:
+    """Ask every node of the grid which clients it hosts.
+
+    Raises:
+        EngineError: there is no node, a node failed to answer, or two nodes state the same place.
+        ClientError: a node could not read its data.
+    """
+    messages = [Message(RecordDict(), node, wire.HELLO) for node in grid.get_node_ids()]
+    replies = answers(grid.send_and_receive(messages, timeout=timeout), sent=len(messages), max_failures=0.0)
+    found = sorted(
+        ((wire.unpack_presence(reply.content), reply.metadata.src_node_id) for reply in replies),
+        key=lambda pair: pair[0].partition,
+    )
+    partitions = [presence.partition for presence, _ in found]
+    if not found or len(set(partitions)) != len(partitions):
+        raise EngineError(
+            "the nodes do not form a federation",
+            expected="at least one node, each with its own partition-id",
+            got=f"partition-ids {partitions}",
+            fix="give every node its own partition-id in its node configuration",
+        )
+    return Roster(tuple(node for _, node in found), tuple(presence for presence, _ in found))

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a cohort sampler: a function of the seed and the round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from fedrec.config import Config
+from fedrec.rng import stream
+
+
+class Sampler(ABC):
+    """Draws the cohort of a round.
+
+    A subclass lives in a file of its own in `server/samplers/`, its configuration class above it.
+
+    Args:
+        config: its settings.
+        clients: `int64`, ascending: the clients that may be drawn.
+        seed: the experiment's seed.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+
+    def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
+        self.config, self.clients, self.seed = config, clients, seed
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and round, in any process."""
+        return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
+
+    @abstractmethod
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Draw distinct clients."""

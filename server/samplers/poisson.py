@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Poisson cohort: every client takes part independently with the same probability.
+
+The size of the cohort varies, and it may be empty. This is the sampling that amplification bounds for add/remove
+adjacency assume.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from server.samplers.base import Sampler
+
+
+class PoissonConfig(Config):
+    """Settings of Poisson sampling."""
+
+    cohort: float = Field(default=20.0, gt=0)
+    """Expected number of clients per round."""
+
+
+class Poisson(Sampler):
+    """Independent sampling with probability cohort / clients.
+
+    Raises:
+        ExperimentError: the expected cohort is larger than the number of clients.
+    """
+
+    Config = PoissonConfig
+    config: PoissonConfig
+
+    def __init__(self, config: PoissonConfig, clients: np.ndarray, seed: int) -> None:
+        super().__init__(config, clients, seed)
+        if config.cohort > len(clients):
+            raise ExperimentError(
+                "wrong value for 'sampler.cohort'",
+                expected=f"at most the number of training clients, {len(clients)}",
+                got=str(config.cohort),
+                fix=f"set sampler.cohort = {len(clients)} or less",
+            )
+
+    @property
+    def probability(self) -> float:
+        """Probability q that a client takes part in a round."""
+        return self.config.cohort / len(self.clients)
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """See `Sampler.draw`."""
+        return self.clients[random.random(len(self.clients)) < self.probability]

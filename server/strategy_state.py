@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making strategies, and saving what they remember between rounds.
+
+fedrec's own strategies say what they remember (`state`, `restore`). Flower's keep it in plain attributes (the moments
+of `FedAdam`, the momentum of `FedAvgM`), so for them every attribute that holds arrays is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+from fedrec import wire
+from fedrec.experiment import Experiment
+from fedrec.registry import STRATEGY, resolve
+from strategies.base import Cohorts, CohortStrategy
+
+
+def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
+    """The strategy of an experiment, fedrec's or any of Flower's."""
+    cls = resolve(STRATEGY, experiment.strategy.name)
+    settings = experiment.settings(STRATEGY)
+    if issubclass(cls, CohortStrategy):
+        return cls(settings, cohorts, {"name": experiment.step.name, **experiment.step.options})
+    return cls(**settings)
+
+
+def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
+    """What a strategy remembers, as named arrays."""
+    if isinstance(strategy, CohortStrategy):
+        return strategy.state()
+    return {key: array for name, value in vars(strategy).items() for key, array in _flatten(name, value)}
+
+
+def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
+    """Give a strategy back what `strategy_state` took from it."""
+    if isinstance(strategy, CohortStrategy):
+        strategy.restore(dict(state))
+        return
+    attributes: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in state.items():
+        name, kind, part = key.split("/", 2)
+        attributes.setdefault(f"{name}/{kind}", {})[part] = array
+    for key, parts in attributes.items():
+        name, kind = key.split("/")
+        setattr(strategy, name, _restored(kind, parts))
+
+
+def _flatten(name: str, value: Any) -> list[tuple[str, np.ndarray]]:
+    if isinstance(value, ArrayRecord):
+        return [(f"{name}/record/{part}", array) for part, array in wire.from_record(value).items()]
+    if isinstance(value, dict) and value and all(isinstance(part, np.ndarray) for part in value.values()):
+        return [(f"{name}/dict/{part}", array) for part, array in value.items()]
+    if isinstance(value, list) and value and all(isinstance(part, np.ndarray) for part in value):
+        return [(f"{name}/list/{place}", array) for place, array in enumerate(value)]
+    if isinstance(value, np.ndarray):
+        return [(f"{name}/array/", value)]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [(f"{name}/{type(value).__name__}/", np.asarray(value))]
+    return []
+
+
+def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
+    if kind == "record":
+        return wire.to_record(parts)
+    if kind == "dict":
+        return parts
+    if kind == "list":
+        return [parts[str(place)] for place in range(len(parts))]
+    value = parts[""]
+    return value if kind == "array" else {"int": int, "float": float}[kind](value)

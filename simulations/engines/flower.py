@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flower engine: the same experiment through `flwr run`, on Flower's own simulation.
+
+`flwr run` hands the app bundle to a SuperLink, which by default is a daemon that outlives the command, keeps the
+environment of its first start, is shared by everyone on the machine, and installs the project's dependencies anew for
+each run. Here every run has a SuperLink of its own on a free port, with a home of its own, that ends with the run.
+`flwr run` may exit with 0 although the run failed, so the run folder tells how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+
+from fedrec.errors import EngineError
+from fedrec.runs import Result, RunFolder
+from server.callbacks.base import Callback
+
+_SUPERLINK_START_SECONDS = 60.0
+_PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
+_SILENCE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run what is left of a run folder through `flwr run`, and wait for its end.
+
+    Callbacks are told of each round but cannot end the run.
+
+    Raises:
+        EngineError: the SuperLink did not start, or the run failed; carries the end of its log.
+    """
+    already = run.status()["round"]
+    for callback in callbacks:
+        callback.on_start(run, already + 1, run.experiment.rounds)
+    with tempfile.TemporaryDirectory(prefix="fedrec-flower-") as scratch:
+        home, port = Path(scratch) / "home", _free_port()
+        environment = _environment(home, port)
+        app = _app_folder(Path(scratch) / "fedrec")
+        with _superlink(run, environment, port):
+            command = _flwr_run(run, app)
+            with open(run.path / "flower.txt", "ab") as log:
+                process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=run.path)
+            _watch(process, run, callbacks, already)
+    if run.status()["state"] != "finished":
+        raise EngineError(
+            "the Flower run failed",
+            expected="a finished run",
+            got=f"state {run.status()['state']!r} after round {run.status()['round']}\n{_tail(run)}",
+            fix=f"see {run.path / 'flower.txt'} and {run.log_file}; the run can be resumed",
+        )
+    result = run.read_result()
+    for callback in callbacks:
+        callback.on_end(result)
+    return result
+
+
+def _flwr_run(run: RunFolder, app: Path) -> list[str]:
+    engine = run.experiment.engine
+    nodes = engine.nodes or 1
+    gpus = 1 / nodes if engine.device.startswith("cuda") else 0
+    sizes = {
+        "num-supernodes": nodes,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": gpus,
+        "init-args-num-cpus": nodes,
+    }
+    federation = " ".join(f"{key}={value}" for key, value in sizes.items())
+    experiment = run.path / "experiment.toml"
+    config = f"experiment='{experiment}' output='{run.path}'"
+    return [_script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config, "--federation-config", federation]
+
+
+@contextmanager
+def _superlink(run: RunFolder, environment: dict[str, str], port: int) -> Iterator[None]:
+    """A SuperLink of this run alone."""
+    command = [_script("flower-superlink"), "--simulation", "--insecure", "--port", str(port)]
+    command.append("--disable-runtime-dependency-installation")
+    with open(run.path / "flower.txt", "ab") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, cwd=run.path, start_new_session=True
+        )
+    try:
+        _wait_until_healthy(process, port, run)
+        yield
+    finally:
+        _stop_group(process)
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFolder) -> None:
+    deadline = time.monotonic() + _SUPERLINK_START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise EngineError(
+        "Flower's SuperLink did not start",
+        expected=f"an answer on port {port} within {_SUPERLINK_START_SECONDS:.0f} s",
+        got=_tail(run),
+        fix="--engine ray or --engine serial run without it",
+    )
+
+
+def _stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and everything it started (the ServerApp, Flower's Ray)."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _watch(process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence[Callback], already: int) -> None:
+    """Wait for `flwr run`, telling the callbacks of every new round in the run folder."""
+    told = already
+    try:
+        while True:
+            ended = process.poll() is not None
+            rounds = run.path / "rounds.csv"
+            table = pd.read_csv(rounds) if rounds.exists() else pd.DataFrame({"round": []})
+            for number in range(told + 1, len(table) + 1):
+                told = number
+                row = {str(name): value for name, value in table.iloc[number - 1].items()}
+                for callback in callbacks:
+                    callback.after_round({**row, "round": number}, 0.0)
+            if ended or run.status()["state"] in ("finished", "failed"):
+                break
+            time.sleep(0.5)
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        pass  # the run folder already says how the run ended
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _app_folder(folder: Path) -> Path:
+    """A copy of the project with what the app bundle needs; Flower wants a folder named like the project."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / "pyproject.toml").is_file():
+        raise EngineError(
+            "the flower engine needs fedrec's source tree",
+            expected=f"pyproject.toml in {root}",
+            got="an installation without it",
+            fix="clone the project and `pip install -e .`, or use --engine ray",
+        )
+    for package in _PACKAGES:
+        shutil.copytree(root / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, folder / name)
+    return folder
+
+
+def _environment(home: Path, port: int) -> dict[str, str]:
+    """The environment of Flower's processes: quiet, with a home and a connection of this run alone."""
+    home.mkdir(parents=True)
+    connection = (
+        f'[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    (home / "config.toml").write_text(connection, encoding="utf-8")
+    # Flower's processes start each other by name, which a Python that is called by its path does not have on its PATH.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**_SILENCE, **os.environ, "FLWR_HOME": str(home), "PATH": path}
+    if "FEDREC_DATA" in environment:  # these processes have another working directory
+        environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
+    return environment
+
+
+def _script(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"there is no command {name!r}", expected="Flower's commands", fix="pip install 'flwr[simulation]'"
+        )
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _tail(run: RunFolder, lines: int = 15) -> str:
+    file = run.path / "flower.txt"
+    return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else "no log"

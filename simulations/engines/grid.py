@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our own grids share: node ids, numbering of messages, and waiting for replies."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from simulations.engines.flwr_private import identify_server, number
+
+FIRST_NODE_ID = 2  # 1 is the server
+
+
+class LocalGrid(Grid):
+    """A grid whose nodes are ours. A subclass hands out messages and collects what has come back.
+
+    Args:
+        nodes: number of nodes; node i has the id `FIRST_NODE_ID + i`.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        identify_server()
+        self._nodes, self._sent = nodes, 0
+        self._run: Any = None
+
+    @abstractmethod
+    def _submit(self, batch: list[Message]) -> None:
+        """Start work on messages."""
+
+    @abstractmethod
+    def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
+        """Replies to the wanted messages that are there within `timeout` seconds; None waits for all of them."""
+
+    def set_run(self, run: Any) -> None:
+        """See `Grid.set_run`."""
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        """See `Grid.run`."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """See `Grid.create_message`."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """See `Grid.get_node_ids`."""
+        return list(range(FIRST_NODE_ID, FIRST_NODE_ID + self._nodes))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """See `Grid.push_messages`."""
+        batch = list(messages)
+        for message in batch:
+            self._sent += 1
+            number(message, f"message-{self._sent}")
+        self._submit(batch)
+        return [message.metadata.message_id for message in batch]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """See `Grid.pull_messages`."""
+        return self._collect(set(message_ids), 0.0)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """See `Grid.send_and_receive`; replies come in the order of the messages."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ids = self.push_messages(messages)
+        place = {identifier: place for place, identifier in enumerate(ids)}
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        replies = self._collect(set(ids), left)
+        return sorted(replies, key=lambda reply: place[reply.metadata.reply_to_message_id])
+
+
+def contexts_of(resolved: str, output: str, nodes: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Node configuration and run configuration of each node, as Flower would give them."""
+    run_config = {"resolved": resolved, "output": output}
+    return [({"partition-id": place, "num-partitions": nodes}, run_config) for place in range(nodes)]

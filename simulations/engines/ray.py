@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray engine: every node is a Ray actor, on this machine or on a Ray cluster.
+
+An actor lives as long as the run, so it reads its data once and keeps its clients. Parameters that several messages
+share are put into Ray's object store once. Flower's own simulation is not involved: its dispatch costs time with every
+registered node and every message in flight.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
+
+from fedrec.errors import EngineError, FedrecError
+from fedrec.runs import RunFolder
+from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
+from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+
+_OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
+
+
+class NodeActor:
+    """One node in a process of its own.
+
+    Args:
+        place: the node's place among the nodes.
+        node_config: as Flower gives it.
+        run_config: as Flower gives it.
+    """
+
+    def __init__(self, place: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> None:
+        self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
+
+    def handle(self, metadata: Metadata, rest: RecordDict, names: list[str], *shared: ArrayRecord) -> Message:
+        """Answer one message; its arrays come beside it, out of the object store."""
+        from clients.app import app
+
+        message = rebuilt(metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))}))
+        try:
+            return app(message, self.context)
+        except Exception as error:
+            reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
+            return Message(Error(CLIENT_RAISED, reason), reply_to=message)
+
+
+class RayGrid(LocalGrid):
+    """Sends messages to actors.
+
+    Args:
+        actors: handles of the actors, in the order of the nodes.
+    """
+
+    def __init__(self, actors: list[Any]) -> None:
+        super().__init__(len(actors))
+        self._actors = actors
+        self._pending: dict[Any, Message] = {}
+
+    def _submit(self, batch: list[Message]) -> None:
+        import ray
+
+        stored: dict[int, Any] = {}
+        for message in batch:
+            arrays = message.content.array_records
+            for record in arrays.values():
+                if id(record) not in stored:
+                    stored[id(record)] = ray.put(record)
+            rest = RecordDict({name: record for name, record in message.content.items() if name not in arrays})
+            actor = self._actors[message.metadata.dst_node_id - FIRST_NODE_ID]
+            shared = [stored[id(record)] for record in arrays.values()]
+            self._pending[actor.handle.remote(message.metadata, rest, list(arrays), *shared)] = message
+
+    def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
+        import ray
+
+        mine = [ref for ref, message in self._pending.items() if message.metadata.message_id in wanted]
+        if not mine:
+            return []
+        done, _ = ray.wait(mine, num_returns=len(mine), timeout=timeout)
+        return [self._reply(ref) for ref in done]
+
+    def _reply(self, ref: Any) -> Message:
+        import ray
+        from ray.exceptions import RayError
+
+        message = self._pending.pop(ref)
+        try:
+            return ray.get(ref)
+        except RayError as error:
+            return Message(Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+@contextmanager
+def open_grid(run: RunFolder) -> Iterator[RayGrid]:
+    """The grid of a run; a local Ray is started for it and stopped after it, a cluster is left running.
+
+    Raises:
+        EngineError: Ray cannot be started, or the cluster cannot be reached.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    engine = run.experiment.engine
+    nodes = engine.nodes or 1
+    _connect(engine.ray_address, nodes)
+    try:
+        gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
+        remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
+        configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
+        yield RayGrid([remote.remote(place, *config) for place, config in enumerate(configs)])
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str | None, nodes: int) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
+    local = {"num_cpus": nodes, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    try:
+        ray.init(**({"address": address, **quiet} if address else {**local, **quiet}))
+    except Exception as error:
+        raise EngineError(
+            "Ray cannot be started" if address is None else f"the Ray cluster at {address!r} cannot be reached",
+            expected="a local Ray" if address is None else "a running Ray cluster of the same version",
+            got=f"{type(error).__name__}: {error}",
+            fix="--engine serial runs without Ray",
+        ) from None

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The serial engine: every node in this process, one after the other. The debugger's and the tests' engine.
+
+An error in a client comes through as it is, with its traceback.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedrec.runs import RunFolder
+from simulations.engines.flwr_private import rebuilt
+from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+
+
+class SerialGrid(LocalGrid):
+    """Runs a ClientApp in this process.
+
+    Args:
+        app: the ClientApp of every node.
+        contexts: the context of each node.
+    """
+
+    def __init__(self, app: ClientApp, contexts: list[Context]) -> None:
+        super().__init__(len(contexts))
+        self._app, self._contexts = app, contexts
+        self._replies: dict[str, Message] = {}
+
+    def _submit(self, batch: list[Message]) -> None:
+        for message in batch:
+            context = self._contexts[message.metadata.dst_node_id - FIRST_NODE_ID]
+            # One record is shared between messages; a client that edits its copy must not edit the others'.
+            own = rebuilt(message.metadata, RecordDict({k: _copied(record) for k, record in message.content.items()}))
+            self._replies[message.metadata.message_id] = self._app(own, context)
+
+    def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
+        return [self._replies.pop(identifier) for identifier in wanted if identifier in self._replies]
+
+
+def _copied(record):
+    return ArrayRecord(dict(record)) if isinstance(record, ArrayRecord) else copy.deepcopy(record)
+
+
+@contextmanager
+def open_grid(run: RunFolder) -> Iterator[SerialGrid]:
+    """The grid of a run."""
+    from clients.app import app
+
+    experiment = run.experiment
+    configs = contexts_of(experiment.model_dump_json(), str(run.path), experiment.engine.nodes or 1)
+    contexts = [
+        Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
+        for place, (node_config, run_config) in enumerate(configs)
+    ]
+    yield SerialGrid(app, contexts)

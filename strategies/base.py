@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flower strategies that train a cohort of clients per round, one message per node.
+
+A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message (the parameters are
+shared between the messages) and answers with one sum. The sums are added in node order, and the rule of the subclass
+applies them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedrec import wire
+from fedrec.config import Config
+
+
+class Cohorts(Protocol):
+    """What a strategy needs to know of the clients: who is in a round, and which node hosts whom."""
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round, `int64`, ascending."""
+        ...
+
+    def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+        """The cohort grouped by node, in node order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """The summed answers of a round.
+
+    Attributes:
+        total: weighted sum of the updates, per parameter, float64.
+        clients: number of clients in it.
+        weight: sum of the weights.
+    """
+
+    total: dict[str, np.ndarray]
+    clients: int
+    weight: float
+
+
+class CohortStrategy(Strategy):
+    """Base of fedrec's additive strategies. A subclass says how updates are weighted and how their sum is applied.
+
+    A subclass lives in a file of its own in `strategies/`, its configuration class above it. State that must survive a
+    resumed run goes through `state` and `restore`.
+
+    Args:
+        config: its settings.
+        cohorts: the clients.
+        step: name and settings of the local step that the clients run.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+    weighting: ClassVar[wire.Weighting] = "uniform"
+
+    def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        self.config, self.cohorts, self.step = config, cohorts, step
+        self._theta: dict[str, np.ndarray] = {}
+
+    @abstractmethod
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """The next global parameters from the present ones and a round's aggregate with at least one client."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the strategy remembers between rounds; nothing by default."""
+        return {}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Take back what `state` gave."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per node that hosts a member of the round's cohort."""
+        self._theta = wire.from_record(arrays)
+        cohort = self.cohorts.sample(server_round)
+        for node, clients in self.cohorts.by_node(cohort):
+            order = wire.TrainOrder(server_round, clients, self.weighting, self.step)
+            yield Message(wire.pack_train(arrays, order), node, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the nodes' sums in node order and apply them; without any client the parameters stay."""
+        sums = [wire.unpack_sum(reply.content) for reply in replies if not reply.has_error()]
+        clients = sum(reply.clients for reply in sums)
+        metrics = MetricRecord({"num-clients": clients, "num-examples": sum(reply.examples for reply in sums)})
+        losses = sum(reply.losses for reply in sums)
+        if losses:
+            metrics["loss"] = sum(reply.loss for reply in sums) / losses
+        if not clients:
+            return None, metrics
+        total = {name: sum(reply.total[name].astype(np.float64) for reply in sums) for name in self._theta}
+        aggregate = Aggregate(total, clients, sum(reply.weight for reply in sums))  # type: ignore[arg-type]
+        theta = self.apply(self._theta, aggregate)
+        return wire.to_record({name: theta[name].astype(old.dtype) for name, old in self._theta.items()}), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: evaluation is the server loop's, the same for every strategy."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None, see `configure_evaluate`."""
+        return None
+
+    def summary(self) -> None:
+        """Flower's hook for log lines; the run folder holds the settings."""

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REPTILE as a federated strategy (PrivRec section 2.2.2, equation 6; Nichol et al. 2018).
+
+    theta <- theta + alpha2 * (1 / M) * sum_tau (theta_tau - theta)
+
+Every client counts the same, however much data it has. M is the number of clients that answered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from strategies.base import Aggregate, CohortStrategy
+
+
+class ReptileConfig(Config):
+    """Settings of REPTILE."""
+
+    server_lr: float = Field(default=1.0, gt=0)
+    """How far the shared parameters move towards the mean of the clients' (alpha2 in PrivRec)."""
+
+
+class Reptile(CohortStrategy):
+    """Moves the shared initialisation towards the mean of the locally trained parameters."""
+
+    Config = ReptileConfig
+    paper = "PrivRec (Wang et al. 2021), eq. 6"
+    config: ReptileConfig
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """See `CohortStrategy.apply`."""
+        rate = self.config.server_lr / aggregate.clients
+        return {name: value + rate * aggregate.total[name] for name, value in theta.items()}

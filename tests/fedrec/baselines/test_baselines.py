@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The centralised baselines one by one, and under the protocol of the held-out users."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.ease import Ease
+from fedrec.baselines.evaluate import evaluate_baselines, histories_of, positive_rows
+from fedrec.baselines.popularity import Popularity
+from fedrec.baselines.repeat import Repeat
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition
+from fedrec.data.splits.user_holdout import UserHoldout
+from fedrec.errors import DataError, ExperimentError
+from fedrec.registry import BASELINE, builtin_names, resolve
+
+
+def histories(lists: list[list[int]], num_items: int) -> Histories:
+    offsets = np.cumsum([0, *map(len, lists)])
+    return Histories(num_items, offsets, np.array([item for items in lists for item in items], dtype=np.int64))
+
+
+def fitted(baseline, lists, num_items, **options):
+    model = baseline(baseline.Config.parse(options))
+    model.fit(histories(lists, num_items))
+    return model
+
+
+def dataset(users, items, ratings=None) -> Interactions:
+    num_users, num_items = max(users) + 1, max(items) + 1
+    tables = FeatureTable(num_users), FeatureTable(num_items)
+    ids = np.arange(num_users), np.arange(num_items)
+    return Interactions("hand", np.array(users), np.array(items), *ids, *tables, ratings)
+
+
+def test_popularity_counts():
+    model = fitted(Popularity, [[0, 1], [1], []], 4)
+    assert model.scores(histories([[], [0]], 4)).tolist() == [[1, 2, 0, 0]] * 2
+
+
+def test_repeat_puts_own_count_first_and_popularity_second():
+    model = fitted(Repeat, [[0, 1, 1], [1]], 4)
+    scores = model.scores(histories([[2, 2, 0], []], 4))
+    assert scores[0].argsort(descending=True, stable=True).tolist() == [2, 0, 1, 3]
+    assert scores[1].argsort(descending=True, stable=True).tolist() == [1, 0, 2, 3]
+
+
+class TestEase:
+    def test_closed_form(self):
+        generator = np.random.default_rng(0)
+        lists = [generator.choice(30, 7).tolist() for _ in range(2100)]  # repeats, and more than one block of users
+        model = fitted(Ease, lists, 30, regularisation=10.0)
+        matrix = np.zeros((2100, 30))
+        for user, items in enumerate(lists):
+            matrix[user, items] = 1
+        inverse = np.linalg.inv(matrix.T @ matrix + 10 * np.eye(30))
+        weights = -inverse / np.diag(inverse)
+        np.fill_diagonal(weights, 0)
+        got = model.scores(histories([[3, 3, 9], []], 30)).numpy()
+        np.testing.assert_allclose(got, [weights[3] + weights[9], np.zeros(30)], atol=1e-4)
+
+    def test_no_weight_is_better_than_the_closed_form(self):
+        """B is the least-squares solution with a zero diagonal, so any other such B has a larger objective."""
+        lists = [np.random.default_rng(user).choice(12, 4, replace=False).tolist() for user in range(60)]
+        model = fitted(Ease, lists, 12, regularisation=5.0)
+        data, weights = histories(lists, 12).matrix().double(), model._weights.double()
+
+        def objective(candidate):
+            return ((data - data @ candidate) ** 2).sum() + 5.0 * (candidate**2).sum()
+
+        for seed in range(20):
+            step = torch.randn(12, 12, generator=torch.Generator().manual_seed(seed)).double() * 1e-2
+            assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
+
+    def test_refuses_a_large_catalogue_and_says_the_memory(self):
+        with pytest.raises(ExperimentError, match=r"40000 items.*17\.9 GiB"):
+            fitted(Ease, [[0]], 40_000)
+
+    def test_limit_is_a_setting(self):
+        with pytest.raises(ExperimentError, match="at most 5 items"):
+            fitted(Ease, [[0]], 6, **{"max-items": 5})
+
+
+def test_every_baseline_resolves_by_name():
+    assert {"popularity", "ease", "repeat"} <= set(builtin_names(BASELINE))
+    assert "evaluate" not in builtin_names(BASELINE)
+    assert resolve(BASELINE, "ease") is Ease
+
+
+def test_histories_follow_the_order_of_users():
+    table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9])
+    got = histories_of(table, np.array([0, 1, 2, 4]), np.array([1, 0]))
+    assert got.offsets.tolist() == [0, 2, 4] and got.items.tolist() == [6, 9, 5, 7]
+
+
+@pytest.mark.parametrize(("above", "expected"), [(3.0, [False, True]), (None, [True, True])])
+def test_positive_rows(above, expected):
+    assert positive_rows(dataset([0, 0], [0, 1], np.array([3.0, 4.0])), above).tolist() == expected
+    assert positive_rows(dataset([0, 0], [0, 1]), above).all()
+
+
+class TestEvaluate:
+    def test_by_hand(self):
+        """Users 0, 1 train; user 2 knows item 0 and liked item 1, which user 0 and 1 have; items 2, 3 never seen."""
+        table = dataset([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 0, 1], np.array([5, 5, 5, 1, 5, 5]))
+        partition = Partition(np.array([0, 1]), np.arange(5), np.array([]), np.array([5]))
+        got = evaluate_baselines(["popularity"], table, partition, positive_above=3, held_out="test", ks=(1,))
+        assert got["popularity"]["hits@1"] == 1 and got["popularity"]["mrr"] == 1
+
+    def test_fits_on_positives_of_training_clients_only(self):
+        table = dataset([0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 3, 4], np.array([5, 1, 5, 5, 5, 5]))
+        partition = Partition(np.array([0]), np.arange(5), np.array([]), np.array([5]))
+        seen = []
+        Spy = type("Spy", (Popularity,), {"fit": lambda self, h: (seen.append(h), Popularity.fit(self, h))})
+        globals()["Spy"] = Spy
+        evaluate_baselines([f"{__name__}:Spy"], table, partition, positive_above=3, held_out="test", ks=(1,))
+        assert seen[0].items.tolist() == [0] and seen[0].num_users == 1
+
+    def test_repeated_rows_count_each(self):
+        """Row level: item 0 is held out three times and reached, item 3 once and not."""
+        table = dataset([0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 3])
+        partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.arange(2, 6))
+        got = evaluate_baselines(["repeat"], table, partition, positive_above=None, held_out="test", ks=(1,))
+        assert got["repeat"]["hits@1"] == pytest.approx((3 * 1 + 1 / 3) / 4)
+
+    def test_block_size_does_not_matter(self):
+        generator = np.random.default_rng(0)
+        table = dataset(np.repeat(np.arange(60), 12).tolist(), generator.integers(0, 50, 720).tolist())
+        partition = UserHoldout(UserHoldout.Config.parse({"test-users": 0.4}), 0).split(table)
+        options = {"positive_above": None, "held_out": "test", "ks": (5,)}
+        small, large = (evaluate_baselines(["ease"], table, partition, block=b, **options) for b in (5, 1000))
+        assert small["ease"] == pytest.approx(large["ease"])
+
+    def test_validation_rows_and_settings(self):
+        table = dataset(np.repeat(np.arange(20), 6).tolist(), np.tile(np.arange(6), 20).tolist())
+        partition = UserHoldout(UserHoldout.Config.parse({"validation-users": 0.2}), 0).split(table)
+        names = {"ease": {"regularisation": 3.0}}
+        got = evaluate_baselines(names, table, partition, positive_above=None, held_out="validation", ks=(3,))
+        assert set(got["ease"]) == {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "mrr"}
+
+    def test_wrong_setting_is_named(self):
+        table = dataset([0, 1, 1], [0, 0, 1])
+        partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
+        with pytest.raises(ExperimentError, match=r"baselines\.ease\.lambda"):
+            evaluate_baselines({"ease": {"lambda": 1}}, table, partition, positive_above=None, held_out="test", ks=(1,))
+
+    def test_nothing_to_rank(self):
+        table = dataset([0, 1, 1], [0, 0, 1])
+        partition = Partition(np.array([0]), np.arange(3), np.array([]), np.array([]))
+        with pytest.raises(DataError, match="nothing to rank"):
+            evaluate_baselines(["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,))
+
+
+@pytest.mark.real_data
+def test_movielens_1m_under_the_protocol_of_privrec():
+    """Hits@5, 10, 20, 30 on ML-1M, as another implementation measured them on another draw of the test users."""
+    reader = resolve_reader("ml-1m")
+    table = reader.read()
+    partition = UserHoldout(UserHoldout.Config(), 0).split(table)
+    ks = (5, 10, 20, 30)
+    got = evaluate_baselines(["popularity", "ease"], table, partition, positive_above=3, held_out="test", ks=ks)
+    hits = {name: [values[f"hits@{k}"] for k in ks] for name, values in got.items()}
+    np.testing.assert_allclose(hits["popularity"], [0.062, 0.102, 0.158, 0.199], atol=0.006)
+    np.testing.assert_allclose(hits["ease"], [0.168, 0.241, 0.338, 0.401], atol=0.006)
+
+
+def resolve_reader(name: str):
+    from fedrec.registry import DATASET
+
+    reader = resolve(DATASET, name)
+    return reader(name, reader.Config())

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every split on hand-made rows, and the properties that all splits share."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Split
+from fedrec.data.splits.user_holdout import UserHoldout
+from fedrec.errors import DataError, ExperimentError
+from fedrec.registry import SPLIT, resolve
+
+
+def interactions(users, items=None, times=None, num_users=None) -> Interactions:
+    users = np.asarray(users, dtype=np.int64)
+    items = np.arange(len(users)) if items is None else np.asarray(items)
+    num_users = int(users.max(initial=-1)) + 1 if num_users is None else num_users
+    num_items = int(items.max(initial=0)) + 1
+    features = FeatureTable(num_users), FeatureTable(num_items)
+    return Interactions("hand", users, items, np.arange(num_users), np.arange(num_items), *features, None, times)
+
+
+def make(name: str, seed: int = 0, **options) -> Split:
+    split = resolve(SPLIT, name)
+    return split(split.Config.parse(options), seed)
+
+
+def parts(partition) -> list[list[int]]:
+    return [rows.tolist() for rows in (partition.train_rows, partition.validation_rows, partition.test_rows)]
+
+
+ALL = [
+    ("user-holdout", {}),
+    ("user-holdout", {"halves": "temporal", "validation-users": 0.3}),
+    ("user-holdout", {"split-by": "pairs"}),
+    ("leave-one-out", {}),
+    ("leave-one-out", {"order": "random", "validation": False}),
+    ("ratio", {}),
+    ("ratio", {"order": "temporal", "train": 0.5, "validation": 0.2, "test": 0.3}),
+    ("kfold", {"fold": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ALL)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_parts_are_disjoint_complete_and_repeatable(name, options, data):
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 3)), max_size=60))
+    users, items, times = np.array([*rows, *((u, 9, 9) for u in range(10))]).T
+    table = interactions(users, items, times)
+    seed = data.draw(st.integers(0, 2**40))
+    first, again = (make(name, seed, **options).split(table) for _ in range(2))
+    assert np.array_equal(np.sort(np.concatenate(parts(first))), np.arange(len(table)))
+    assert parts(first) == parts(again)
+    assert np.array_equal(first.training_clients, again.training_clients)
+    assert set(first.training_clients) <= set(table.users[first.train_rows])
+
+
+@pytest.mark.parametrize("name", ["user-holdout", "kfold", "ratio"])
+def test_seed_changes_a_random_split(name):
+    table = interactions(np.repeat(np.arange(50), 10))
+    assert parts(make(name, 1).split(table)) != parts(make(name, 2).split(table))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("leave-one-out", {}), ("ratio", {"order": "temporal"}), ("user-holdout", {"halves": "temporal"})],
+)
+def test_temporal_split_ignores_the_order_of_rows(name, options):
+    table = interactions(np.repeat(np.arange(20), 7), times=np.random.default_rng(0).permutation(140))
+    shuffle = np.random.default_rng(1).permutation(140)
+    moved = interactions(table.users[shuffle], table.items[shuffle], table.times[shuffle])
+    expected = make(name, **options).split(table)
+    got = make(name, **options).split(moved)
+    for here, there in zip(parts(expected), parts(got), strict=True):
+        assert sorted(here) == sorted(shuffle[there])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("leave-one-out", {}), ("ratio", {"order": "temporal"}), ("user-holdout", {"halves": "temporal"})],
+)
+def test_temporal_split_needs_times(name, options):
+    with pytest.raises(DataError, match="by time"):
+        make(name, **options).split(interactions([0, 0, 0, 1, 1, 1, 2, 2, 2]))
+
+
+class TestUserHoldout:
+    def test_sizes(self):
+        table = interactions(np.repeat(np.arange(10), 5))
+        partition = make("user-holdout", **{"test-users": 0.2, "validation-users": 0.1}).split(table)
+        assert len(partition.training_clients) == 7
+        assert np.bincount(np.bincount(table.users[partition.test_rows], minlength=10)).tolist() == [8, 0, 2]
+        assert np.bincount(np.bincount(table.users[partition.validation_rows], minlength=10)).tolist() == [9, 0, 1]
+        training = np.isin(table.users, partition.training_clients)
+        assert np.isin(np.flatnonzero(training), partition.train_rows).all()
+
+    def test_temporal_half_is_the_later_one(self):
+        table = interactions([0] * 5 + [1] * 5, times=[5, 1, 4, 2, 3] * 2)
+        partition = make("user-holdout", halves="temporal", **{"test-users": 0.5}).split(table)
+        assert table.times[partition.test_rows].tolist() == [5, 4]
+
+    @pytest.mark.parametrize("halves", ["random", "temporal"])
+    def test_test_part_does_not_depend_on_validation_users(self, halves):
+        table = interactions(np.repeat(np.arange(100), 6), times=np.arange(600))
+        without, with_some = (
+            make("user-holdout", halves=halves, **{"validation-users": share}).split(table) for share in (0.0, 0.3)
+        )
+        assert np.array_equal(without.test_rows, with_some.test_rows)
+        assert set(with_some.training_clients) < set(without.training_clients)
+
+    def test_rows_of_a_pair_may_part_and_pairs_stay_together(self):
+        users, items = np.repeat([0, 1, 2, 3], 40), np.tile(np.repeat(np.arange(10), 4), 4)
+        table = interactions(users, items)
+        for split_by, together in (("rows", False), ("pairs", True)):
+            partition = make("user-holdout", **{"test-users": 0.25, "split-by": split_by}).split(table)
+            user = table.users[partition.test_rows[0]]
+            counts = np.bincount(items[partition.test_rows], minlength=10)
+            assert counts.sum() == 20 and set(table.users[partition.test_rows]) == {user}
+            assert (set(counts) == {0, 4}) is together
+
+    def test_temporal_pairs_stand_at_their_first_row(self):
+        table = interactions([0] * 4 + [1] * 4, [7, 8, 9, 7] * 2, [4, 2, 3, 1] * 2)
+        partition = make("user-holdout", halves="temporal", **{"test-users": 0.5, "split-by": "pairs"}).split(table)
+        assert table.items[partition.test_rows].tolist() == [9]
+
+    def test_users_without_rows_are_nobody(self):
+        table = interactions([1, 1, 3, 3], num_users=50)
+        partition = make("user-holdout", **{"test-users": 0.5}).split(table)
+        assert len(partition.training_clients) == 1 and len(partition.test_rows) == 1
+
+    def test_too_few_users(self):
+        with pytest.raises(DataError, match="too few users"):
+            make("user-holdout").split(interactions([0, 0, 1, 1]))
+
+    def test_no_training_user_left(self):
+        with pytest.raises(ExperimentError, match="below 1"):
+            make("user-holdout", **{"test-users": 0.6, "validation-users": 0.4})
+
+
+class TestLeaveOneOut:
+    def test_last_rows_by_time_with_ties_in_source_order(self):
+        table = interactions([0, 0, 0, 0, 1, 1], times=[1, 9, 9, 2, 5, 6])
+        assert parts(make("leave-one-out").split(table)) == [[0, 3, 4, 5], [1], [2]]
+
+    def test_without_validation_the_test_row_is_the_same(self):
+        table = interactions([0, 0, 0, 0, 1, 1], times=[1, 9, 9, 2, 5, 6])
+        assert parts(make("leave-one-out", validation=False).split(table)) == [[0, 1, 3, 4, 5], [], [2]]
+
+
+class TestRatio:
+    @pytest.mark.parametrize(
+        ("rows", "sizes"), [(1, [1, 0, 0]), (4, [4, 0, 0]), (5, [3, 1, 1]), (10, [8, 1, 1]), (100, [80, 10, 10])]
+    )
+    def test_sizes(self, rows, sizes):
+        table = interactions([0] * rows)
+        assert [len(part) for part in parts(make("ratio").split(table))] == sizes
+
+    def test_one_row_always_trains(self):
+        options = {"train": 0.1, "validation": 0.4, "test": 0.5}
+        assert [len(part) for part in parts(make("ratio", **options).split(interactions([0, 0])))] == [1, 0, 1]
+
+    def test_temporal_order(self):
+        table = interactions([0] * 10, times=np.arange(10)[::-1])
+        assert parts(make("ratio", order="temporal").split(table)) == [list(range(2, 10)), [1], [0]]
+
+    def test_shares_must_sum_to_one(self):
+        with pytest.raises(ExperimentError, match="equal to 1"):
+            make("ratio", train=0.8, validation=0.1, test=0.2)
+
+
+class TestKfold:
+    @pytest.mark.parametrize("folds", [2, 5, 7])
+    def test_folds_partition_the_rows_evenly(self, folds):
+        table = interactions(np.repeat(np.arange(11), 3))
+        tests = [make("kfold", folds=folds, fold=fold).split(table).test_rows for fold in range(1, folds + 1)]
+        assert np.array_equal(np.sort(np.concatenate(tests)), np.arange(33))
+        assert max(map(len, tests)) - min(map(len, tests)) <= 1
+
+    def test_shipped_fold(self, monkeypatch):
+        folds = types.ModuleType("fedrec.data.folds")
+        folds.read_test_fold = lambda folder, fold, table: np.array([fold, 0])
+        monkeypatch.setitem(sys.modules, "fedrec.data.folds", folds)
+        split = make("kfold", shipped=True, folder=Path("here"), fold=2)
+        assert parts(split.split(interactions([0, 0, 1, 1]))) == [[1, 3], [], [0, 2]]
+
+    @pytest.mark.parametrize("options", [{"fold": 6}, {"shipped": True}, {"shipped": True, "folder": "x", "folds": 4}])
+    def test_settings_that_do_not_fit(self, options):
+        with pytest.raises(ExperimentError, match="do not fit together"):
+            make("kfold", **options)
+
+
+@pytest.mark.parametrize(("name", "options"), ALL)
+def test_a_million_rows_are_quick(name, options):
+    generator = np.random.default_rng(0)
+    users, items = generator.integers(0, 6000, 1_000_000), generator.integers(0, 3700, 1_000_000)
+    table = interactions(users, items, generator.integers(0, 10**9, 1_000_000))
+    start = time.perf_counter()
+    make(name, **options).split(table)
+    assert time.perf_counter() - start < 5  # about .3 s on a quiet machine
+
+
+def test_configuration_class_is_found_by_name():
+    assert resolve(SPLIT, "user-holdout") is UserHoldout

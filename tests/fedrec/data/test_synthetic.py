@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The synthetic dataset: its shape, its truth, what can be learned from it, and its reach."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Baseline
+from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.data.readers import synthetic
+from fedrec.data.readers.synthetic import Synthetic
+from fedrec.data.splits.user_holdout import UserHoldout
+from fedrec.errors import ExperimentError
+from fedrec.registry import DATASET, resolve
+
+
+def reader(**options) -> Synthetic:
+    settings = {name.replace("_", "-"): value for name, value in options.items()}
+    return Synthetic("synthetic", Synthetic.Config.parse(settings))
+
+
+@pytest.fixture(scope="module")
+def default():
+    return reader().read()
+
+
+def explained_share(features, factors) -> float:
+    """Share of the variance of `factors` that a linear model on the one-hot features explains."""
+    columns = [feature.padded()[:, [0]] == np.arange(len(feature.categories)) for feature in features]
+    design = np.concatenate(columns, axis=1).astype(float)
+    fit = design @ np.linalg.lstsq(design, factors, rcond=None)[0]
+    return 1 - np.square(factors - fit).sum() / np.square(factors - factors.mean(0)).sum()
+
+
+def test_shape(default):
+    counts = np.bincount(default.users, minlength=600)
+    assert (default.num_users, default.num_items) == (600, 400)
+    assert counts.min() >= 8 and counts.max() <= 200 and 32 < counts.mean() < 48
+    pairs = default.users * 400 + default.items
+    assert len(np.unique(pairs)) == len(pairs)
+    assert set(default.ratings) == {1, 2, 3, 4, 5}
+    assert 0.45 < (default.ratings > 3).mean() < 0.75
+
+
+def test_long_tails(default):
+    for index, size in ((default.users, 600), (default.items, 400)):
+        counts = np.sort(np.bincount(index, minlength=size))[::-1]
+        assert counts[: size // 10].sum() > 0.25 * len(default)
+        assert np.median(counts) < counts.mean()
+
+
+def test_features(default):
+    assert default.user_features.names == ("gender", "age", "occupation")
+    assert default.item_features.names == ("genres",)
+    assert all(feature.width == 1 for feature in default.user_features.features)
+    genres = default.item_features["genres"]
+    table = genres.padded()
+    assert genres.width == 3 and np.diff(genres.offsets).min() == 1
+    assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in table)
+
+
+def test_equal_settings_give_equal_data(default):
+    again, other = reader().read(), reader(data_seed=1).read()
+    assert again.fingerprint() == default.fingerprint() != other.fingerprint()
+    assert np.array_equal(again.times, default.times)
+
+
+def test_truth_is_that_of_the_data(default):
+    """Ratings follow the truth's affinity, and chosen items suit their users better than others."""
+    truth = reader().truth()
+    affinity = truth.affinity(default.users, default.items)
+    assert np.corrcoef(affinity, default.ratings)[0, 1] > 0.85
+    anything = truth.affinity(default.users, np.random.default_rng(0).permutation(default.items))
+    assert affinity.mean() > anything.mean() + 0.5
+    users = np.array([3, 5])
+    by_hand = truth.selectivity * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
+    np.testing.assert_allclose(truth.scores(users)[[0, 1], [7, 9]], by_hand, rtol=1e-5)
+    assert np.exp(truth.log_popularity).sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_popular_items_follow_the_popularity():
+    truth = reader().truth()
+    drawn = np.bincount(truth.popular_items(1_000_000, np.random.default_rng(0)), minlength=400) / 1_000_000
+    np.testing.assert_allclose(drawn, np.exp(truth.log_popularity), atol=6e-4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_demographics_explain_their_share(share):
+    truth = reader(users=5000, demographics=share).truth()
+    assert explained_share(truth.user_features, truth.user_factors) == pytest.approx(share, abs=0.05)
+
+
+def test_demographics_show_in_the_data():
+    """Men and women take different items, far more so than two random halves do."""
+    table = reader(users=2000, demographics=0.5).read()
+    gender = table.user_features["gender"].codes
+
+    def distance(group):
+        shares = [np.bincount(table.items[group[table.users] == g], minlength=400) for g in (0, 1)]
+        first, second = (share / share.sum() for share in shares)
+        return np.abs(first - second).sum()
+
+    generator = np.random.default_rng(0)
+    assert distance(gender) > 1.5 * max(distance(generator.permutation(gender)) for _ in range(20))
+
+
+def test_popularity_then_ease_then_the_oracle(default):
+    """What can be learned is worth learning, and the truth is worth more."""
+
+    class Oracle(Baseline):
+        """Scores with the truth; told the user by the order of the calls."""
+
+        def fit(self, histories):
+            self.next = 0
+
+        def scores(self, histories):
+            users = tested[self.next : self.next + histories.num_users]
+            self.next += histories.num_users
+            return torch.from_numpy(truth.scores(users))
+
+    globals()["Oracle"], truth = Oracle, reader().truth()
+    partition = UserHoldout(UserHoldout.Config(), 0).split(default)
+    tested = np.unique(default.users[partition.test_rows[default.ratings[partition.test_rows] > 3]])
+    names = ["popularity", "ease", f"{__name__}:Oracle"]
+    got = evaluate_baselines(names, default, partition, positive_above=3, held_out="test", ks=(10,), block=32)
+    popularity, ease, oracle = (got[name]["hits@10"] for name in names)
+    assert popularity > 2 * 10 / 400
+    assert ease > 1.3 * popularity and oracle > 1.1 * ease
+
+
+def test_large_catalogue_needs_little_memory_and_time():
+    """20,000 users with 1,000,000 items: a matrix would take 80 GB."""
+    start = time.perf_counter()
+    tracemalloc.start()
+    table = reader(users=20_000, items=1_000_000, mean_interactions=20).read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert table.num_items == 1_000_000 and len(table) > 300_000
+    assert peak < 600e6 and time.perf_counter() - start < 30
+
+
+def test_work_in_chunks_covers_every_user_once(monkeypatch):
+    monkeypatch.setattr(synthetic, "_CANDIDATES_AT_ONCE", 500)
+    counts = np.array([1, 1000, 1, 1, 80, 3, 500])
+    parts = list(synthetic._chunks(counts))
+    assert len(parts) > 2 and np.concatenate([np.arange(7)[part] for part in parts]).tolist() == list(range(7))
+    table = reader(users=50).read()
+    assert np.bincount(table.users, minlength=50).min() >= 8 and (np.diff(table.users) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"users": 1, "items": 2, "min_interactions": 1, "mean_interactions": 1}, {"items": 16}]
+)
+def test_smallest(options):
+    table = reader(**options).read()
+    assert (np.bincount(table.users) == table.num_items // 2).all()
+
+
+@pytest.mark.parametrize("options", [{"items": 15}, {"mean_interactions": 5}])
+def test_settings_that_do_not_fit(options):
+    with pytest.raises(ExperimentError, match="min-interactions"):
+        reader(**options)
+
+
+def test_name():
+    assert resolve(DATASET, "synthetic") is Synthetic

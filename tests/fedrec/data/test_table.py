@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own tables."""
+
+import sys
+
+import pandas as pd
+import pytest
+
+from fedrec.data.readers.table import Table
+from fedrec.errors import DataError, ExperimentError
+
+CSV = "who,what,stars,when,city,kind\nu2,x,5,10,Rome,a\nu1,y,2.5,20,,b\nu2,y,1,30,Rome,b\n"
+COLUMNS = {"user": "who", "item": "what", "rating": "stars", "time": "when"}
+
+
+def read(path, **settings):
+    return Table("mine", Table.Config(path=path, **settings)).read()
+
+
+def write(tmp_path, text, name="table.csv"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def label(feature, row):
+    return [feature.categories[code] for code in feature.padded()[row] if code >= 0]
+
+
+def test_reads_the_named_columns(tmp_path):
+    data = read(write(tmp_path, CSV), **COLUMNS)
+    assert data.user_ids.tolist() == ["u1", "u2"]
+    assert data.item_ids.tolist() == ["x", "y"]
+    assert data.users.tolist() == [1, 0, 1]
+    assert data.items.tolist() == [0, 1, 1]
+    assert data.ratings.tolist() == [5.0, 2.5, 1.0]
+    assert data.times.tolist() == [10, 20, 30]
+
+
+def test_rating_and_time_are_optional(tmp_path):
+    data = read(write(tmp_path, CSV), user="who", item="what")
+    assert data.ratings is None and data.times is None
+
+
+def test_parquet_gives_the_same_as_csv(tmp_path):
+    csv = write(tmp_path, CSV)
+    pd.read_csv(csv).to_parquet(tmp_path / "table.parquet")
+    one, two = (read(path, user_features=["city"], **COLUMNS) for path in (csv, tmp_path / "table.parquet"))
+    assert one.fingerprint() == two.fingerprint()
+    assert one.times.tolist() == two.times.tolist()
+    assert one.user_features["city"].categories == two.user_features["city"].categories
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    path = write(tmp_path, "", "table.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert "pip install 'fedrec[parquet]'" in caught.value.fix
+
+
+def test_file_that_is_no_parquet_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        read(write(tmp_path, CSV, "table.parquet"))
+
+
+def test_separator_and_byte_order_mark(tmp_path):
+    path = write(tmp_path, "\ufeffuser\titem\n1\t2\n", "table.tsv")
+    assert read(path, separator="\t").item_ids.tolist() == [2]
+
+
+def test_whole_number_ids_sort_as_numbers(tmp_path):
+    data = read(write(tmp_path, "user,item\n10,a\n9,b\n"))
+    assert data.user_ids.tolist() == [9, 10]
+
+
+@pytest.mark.parametrize("ids", [["007", "7"], ["1.0", "2"], ["1", "NA"], ["1", "12345678901234567890"]])
+def test_other_ids_stay_text(tmp_path, ids):
+    data = read(write(tmp_path, "user,item\n" + "".join(f"{name},a\n" for name in ids)))
+    assert data.user_ids.tolist() == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (["1970-01-02", "1970-01-01"], [86400, 0]),
+        (["1970-01-01T00:01:00Z", "1970-01-01T01:00:00+01:00"], [60, 0]),
+        (["1970-01-01 00:00:07.9", "1970-01-02"], [7, 86400]),
+        (["9007199254740993", "5"], [9007199254740993, 5]),
+        (["12.75", "3"], [12, 3]),
+    ],
+)
+def test_times_are_numbers_or_iso_dates(tmp_path, times, expected):
+    text = "user,item,t\n" + "".join(f"u,{place},{time}\n" for place, time in enumerate(times))
+    assert read(write(tmp_path, text), time="t").times.tolist() == expected
+
+
+def test_dates_of_parquet(tmp_path):
+    frame = pd.DataFrame({"user": ["u"], "item": ["i"], "t": pd.to_datetime(["1970-01-02 00:00:01"])})
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet", time="t").times.tolist() == [86401]
+
+
+def test_features_from_columns(tmp_path):
+    data = read(write(tmp_path, CSV), user_features=["city"], item_features=["kind"], **COLUMNS)
+    assert (label(data.user_features["city"], 0), label(data.user_features["city"], 1)) == ([], ["Rome"])
+    assert (label(data.item_features["kind"], 0), label(data.item_features["kind"], 1)) == (["a"], ["b"])
+
+
+def test_features_from_a_further_table(tmp_path):
+    write(tmp_path, "what,maker,year\ny,Acme,1999\nz,Other,2000\n", "items.csv")
+    data = read(write(tmp_path, CSV), item_features=["items.csv"], **COLUMNS)
+    assert data.item_features.names == ("maker", "year")
+    assert data.item_features["maker"].categories == ("Acme",)
+    assert (label(data.item_features["year"], 0), label(data.item_features["year"], 1)) == ([], ["1999"])
+
+
+def test_further_table_with_number_ids(tmp_path):
+    write(tmp_path, "user,job\n10,cook\n9,vet\n", "users.csv")
+    data = read(write(tmp_path, "user,item\n9,a\n10,b\n"), user_features=["users.csv"])
+    assert (label(data.user_features["job"], 0), label(data.user_features["job"], 1)) == (["vet"], ["cook"])
+
+
+def test_feature_that_varies_is_refused(tmp_path):
+    with pytest.raises(DataError, match="feature 'kind' is not constant") as caught:
+        read(write(tmp_path, CSV), user_features=["kind"], **COLUMNS)
+    assert caught.value.expected == "one value for 'u2' in all its rows"
+    assert caught.value.got == "'a' and 'b'"
+
+
+@pytest.mark.parametrize(
+    ("settings", "column", "setting"),
+    [
+        ({"user": "whoo"}, "whoo", "dataset.user"),
+        ({"item": "whta"}, "whta", "dataset.item"),
+        ({"rating": "star"}, "star", "dataset.rating"),
+        ({"user_features": ["citty"]}, "citty", "dataset.user-features"),
+    ],
+)
+def test_missing_column_is_named_with_the_nearest(tmp_path, settings, column, setting):
+    with pytest.raises(DataError, match=f"no column '{column}'") as caught:
+        read(write(tmp_path, CSV), **(COLUMNS | settings))
+    assert setting in caught.value.expected
+    assert "did you mean" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("2.5", "good", "row 2 .*'stars'"),
+        ("2.5", "", "row 2 .*'stars'"),
+        ("2.5", "inf", "row 2 .*'stars'"),
+        (",20,", ",soon,", "row 1 .*'when'"),
+        (",20,", ",,", "row 2 .*'when'"),
+        ("u1", "", "row 2 .*'who'"),
+        ("Rome,a", "Rome,a,b", "cannot be read as a table"),
+        ("1,30,Rome,b", "1,30,Rome,b,c", "cannot be read as a table"),
+    ],
+)
+def test_wrong_values_are_named(tmp_path, old, new, message):
+    with pytest.raises(DataError, match=message):
+        read(write(tmp_path, CSV.replace(old, new)), user_features=["city"], item_features=["kind"], **COLUMNS)
+
+
+@pytest.mark.parametrize("text", ["", "user,item\n"])
+def test_empty_table_is_refused(tmp_path, text):
+    with pytest.raises(DataError):
+        read(write(tmp_path, text))
+
+
+def test_column_given_twice_is_refused(tmp_path):
+    with pytest.raises(DataError, match="two columns 'user'"):
+        read(write(tmp_path, "user,user,item\n1,2,3\n"))
+
+
+def test_path_is_needed(tmp_path):
+    with pytest.raises(DataError, match="no table is named"):
+        Table("mine", Table.Config()).read()
+    with pytest.raises(DataError, match="not a file"):
+        read(tmp_path)
+
+
+def test_separator_of_two_characters_is_refused():
+    with pytest.raises(ExperimentError, match=r"dataset\.separator"):
+        Table.Config.parse({"separator": "::"}, at="dataset")
