@@ -119,6 +119,18 @@ class Experiment(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_components(cls, table: Any) -> Any:
+        """A section without a name means the default component, so `--set step.epochs=1` works without a `[step]`."""
+        if not isinstance(table, Mapping):
+            return table
+        for key, field in cls.model_fields.items():
+            given = table.get(key)
+            if isinstance(field.default, Section) and isinstance(given, Mapping) and "name" not in given:
+                table = {**table, key: {"name": field.default.name, **given}}
+        return table
+
     @model_validator(mode="after")
     def _rating_has_no_threshold(self) -> Self:
         if self.task == "rating" and self.positive_above is not None:
@@ -183,8 +195,8 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
         ExperimentError: the file is missing or not TOML, or a key or value is wrong.
     """
     table = dict(source) if isinstance(source, Mapping) else _read(source)
-    for override in overrides:
-        table = _overridden(table, override)
+    for text in overrides:
+        table = override(table, text)
     return Experiment.parse(table).resolve()
 
 
@@ -258,33 +270,42 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise ExperimentError(f"{path} is not TOML", expected="TOML text", got=str(error), fix="correct it") from None
 
 
-def _overridden(table: Mapping[str, Any], override: str) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
+def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A table with one key changed.
+
+    Args:
+        table: nested tables.
+        text: such as `"strategy.server-lr=0.5"`; the value in TOML syntax, a bare word is a string.
+
+    Raises:
+        ExperimentError: the text is not of that form, or a part of the key is not a table.
+    """
+    key, equals, written = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):
         raise ExperimentError(
-            f"cannot read the override {override!r}",
+            f"cannot read the override {text!r}",
             expected="key=value",
-            got=override,
+            got=text,
             fix="--set strategy.server-lr=0.5",
         )
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word, as people write it on a command line
-    return _with(table, path, value, override)
+        value = written.strip()  # a bare word, as people write it on a command line
+    return _with(table, path, value, text)
 
 
-def _with(table: Mapping[str, Any], path: list[str], value: Any, override: str) -> dict[str, Any]:
+def _with(table: Mapping[str, Any], path: list[str], value: Any, text: str) -> dict[str, Any]:
     head, *rest = path
     if not rest:
         return {**table, head: value}
     inner = table.get(head, {})
     if not isinstance(inner, Mapping):
         raise ExperimentError(
-            f"cannot apply the override {override!r}",
+            f"cannot apply the override {text!r}",
             expected=f"{head!r} to be a table",
             got=repr(inner),
             fix="check the key",
         )
-    return {**table, head: _with(inner, rest, value, override)}
+    return {**table, head: _with(inner, rest, value, text)}

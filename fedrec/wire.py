@@ -96,7 +96,7 @@ class Presence:
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Named numpy arrays as a Flower record."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
 
 
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:

@@ -84,6 +84,7 @@ class Loop:
             state = self._round(state)
             self._save(state)
             seconds = state.timings[-1]["seconds"]
+            log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
             stop = any([callback.after_round(state.rounds[-1], seconds) for callback in self.callbacks])
         return self._finish(state, baselines)
 
@@ -168,6 +169,7 @@ class Loop:
             "evaluation": time.perf_counter() - started,
         }
         self.run.write_result(result, {"seconds": seconds})
+        log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)
         for callback in self.callbacks:
             callback.on_end(result)

@@ -74,7 +74,10 @@ def settle(experiment: Experiment) -> Experiment:
 
     engine = experiment.engine
     cores = len(os.sched_getaffinity(0))
-    device = resolve_device(engine.device).type if engine.device == "auto" else engine.device
+    device = engine.device
+    if engine.ray_address is None:  # a cluster may have devices that this machine has not
+        resolved = resolve_device(device)
+        device = resolved.type if device == "auto" else device
     nodes = engine.nodes or (1 if engine.name == "serial" else _workers(device, cores))
     threads = engine.threads or max(1, cores // nodes)
     settled = {**engine.table(), "nodes": nodes, "threads": threads, "device": device}

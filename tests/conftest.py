@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of the whole test suite."""
+"""Hooks of the whole test suite, and what several test files share."""
 
+import copy
 import os
 
 import pytest
@@ -13,3 +14,161 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("real_data"):
             item.add_marker(pytest.mark.skip(reason="FEDREC_DATA is not set"))
+
+
+TINY = {
+    "name": "tiny",
+    "rounds": 2,
+    "positive-above": 3.0,
+    "dataset": {"name": "synthetic", "users": 24, "items": 30, "mean-interactions": 8, "min-interactions": 4},
+    "split": {"name": "user-holdout", "test-users": 0.25},
+    "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
+    "step": {"name": "sgd", "epochs": 1, "batch-size": 8},
+    "sampler": {"name": "fixed-size", "cohort": 6},
+    "evaluation": {"users": 4, "ks": [5], "baselines": [], "fine-tune": {"epochs": 1}},
+    "engine": {"name": "serial", "nodes": 2, "threads": 1, "device": "cpu"},
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_experiment():
+    """Gives a fresh table of an experiment with 24 users (18 of them train) that runs in a fraction of a second."""
+    return lambda: copy.deepcopy(TINY)
+
+
+@pytest.fixture(scope="session")
+def load_tiny(tiny_experiment):
+    """Loads the tiny experiment with overrides."""
+    from fedrec.experiment import load
+
+    return lambda *overrides: load(tiny_experiment(), overrides)
+
+
+@pytest.fixture
+def run_tiny(tiny_experiment, tmp_path):
+    """Runs the tiny experiment with overrides in the folder `tmp_path / output`."""
+    from simulations import runner
+
+    def run(*overrides, output="run", callbacks=()):
+        return runner.run(tiny_experiment(), overrides, output=tmp_path / output, callbacks=callbacks)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def saved_parameters():
+    """Reads the parameters in the newest checkpoint of a run folder, with numpy alone."""
+    import numpy as np
+
+    def read(folder):
+        with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
+            return {name.removeprefix("parameters/"): file[name] for name in file.files if name.startswith("param")}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def identity():
+    """Lets tests make Flower messages."""
+    from simulations.engines.flwr_private import identify_server
+
+    identify_server()
+
+
+@pytest.fixture(scope="session")
+def world():
+    """Four users and six items by hand: a repeated row, a user without positives, one without training rows."""
+    import numpy as np
+
+    from fedrec.data.features import Feature, FeatureTable
+    from fedrec.data.interactions import Interactions
+    from fedrec.data.population import Population
+    from fedrec.data.split import Partition
+
+    users = (Feature.single("gender", ["F", "M", "F", "M"]), Feature.multiple("hobby", [["a", "b"], [], ["b"], ["a"]]))
+    genres = Feature.multiple("genres", [["x"], ["x", "y"], [], ["y"], ["x"], ["y"]])
+    rows = np.array(
+        [
+            (0, 0, 5), (0, 1, 2), (0, 2, 4), (0, 3, 1),
+            (1, 1, 5), (1, 1, 4), (1, 4, 5), (1, 4, 5), (1, 0, 4),
+            (2, 5, 1), (2, 0, 5),
+            (3, 2, 2),
+        ]
+    )  # fmt: skip
+    interactions = Interactions(
+        name="world",
+        users=rows[:, 0],
+        items=rows[:, 1],
+        user_ids=np.arange(4),
+        item_ids=np.arange(6),
+        user_features=FeatureTable(4, users),
+        item_features=FeatureTable(6, (genres,)),
+        ratings=rows[:, 2],
+    )
+    train, validation, test = np.array([0, 1, 4, 5, 9]), np.array([8]), np.array([2, 3, 6, 7, 10, 11])
+    partition = Partition(np.array([0, 1, 2]), train, validation, test)
+
+    def make(task="ranking", positive_above=3.0):
+        above = None if task == "rating" else positive_above
+        return Population(interactions, partition, task=task, positive_above=above)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def torch_privrec():
+    """Builds PrivRec a second time, out of `nn.Embedding` and `nn.Linear`, for one client."""
+    import torch
+    from torch import nn
+
+    class TorchPrivRec(nn.Module):
+        def __init__(self, model, parameters):
+            super().__init__()
+            self.item_codes = [torch.from_numpy(f.padded()) for f in model.schema.item_features.features]
+            self.tables = nn.ParameterDict()
+            self.names = {name: name.replace(".", "_") for name in parameters}
+            for name in parameters:
+                if not name.startswith("layer"):
+                    self.tables[self.names[name]] = nn.Embedding.from_pretrained(parameters[name].clone(), freeze=False)
+            self.layers = nn.ModuleList()
+            for layer in range(len(model.config.hidden) + 1):
+                weight = parameters[f"layer{layer}.weight"]
+                linear = nn.Linear(*weight.shape)
+                linear.load_state_dict({"weight": weight.T.clone(), "bias": parameters[f"layer{layer}.bias"].clone()})
+                self.layers.append(linear)
+            self.activation = {"relu": nn.ReLU(), "sigmoid": nn.Sigmoid(), "tanh": nn.Tanh()}[model.config.activation]
+            self.users = [f"user_{name}" for name, _ in model.schema.user_features]
+            self.items = [f"item_{f.name}" for f in model.schema.item_features.features]
+
+        def mean_row(self, name, codes):
+            table = self.tables[name]
+            codes = codes[codes >= 0]
+            return table(codes).mean(0) if len(codes) else torch.zeros(table.embedding_dim)
+
+        def one(self, users, item):
+            parts = [self.mean_row(name, codes) for name, codes in zip(self.users, users, strict=True)]
+            parts.append(self.tables["item_id"](item))
+            parts += [self.mean_row(name, codes[item]) for name, codes in zip(self.items, self.item_codes, strict=True)]
+            hidden = torch.cat(parts)
+            for linear in self.layers[:-1]:
+                hidden = self.activation(linear(hidden))
+            return self.layers[-1](hidden)[0]
+
+        def forward(self, users, items):
+            return torch.stack([self.one(users, item) for item in items])
+
+        def named(self):
+            """Present parameters (or their gradients) under PrivRec's names and in its shapes."""
+            found = {name: self.tables[key].weight for name, key in self.names.items() if key in self.tables}
+            for layer, linear in enumerate(self.layers):
+                found[f"layer{layer}.weight"], found[f"layer{layer}.bias"] = linear.weight, linear.bias
+            return found
+
+        def values(self):
+            return {n: (v.T if n.startswith("layer") and v.dim() == 2 else v).detach() for n, v in self.named().items()}
+
+        def gradients(self):
+            named = {n: torch.zeros_like(v) if v.grad is None else v.grad for n, v in self.named().items()}
+            return {n: g.T if n.startswith("layer") and g.dim() == 2 else g for n, g in named.items()}
+
+    return TorchPrivRec

@@ -76,9 +76,9 @@ class Model(ABC):
 
     def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension, `[C, num_items]`."""
-        items = torch.arange(self.schema.num_items, device=users[0].device if users else None)
-        slices = next(iter(parameters.values())).shape[0]
-        return self.predict(parameters, users, items.expand(slices, -1))
+        some = next(iter(parameters.values()))
+        items = torch.arange(self.schema.num_items, device=some.device)
+        return self.predict(parameters, users, items.expand(some.shape[0], -1))
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:

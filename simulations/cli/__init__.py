@@ -1,1 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The command line. Commands import what they need when they run, so that `fedrec --help` answers at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from fedrec.errors import FedrecError
+from simulations.cli import data, doctor, listing, running
+
+app = typer.Typer(
+    help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(running.run)
+app.command("resume")(running.resume)
+app.command("list")(listing.list_components)
+app.add_typer(data.app, name="data", help="Datasets: list, fetch, import, look at.")
+app.command("doctor")(doctor.doctor)
+
+DEBUG = "FEDREC_DEBUG"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import fedrec
+
+        typer.echo(f"fedrec {fedrec.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+def main() -> None:
+    """Entry point: an error that the user can mend is printed without a traceback, with a non-zero exit."""
+    _keep_quiet()
+    try:
+        with _warnings_shown():
+            app()
+    except FedrecError as error:
+        if os.environ.get(DEBUG):
+            raise
+        typer.secho(f"error: {error.text()}", fg=typer.colors.RED, err=True)
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Warnings (a damaged checkpoint, a failed node) go to standard error too; errors are printed once, by `main`."""
+    logger, handler = logging.getLogger("fedrec"), logging.StreamHandler()
+    handler.addFilter(lambda record: record.levelno == logging.WARNING)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _keep_quiet() -> None:
+    """Switch off what phones home or installs packages, unless the user set it."""
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        os.environ.setdefault(name, "0")
+    for name in ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"):
+        os.environ.setdefault(name, "1")

@@ -1,0 +1,47 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: help demo test lint constraints clean
+.DEFAULT_GOAL := help
+
+help:  ## Show what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+demo: $(VENV)/.installed  ## PrivRec on the embedded synthetic dataset, offline: a table and a run folder
+	$(BIN)/fedrec run privrec-synthetic
+
+test: $(VENV)/.installed-test  ## The test suite; FEDREC_DATA=FOLDER adds the tests on real data
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.installed-test  ## Style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+constraints: $(VENV)/.installed-test  ## Write down the versions that are installed now
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^#' > constraints.txt
+
+clean:  ## Remove the virtual environment
+	rm -rf $(VENV)
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedrec needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by its exact version: a looser request, made by another package, may take a build of several gigabytes.
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/pip
+	$(PIP) $$(grep -E '^torch==' constraints.txt)
+	@touch $@
+
+$(VENV)/.installed: $(SOURCES) $(VENV)/.torch
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
+	$(PIP) --editable '.[test]'
+	@touch $@ $(VENV)/.installed

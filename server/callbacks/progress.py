@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live line on the terminal: round, loss, Hits@10, elapsed, time left; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from fedrec.runs import Result, RunFolder
+from server.callbacks.base import Callback
+
+
+class Progress(Callback):
+    """Shows how a run goes on, on standard error."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bars: RichProgress | None = None
+        self._started = time.monotonic()
+        self._task: Any = None
+        self._rounds, self._first = 0, 1
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """See `Callback.on_start`."""
+        self._rounds, self._first, self._started = rounds, first_round, time.monotonic()
+        self._say(f"{run.experiment.name}: rounds {first_round} to {rounds}, folder {run.path}")
+        self._show("training", rounds, first_round - 1)
+
+    def on_stage(self, text: str) -> None:
+        """See `Callback.on_stage`."""
+        self._say(text)
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """See `Callback.after_round`; never ends the run."""
+        number = int(row["round"])
+        if self._bars is not None:
+            self._bars.update(self._task, completed=number, figures=_figures(row))
+        else:
+            elapsed = time.monotonic() - self._started
+            left = elapsed / (number - self._first + 1) * (self._rounds - number)
+            times = f"elapsed {elapsed:.0f} s, left {left:.0f} s"
+            self._say(f"round {number}/{self._rounds}  {_figures(row)}  {times}")
+        return False
+
+    def on_evaluation(self, done: int, total: int) -> None:
+        """See `Callback.on_evaluation`."""
+        if self._bars is None:
+            self._say(f"evaluated {done}/{total} users")
+        elif self._bars.tasks[-1].total != total or self._bars.tasks[-1].finished:
+            self._show("evaluation", total, done)
+        else:
+            self._bars.update(self._task, completed=done)
+
+    def on_end(self, result: Result) -> None:
+        """See `Callback.on_end`."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was; safe to call twice."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def _show(self, label: str, total: int, completed: int) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._bars is None:
+            columns = [
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(elapsed_when_finished=True),
+            ]
+            self._bars = RichProgress(*columns, console=self._console)
+            self._bars.start()
+        self._task = self._bars.add_task(label, total=total, completed=completed, figures="")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _figures(row: dict[str, Any]) -> str:
+    """Loss and the first known metric of a round, in a few words."""
+    wanted = ["loss", "hits@10", *(name for name in row if name.startswith(("hits@", "rmse")))]
+    shown = [name for name in dict.fromkeys(wanted) if math.isfinite(float(row.get(name, math.nan)))]
+    return "  ".join(f"{name} {float(row[name]):.4f}" for name in shown[:2])

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec doctor`: is this installation in order, and what does this machine offer?"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import typer
+
+Check = Callable[[], str]
+_PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
+
+
+class _Ailment(Exception):
+    """A check that failed; says what to do."""
+
+
+def doctor() -> None:
+    """Check the installation; the exit status is 1 when something is wrong."""
+    ill = False
+    for name, check in _checks():
+        try:
+            typer.echo(f"ok    {name}: {check()}")
+        except Exception as error:
+            ill = True
+            typer.secho(f"WRONG {name}: {error}", fg=typer.colors.RED)
+    raise typer.Exit(1 if ill else 0)
+
+
+def _checks() -> Iterator[tuple[str, Check]]:
+    yield "python", _python
+    yield "our packages", _origins
+    for package in ("flwr", "torch", "numpy", "pandas", "autodp", "ray", "pydantic"):
+        yield package, lambda package=package: _version(package)
+    yield "flower", _flower
+    yield "devices", _devices
+    yield "shared memory", _shared_memory
+    yield "data", _data
+    yield "runs", _runs
+
+
+def _python() -> str:
+    return f"{sys.version.split()[0]} at {sys.executable}"
+
+
+def _origins() -> str:
+    """Four of the five package names are common words; another package of that name must not stand before ours."""
+    root = Path(__file__).resolve().parent.parent.parent
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        origin = Path(str(spec.origin)).resolve() if spec and spec.origin else None
+        if origin is None or not origin.is_relative_to(root):
+            raise _Ailment(f"{package!r} is imported from {origin}, expected below {root}; remove the other package")
+    return f"all below {root}"
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    importlib.import_module(package)
+    return version(package)
+
+
+def _flower() -> str:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from simulations.engines.flwr_private import identify_server
+
+    identify_server()
+    commands = Path(sys.executable).parent
+    found = (commands / "flower-superlink").exists() or shutil.which("flower-superlink")
+    if not found:
+        raise _Ailment("flower-superlink is not there; pip install 'flwr[simulation]'")
+    return f"messages can be made (run {TaskIdentity.run_id}), commands in {commands}"
+
+
+def _devices() -> str:
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    cuda = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    return f"{cores} cores, {', '.join(cuda) or 'no CUDA device'}"
+
+
+def _shared_memory() -> str:
+    """Ray keeps its objects there."""
+    if not Path("/dev/shm").exists():
+        return "no /dev/shm; Ray will use files"
+    free = shutil.disk_usage("/dev/shm").free / 2**20
+    if free < 300:
+        raise _Ailment(f"{free:.0f} MiB free in /dev/shm, expected 300; --engine serial needs none")
+    return f"{free:.0f} MiB free in /dev/shm"
+
+
+def _data() -> str:
+    from fedrec.data.reader import data_directory
+    from fedrec.registry import DATASET, builtin_names
+
+    folder = data_directory()
+    here = [name for name in builtin_names(DATASET) if (folder / name).exists()]
+    return f"{folder}: {', '.join(here) or 'nothing yet; the synthetic dataset needs none'}"
+
+
+def _runs() -> str:
+    folder = Path(os.environ.get("FEDREC_RUNS", "runs"))
+    existing = next(parent for parent in [folder.resolve(), *folder.resolve().parents] if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise _Ailment(f"{existing} cannot be written; set FEDREC_RUNS")
+    free = shutil.disk_usage(existing).free / 2**30
+    return f"{folder} ({free:.0f} GiB free)"

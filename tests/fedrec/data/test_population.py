@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interactions seen as clients: labels, what is known, what is held out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrec.data.interactions import Interactions
+from fedrec.data.population import Population
+from fedrec.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("client", "items", "labels", "positives"),
+    [(0, [0, 1], [1, 0], [0]), (1, [1, 1], [1, 1], [1]), (2, [5], [0], []), (3, [], [], [])],
+)
+def test_training_data_of_a_client_in_ranking(world, client, items, labels, positives):
+    data = world().client(client)
+    assert data.client == client and data.labels.dtype == np.float32
+    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (items, labels, positives)
+
+
+@pytest.mark.parametrize(
+    ("client", "items", "labels", "positives"),
+    [(0, [0, 1], [5, 2], [0, 1]), (1, [1, 1], [5, 4], [1]), (2, [5], [1], [5]), (3, [], [], [])],
+)
+def test_training_data_of_a_client_in_rating(world, client, items, labels, positives):
+    data = world("rating").client(client)
+    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (items, labels, positives)
+
+
+def test_without_a_threshold_every_row_is_positive(world):
+    data = world(positive_above=None).client(0)
+    assert data.labels.tolist() == [1, 1] and data.positives.tolist() == [0, 1]
+
+
+def test_a_row_at_the_threshold_is_not_positive(world):
+    assert world(positive_above=5.0).client(0).labels.tolist() == [0, 0]
+    assert world(positive_above=4.5).client(0).labels.tolist() == [1, 0]
+
+
+def test_positives_never_tell_what_is_held_out(world):
+    """Item 4 is held out for client 1 and item 2 for client 0: both must stay possible negatives."""
+    assert 4 not in world().client(1).positives and 2 not in world().client(0).positives
+
+
+def test_features_are_codes_with_places_for_several(world):
+    population = world()
+    assert [codes.tolist() for codes in population.client(0).features] == [[0], [0, 1]]
+    assert [codes.tolist() for codes in population.client(1).features] == [[1], [-1, -1]]
+    gender, hobby = population.feature_codes(np.array([3, 2]))
+    assert gender.tolist() == [[1], [0]] and hobby.tolist() == [[0, -1], [1, -1]]
+    assert population.schema().user_features == (("gender", 2), ("hobby", 2))
+
+
+def test_known_counts_are_training_rows(world):
+    assert world().known_counts(np.array([3, 1, 0, 2])).tolist() == [0, 2, 2, 1]
+
+
+def test_who_is_evaluated(world):
+    """In ranking a client needs a held-out positive: client 3 has only a row rated 2."""
+    assert world().evaluated_clients("test").tolist() == [0, 1, 2]
+    assert world().evaluated_clients("validation").tolist() == [1]
+    assert world("rating").evaluated_clients("test").tolist() == [0, 1, 2, 3]
+
+
+def test_held_out_masks(world):
+    found = world().held_out(np.array([1, 0]), "test")
+    assert [np.flatnonzero(row).tolist() for row in found.seen] == [[0, 1, 4], [0, 1, 2, 3]]
+    assert [np.flatnonzero(row).tolist() for row in found.known] == [[1], [0, 1]]
+    assert [np.flatnonzero(row).tolist() for row in found.relevant] == [[4], [2]]
+    assert found.weight.tolist() == [[0, 0, 0, 0, 2, 0], [0, 0, 1, 0, 0, 0]]
+    validation = world().held_out(np.array([1]), "validation")
+    assert np.flatnonzero(validation.relevant).tolist() == [0]
+
+
+def test_weights_only_where_a_held_out_row_repeats(world):
+    assert world().held_out(np.array([0, 2]), "test").weight is None
+
+
+def test_held_out_ratings(world):
+    items, ratings = world("rating").held_out_ratings(0, "test")
+    assert items.tolist() == [2, 3] and ratings.tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("held_out", ["test", "validation"])
+def test_masks_equal_those_of_a_loop_over_the_rows(load_tiny, held_out):
+    population = Population.of(load_tiny("split.name=ratio", "split.train=0.5", "split.validation=0.25", "split.test=0.25"))
+    data, parts = population.interactions, population.partition
+    held = set((parts.test_rows if held_out == "test" else parts.validation_rows).tolist())
+    train = set(parts.train_rows.tolist())
+    clients = np.random.default_rng(0).permutation(data.num_users)[:10]
+    seen, known, relevant = np.zeros((3, 10, data.num_items), dtype=bool)
+    for row, (user, item, rating) in enumerate(zip(data.users, data.items, data.ratings, strict=True)):
+        for place in np.flatnonzero(clients == user):
+            seen[place, item] = True
+            known[place, item] |= row in train
+            relevant[place, item] |= row in held and rating > 3
+    found = population.held_out(clients, held_out)
+    np.testing.assert_array_equal(found.seen, seen)
+    np.testing.assert_array_equal(found.known, known)
+    np.testing.assert_array_equal(found.relevant, relevant)
+    assert relevant.any() and found.weight is None
+
+
+def test_ratings_are_asked_for_only_where_they_are_needed(world):
+    full = world()
+    bare = Interactions(
+        **{name: getattr(full.interactions, name) for name in ("name", "users", "items", "user_ids", "item_ids")},
+        user_features=full.interactions.user_features,
+        item_features=full.interactions.item_features,
+    )
+    assert Population(bare, full.partition, task="ranking", positive_above=None).client(0).labels.tolist() == [1, 1]
+    for task, above in (("ranking", 3.0), ("rating", None)):
+        with pytest.raises(DataError, match="world has no ratings"):
+            Population(bare, full.partition, task=task, positive_above=above)

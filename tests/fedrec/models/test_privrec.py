@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrivRec's network against a second one out of `nn.Embedding` and `nn.Linear`, and against equations 1 and 2."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.data.features import FeatureTable
+from fedrec.models.base import Schema, gather_rows, pooled_rows
+from fedrec.models.privrec import PrivRec, PrivRecConfig
+from fedrec.rng import torch_stream
+
+ITEMS = torch.tensor([3, 0, 5, 2, 2])
+
+
+@pytest.fixture
+def make(world):
+    def model(task="ranking", **settings):
+        return PrivRec(PrivRecConfig(**{"embedding": 3, "hidden": (5, 4), **settings}), world(task).schema())
+
+    return model
+
+
+def fresh(model, seed=0):
+    return model.initial(torch.Generator().manual_seed(seed))
+
+
+def stacked(*slices):
+    return {name: torch.stack([one[name] for one in slices]) for name in slices[0]}
+
+
+def codes_of(population, *clients):
+    return tuple(torch.from_numpy(codes) for codes in population.feature_codes(np.array(clients)))
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh"])
+@pytest.mark.parametrize("task", ["ranking", "rating"])
+@pytest.mark.parametrize("hidden", [(5, 4), ()])
+def test_predictions_and_gradients_equal_those_of_plain_modules(make, world, torch_privrec, activation, task, hidden):
+    model = make(task, activation=activation, hidden=hidden)
+    parameters = fresh(model)
+    # Client 1 has no hobby at all and client 0 has two: both kinds of pooling matter.
+    labels = torch.tensor([1.0, 0, 0, 1, 1]) if task == "ranking" else torch.tensor([5.0, 1, 2, 3, 4])
+    for client in (0, 1):
+        users = codes_of(world(), client)
+        leaves = {name: value.unsqueeze(0).requires_grad_() for name, value in parameters.items()}
+        predicted = model.predict(leaves, users, ITEMS.unsqueeze(0))
+        plain = torch_privrec(model, parameters)
+        expected = plain([codes[0] for codes in users], ITEMS)
+        torch.testing.assert_close(predicted[0], expected, rtol=1e-5, atol=1e-6)
+        model.loss(predicted, labels.unsqueeze(0)).sum().backward()
+        loss = torch.nn.BCEWithLogitsLoss() if task == "ranking" else torch.nn.MSELoss()
+        loss(expected, labels).backward()
+        for name, gradient in plain.gradients().items():
+            torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_split_first_layer_has_right_gradients(make, world):
+    """Finite differences in float64, over every parameter."""
+    model = make(activation="tanh")
+    parameters = {name: value.double().unsqueeze(0) for name, value in fresh(model).items()}
+    users, names = codes_of(world(), 0), list(parameters)
+
+    def predict(*values):
+        return model.predict(dict(zip(names, values, strict=True)), users, ITEMS.unsqueeze(0))
+
+    assert torch.autograd.gradcheck(predict, tuple(value.requires_grad_() for value in parameters.values()))
+
+
+def test_a_cohort_gives_what_each_client_gives_alone(make, world):
+    model, population = make(), world()
+    slices = [fresh(model, seed) for seed in range(3)]
+    users = codes_of(population, 0, 1, 2)
+    items = torch.tensor([[0, 1, 2], [3, 3, 5], [4, 0, 1]])
+    together = model.predict(stacked(*slices), users, items)
+    assert together.shape == (3, 3)
+    for place, one in enumerate(slices):
+        alone = model.predict(stacked(one), tuple(u[[place]] for u in users), items[[place]])
+        torch.testing.assert_close(together[[place]], alone)
+    shared = {name: value.expand(3, *value.shape[1:]) for name, value in stacked(slices[0]).items()}
+    copied = {name: value.clone() for name, value in shared.items()}
+    torch.testing.assert_close(model.predict(shared, users, items), model.predict(copied, users, items))
+
+
+def test_scores_are_the_predictions_of_every_item(make, world):
+    model = make()
+    parameters, users = stacked(fresh(model, 1), fresh(model, 2)), codes_of(world(), 2, 0)
+    items = torch.arange(6).expand(2, 6)
+    torch.testing.assert_close(model.scores(parameters, users), model.predict(parameters, users, items))
+
+
+def test_scores_work_where_the_parameters_are():
+    """Without user features there is nothing but the parameters to tell the device."""
+    seen = []
+
+    class Watched(PrivRec):
+        def predict(self, parameters, users, items):
+            seen.append(items.device.type)
+            return super().predict(parameters, users, items)
+
+    model = Watched(PrivRecConfig(embedding=2, hidden=(3,)), Schema(4, FeatureTable(4), (), "ranking"))
+    model.scores({name: value.unsqueeze(0).to("meta") for name, value in fresh(model).items()}, ())
+    assert seen == ["meta"]
+
+
+def test_rows_are_averaged_over_the_codes_that_are_there():
+    table = torch.tensor([[[1.0, 10], [2, 20], [3, 30]]])
+    codes = torch.tensor([[[0, 2], [1, -1], [-1, -1]]])
+    assert pooled_rows(table, codes).tolist() == [[[2, 20], [2, 20], [0, 0]]]
+
+
+def test_rows_are_taken_from_each_clients_own_table():
+    tables = torch.arange(12.0).view(2, 3, 2)
+    assert gather_rows(tables, torch.tensor([[2], [0]])).tolist() == [[[4, 5]], [[6, 7]]]
+
+
+def test_ranking_loss_is_equation_2(make):
+    logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+
+    def entropy(logit, label):
+        probability = 1 / (1 + math.exp(-logit))
+        return -math.log(probability) if label else -math.log(1 - probability)
+
+    expected = [(entropy(2, 1) + entropy(-1, 0)) / 2, (entropy(0, 0) + entropy(0.5, 1)) / 2]
+    assert make().loss(logits, labels).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_rating_loss_is_the_mean_squared_error(make):
+    assert make("rating").loss(torch.tensor([[4.0, 1.0]]), torch.tensor([[5.0, 3.0]])).tolist() == [2.5]
+
+
+def test_shapes_and_names_hold_no_user(make):
+    shapes = {name: tuple(value.shape) for name, value in fresh(make()).items()}
+    assert shapes == {
+        "user.gender": (2, 3),
+        "user.hobby": (2, 3),
+        "item.id": (6, 3),
+        "item.genres": (2, 3),
+        "layer0.weight": (12, 5),
+        "layer0.bias": (5,),
+        "layer1.weight": (5, 4),
+        "layer1.bias": (4,),
+        "layer2.weight": (4, 1),
+        "layer2.bias": (1,),
+    }
+
+
+def test_initial_parameters_are_a_function_of_the_seed(make):
+    one, same, other = (make().initial(torch_stream(seed, "init")) for seed in (0, 0, 1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["item.id"], other["item.id"])
+
+
+def test_initial_distribution(make):
+    relu = fresh(make(embedding=50, hidden=(200, 100), embedding_std=0.3))
+    assert relu["item.id"].std() == pytest.approx(0.3, rel=0.15)
+    bound = math.sqrt(6 / 200)
+    assert 0.98 * bound < relu["layer0.weight"].abs().max() <= bound and not relu["layer0.bias"].any()
+    tanh = fresh(make(embedding=50, hidden=(200, 100), activation="tanh"))
+    bound = math.sqrt(6 / 300)
+    assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound
+    assert all(value.dtype == torch.float32 for value in tanh.values())

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments: read, overridden, checked to the last component, resolved, and written without a loss."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment import Experiment, from_run_config, load, shipped_experiments
+from fedrec.registry import DATASET, MODEL, STEP, STRATEGY
+
+LEAST = {"name": "least", "rounds": 1, "dataset": {"name": "synthetic"}}
+ADAM = "flwr.serverapp.strategy:FedAdam"
+
+
+def refused(*overrides, source=LEAST):
+    with pytest.raises(ExperimentError) as caught:
+        load(source, overrides)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", sorted(shipped_experiments()))
+def test_every_shipped_experiment_loads_by_its_name(name):
+    experiment = load(name)
+    assert experiment.name == name and experiment == load(shipped_experiments()[name])
+
+
+def test_resolve_fills_in_every_default():
+    experiment = load(LEAST)
+    assert experiment.dataset.options["users"] == 600
+    assert experiment.model.options["hidden"] == [256, 128, 64, 32]
+    assert experiment.step.options["batch-size"] == 32
+    assert experiment.strategy.name == "reptile" and experiment.strategy.options == {"server-lr": 1.0}
+    assert experiment.sampler.options == {"cohort": 20}
+    assert experiment.evaluation.ks == (5, 10, 20, 30)
+    assert experiment.settings(MODEL).embedding == 64 and experiment.settings(STEP).learning_rate == 0.1
+    assert experiment.resolve() == experiment
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("seed=7", lambda e: e.seed == 7),
+        ("strategy.server-lr=0.5", lambda e: e.settings(STRATEGY).server_lr == 0.5),
+        ("strategy.name=fedavg", lambda e: e.strategy.name == "fedavg"),
+        ('strategy.name="fedavg"', lambda e: e.strategy.name == "fedavg"),
+        ("strategy.name = fedavg", lambda e: e.strategy.name == "fedavg"),
+        (f"strategy.name={ADAM}", lambda e: e.strategy.name == ADAM),
+        ("model.hidden=[4, 2]", lambda e: e.settings(MODEL).hidden == (4, 2)),
+        ("evaluation.fine-tune.epochs=3", lambda e: e.fine_tune_step().options["epochs"] == 3),
+        ("evaluation.fine-tune={epochs = 3}", lambda e: e.fine_tune_step().options["epochs"] == 3),
+        ("engine.nodes=3", lambda e: e.engine.nodes == 3),
+        ("title=one = two", lambda e: e.title == "one = two"),
+    ],
+)
+def test_overrides(override, found):
+    assert found(load(LEAST, [override]))
+
+
+def test_a_later_override_wins_and_the_source_is_untouched():
+    table = {**LEAST, "step": {"name": "sgd", "epochs": 2}}
+    experiment = load(table, ["step.epochs=3", "step.epochs=4"])
+    assert experiment.step.options["epochs"] == 4 and table["step"]["epochs"] == 2
+
+
+@pytest.mark.parametrize("override", ["seed", "=3", "a..b=3", ".seed=3"])
+def test_an_override_that_is_none_is_refused(override):
+    assert override in refused(override).problem
+
+
+def test_an_override_through_a_value_is_refused():
+    error = refused("rounds.often=3")
+    assert "rounds.often=3" in error.problem and "'rounds' to be a table" in error.expected
+
+
+@pytest.mark.parametrize(
+    ("override", "problem", "fix"),
+    [
+        ("evaluation.evry=2", "unknown key 'evaluation.evry'", "'every'"),
+        ("sede=2", "unknown key 'sede'", "'seed'"),
+        ("strategy.server-rl=1", "unknown key 'strategy.server-rl'", "'server-lr'"),
+        ("step.learning_rat=1", "unknown key 'step.learning_rat'", "'learning-rate'"),
+        ("strategy.name=reptil", "unknown strategy 'reptil'", "'reptile'"),
+        ("dataset.name=ml-1n", "unknown dataset 'ml-1n'", "'ml-1m'"),
+        ("evaluation.fine-tune.epoch=2", "unknown key 'evaluation.fine-tune.epoch'", "'epochs'"),
+        ("evaluation.baselines=['eas']", "unknown baseline 'eas'", "'ease'"),
+        ("evaluation.every=-1", "wrong value for 'evaluation.every'", "every: Evaluate every"),
+        ("strategy.server-lr=0", "wrong value for 'strategy.server-lr'", "alpha2"),
+        ("name='Has Space'", "wrong value for 'name'", "Short name"),
+    ],
+)
+def test_a_fault_is_named_with_its_full_key_and_a_way_out(override, problem, fix):
+    error = refused(override)
+    assert error.problem == problem and fix in error.fix
+
+
+def test_settings_of_flower_strategies_are_checked_too():
+    experiment = load(LEAST, [f"strategy.name={ADAM}", "strategy.beta-1=0.5"])
+    assert experiment.settings(STRATEGY) == {"beta_1": 0.5}
+    error = refused(f"strategy.name={ADAM}", "strategy.beta-l=0.5")
+    assert error.problem == "unknown key 'strategy.beta-l'" and "'beta-1'" in error.fix
+
+
+def test_ratings_and_a_threshold_exclude_each_other():
+    error = refused("task=rating", "positive-above=3")
+    assert "positive-above" in error.expected
+    assert load(LEAST, ["task=rating"]).task == "rating"
+
+
+def test_unknown_name_is_answered_with_the_nearest_shipped_experiment():
+    error = refused(source="privrec-syntetic")
+    assert "privrec-synthetic" in error.fix and "no such file" in error.got
+
+
+def test_a_folder_and_text_that_is_not_toml_are_refused(tmp_path):
+    assert refused(source=tmp_path).got == "a folder"
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    assert "is not TOML" in refused(source=tmp_path / "bad.toml").problem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["positive-above=3", "step.learning-rate=1", "dataset.path=/nowhere", "engine.ray-address=auto", "seed=9"],
+        [f"strategy.name={ADAM}", "strategy.eta=0.25", "strategy.min-available-nodes=1"],
+        [f"seed={2**63 - 1}", 'title="ä \\"quoted\\""'],
+    ],
+)
+def test_toml_and_back_is_the_same_experiment(overrides):
+    experiment = load(LEAST, overrides)
+    again = load(tomllib.loads(experiment.toml()))
+    assert again == experiment and again.digest() == experiment.digest()
+
+
+def test_digest_tells_experiments_apart():
+    overrides = ["seed=1", "rounds=2", "step.epochs=1", "model.hidden=[8]", "evaluation.fine-tune.epochs=1"]
+    assert len({load(LEAST, [override]).digest() for override in overrides} | {load(LEAST).digest()}) == 6
+
+
+def test_run_configuration_names_a_file_or_carries_the_whole_experiment(tmp_path):
+    (tmp_path / "e.toml").write_text(load(LEAST).toml())
+    overridden = load(LEAST, ["seed=4", "strategy.name=fedavg"])
+    named = {"experiment": str(tmp_path / "e.toml"), "overrides": "seed=4; strategy={name='fedavg'};"}
+    assert from_run_config(named).digest() == overridden.digest()
+    whole = from_run_config({"resolved": overridden.model_dump_json(), "experiment": "ignored"})
+    assert whole == overridden and whole.digest() == overridden.digest()
+    assert isinstance(whole, Experiment) and whole.settings(DATASET).users == 600
+
+
+def test_run_configuration_without_an_experiment_is_refused():
+    with pytest.raises(ExperimentError, match="names no experiment"):
+        from_run_config({"experiment": "", "overrides": "seed=1"})

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: good input works, bad input says what was expected, what came, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulations import cli
+
+TINY = """
+name = "tiny"
+rounds = 2
+positive-above = 3.0
+
+[dataset]
+name = "synthetic"
+users = 30
+items = 40
+mean-interactions = 12
+
+[model]
+name = "privrec"
+embedding = 4
+hidden = [8]
+
+[sampler]
+name = "fixed-size"
+cohort = 3
+
+[evaluation]
+ks = [5, 10]
+fine-tune = { epochs = 1 }
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY)
+    return file
+
+
+@pytest.fixture
+def fedrec(capsys, monkeypatch):
+    """Calls the command line in this process: exit status, standard output, standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0 if code is None else 1), captured.out, captured.err
+
+    return call
+
+
+def test_run_prints_a_table_and_writes_flat_metrics(fedrec, experiment, tmp_path):
+    code, out, _ = fedrec("run", experiment, "--output", tmp_path / "run", "--seed", 3)
+    assert code == 0
+    assert "hits@10" in out and "popularity" in out and "ease" in out
+    assert str(tmp_path / "run") in out.replace("\n", "")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    for metrics in (result["metrics"], result["baselines"]["popularity"], result["baselines"]["ease"]):
+        assert {"hits@5", "hits@10", "ndcg@10", "recall@10", "precision@10", "mrr"} <= set(metrics)
+        assert all(isinstance(value, float) for value in metrics.values())
+    assert result["seed"] == 3
+
+
+def test_progress_tells_round_loss_hits_and_time_left(fedrec, experiment, tmp_path):
+    _, _, err = fedrec("run", experiment, "-o", tmp_path / "run")
+    line = next(line for line in err.splitlines() if line.startswith("round 2/2"))
+    assert "loss" in line and "hits@10" in line and "elapsed" in line and "left" in line
+
+
+def test_resume_of_a_finished_run_prints_its_table_again(fedrec, experiment, tmp_path):
+    _, first, _ = fedrec("run", experiment, "-o", tmp_path / "run")
+    code, second, _ = fedrec("resume", tmp_path / "run")
+    assert code == 0 and second == first
+
+
+BAD = {
+    "unknown-key": (["--set", "strategy.server-lrr=1"], 2, ["strategy.server-lrr", "did you mean 'server-lr'"]),
+    "unknown-section-key": (["--set", "evaluation.evry=1"], 2, ["evaluation.evry", "did you mean 'every'"]),
+    "wrong-type": (["--set", "rounds='many'"], 2, ["'rounds'", "valid integer", "'many'"]),
+    "zero-rounds": (["--set", "rounds=0"], 2, ["'rounds'", "greater than or equal to 1", "0"]),
+    "too-many-clients": (["--set", "sampler.cohort=500"], 2, ["sampler.cohort", "at most", "24", "500"]),
+    "unknown-strategy": (["--set", "strategy.name=reptil"], 2, ["'reptil'", "did you mean 'reptile'"]),
+    "unknown-dataset": (["--set", "dataset.name=ml1m"], 2, ["unknown dataset", "did you mean"]),
+    "unknown-engine": (["--engine", "rai"], 2, ["engine.name", "'serial', 'ray' or 'flower'"]),
+    "bad-device": (["--device", "cuda:7"], 6, ["cuda:7", "--device cpu"]),
+    "no-equals-sign": (["--set", "rounds"], 2, ["key=value"]),
+    "missing-data": (
+        ["--set", "dataset={name='ml-1m', path='/nowhere/ml-1m'}"],
+        3,
+        ["ml-1m", "/nowhere/ml-1m", "fedrec data fetch ml-1m"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_what_to_do(case, fedrec, experiment, tmp_path):
+    arguments, status, words = BAD[case]
+    code, out, err = fedrec("run", experiment, "-o", tmp_path / "run", *arguments)
+    assert code == status
+    assert "Traceback" not in out + err
+    text = " ".join(err.split())
+    for word in ["error:", *words]:
+        assert word in text
+
+
+def test_no_such_experiment_offers_the_near_one(fedrec):
+    code, _, err = fedrec("run", "privrec-ml1")
+    assert code == 2 and "did you mean 'privrec-ml1m'" in err
+
+
+def test_a_file_that_is_not_toml_is_named_with_its_line(fedrec, tmp_path):
+    file = tmp_path / "broken.toml"
+    file.write_text("name = \n")
+    code, _, err = fedrec("run", file)
+    assert code == 2 and "broken.toml" in err and "line 1" in err
+
+
+def test_a_folder_that_is_not_a_run_is_refused(fedrec, tmp_path):
+    code, _, err = fedrec("resume", tmp_path)
+    assert code == 4 and "is not a run folder" in err and "run.json" in err
+
+
+def test_an_output_folder_in_use_is_refused_and_resume_is_offered(fedrec, experiment, tmp_path):
+    fedrec("run", experiment, "-o", tmp_path / "run")
+    code, _, err = fedrec("run", experiment, "-o", tmp_path / "run")
+    assert code == 4 and "not empty" in err and f"fedrec resume {tmp_path / 'run'}" in err
+
+
+def test_a_checkpoint_cut_in_half_falls_back_to_the_one_before_and_says_so(fedrec, experiment, tmp_path, caplog):
+    run = tmp_path / "run"
+    fedrec("run", experiment, "-o", run)
+    users = (run / "users.csv").read_bytes()
+    (run / "result.json").unlink()
+    (run / "status.json").write_text('{"state": "failed", "round": 2}')
+    newest = run / "checkpoints" / "round-000002.npz"
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    code, _, err = fedrec("resume", run)
+    assert code == 0
+    assert "round-000002.npz is damaged" in err and "the one before" in err
+    assert (run / "users.csv").read_bytes() == users
+
+
+def test_list_names_paper_and_file(fedrec):
+    code, out, _ = fedrec("list", "--json")
+    found = json.loads(out)
+    assert code == 0
+    names = {kind: {entry["name"] for entry in entries} for kind, entries in found.items()}
+    assert {"ml-1m", "ml-20m", "netflix", "frappe", "gowalla", "table", "synthetic"} <= names["dataset"]
+    assert {"reptile", "fedavg"} <= names["strategy"] and {"popularity", "ease"} <= names["baseline"]
+    assert "privrec-ml1m" in names["experiment"] and "sgd" in names["step"] and "privrec" in names["model"]
+    reptile = next(entry for entry in found["strategy"] if entry["name"] == "reptile")
+    assert reptile["file"] == "strategies/reptile.py" and "eq. 6" in reptile["paper"]
+
+
+def test_list_of_an_unknown_kind_offers_the_near_one(fedrec):
+    code, _, err = fedrec("list", "strategys_")
+    assert code == 2 and "did you mean 'strategy'" in err
+
+
+def test_data_info_describes_a_dataset(fedrec):
+    code, out, _ = fedrec("data", "info", "synthetic", "--set", "users=30", "--set", "items=40")
+    assert code == 0 and out.startswith("synthetic: 30 users, 40 items") and "user feature gender" in out
+
+
+def test_data_list_says_what_can_be_fetched(fedrec):
+    code, out, _ = fedrec("data", "list")
+    assert code == 0 and "ml-1m" in out and "data directory" in out
+
+
+def test_data_fetch_without_a_known_archive_says_where_to_get_it(fedrec):
+    code, _, err = fedrec("data", "fetch", "frappe")
+    assert code == 3 and "fedrec data import frappe PATH" in err
+
+
+def test_doctor_finds_this_installation_in_order(fedrec):
+    code, out, _ = fedrec("doctor")
+    assert code == 0 and "WRONG" not in out and "flwr" in out
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "sys.argv = ['fedrec', '--help']\n"
+        "from simulations.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'ray', 'flwr', 'pandas', 'numpy', 'pydantic', 'autodp'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_shell_completion_offers_shipped_experiments():
+    from simulations.cli.running import _shipped
+
+    assert "privrec-ml1m" in _shipped("privrec-") and _shipped("nothing") == []
+
+
+def test_interrupt_leaves_a_resumable_run_and_says_how(experiment, tmp_path):
+    import signal
+
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", "from simulations.cli import main; main()", "run", str(experiment)]
+    process = subprocess.Popen(
+        [*command, "-o", str(run), "--set", "rounds=100000", "--set", "evaluation.every=0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(run.glob("checkpoints/*.npz")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"fedrec resume {run}" in err and "Traceback" not in err
+    assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
