@@ -55,7 +55,7 @@ def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: Evalua
 def mean_metrics(table: pd.DataFrame) -> dict[str, float | int]:
     """Means over the clients and their number, in the form that Flower's strategies expect."""
     own = table[[column for column in table.columns if not column.startswith(GROUP)]]
-    return {"num-examples": len(table), **{name: float(value) for name, value in own.mean().items()}}
+    return {"num-examples": len(table), **{str(name): float(value) for name, value in own.mean().items()}}
 
 
 def _ranking_table(

@@ -57,12 +57,15 @@ def run_step(
 
     Raises:
         ClientError: the step raised, or returned other parameters than it was given.
+        FedrecError: the step raised one; of the same kind, with the client named before it.
     """
     data = node.population.client(client)
     try:
         update = step.update(parameters, data, stream(node.experiment.seed, stream_name, client, round_))
-    except FedrecError:
-        raise
+    except FedrecError as error:  # it explains itself, but not whose data it is about
+        raise type(error)(
+            f"client {client}: {error.problem}", expected=error.expected, got=error.got, fix=error.fix
+        ) from error
     except Exception as error:
         raise ClientError(
             f"client {client} failed in step {type(step).__name__!r} (round {round_}, node {node.partition})",

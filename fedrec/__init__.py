@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fedrec.data.interactions import Interactions
+    from fedrec.errors import FedrecError
+    from fedrec.experiment import Experiment, load
     from fedrec.runs import Result
 
     run: Callable[..., Result]

@@ -65,7 +65,7 @@ class EngineConfig(Config):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads per node; default: cores divided by nodes."""
+    """CPU threads per node; default: 1, as batches of one client are too small to share and waiting costs time."""
     ray_address: str | None = None
     """Address of a running Ray cluster; default: a local one is started."""
     timeout: float = Field(default=3600.0, gt=0)

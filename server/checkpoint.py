@@ -110,7 +110,7 @@ def _decode(content: bytes, digest: str) -> State:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").tobytes())
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from None
     if about["digest"] != digest:
         raise RunError(

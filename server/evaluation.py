@@ -20,7 +20,7 @@ from server.replies import answers
 from server.roster import Roster
 
 GROUP = "group:"
-WAVE = 64  # clients per node and message, so that progress is seen and a message stays short
+WAVE = 32  # clients per node and message, so that progress is seen and a message stays short
 
 
 class Evaluator:

@@ -45,15 +45,8 @@ def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
     names = experiment.evaluation.baselines
     if experiment.task != "ranking" or not names:
         return {}
-    population = Population.of(experiment)
-    return evaluate_baselines(
-        names,
-        population.interactions,
-        population.partition,
-        positive_above=experiment.positive_above,
-        held_out=experiment.evaluation.held_out,
-        ks=experiment.evaluation.ks,
-    )
+    settings = experiment.evaluation
+    return evaluate_baselines(names, Population.of(experiment), held_out=settings.held_out, ks=settings.ks)
 
 
 @contextmanager

@@ -19,9 +19,10 @@ import numpy as np
 import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
-from fedrec.errors import ClientError
+from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment
 from fedrec.registry import SAMPLER, resolve
 from fedrec.rng import seed_sequence
@@ -64,6 +65,7 @@ class Loop:
         self.checkpoints = Checkpoints(run.checkpoints, self.experiment.digest(), keep=self.experiment.checkpoint.keep)
         self.roster = call_roster(grid, timeout=self.experiment.engine.timeout)
         self.strategy = make_strategy(self.experiment, SampledCohorts(self.experiment, self.roster))
+        _refuse_to_wait(self.strategy, len(self.roster.nodes))
         self.evaluator = Evaluator(self.experiment, self.roster, grid)
 
     def execute(self, baselines: dict[str, dict[str, float]]) -> Result:
@@ -86,6 +88,8 @@ class Loop:
             seconds = state.timings[-1]["seconds"]
             log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
             stop = any([callback.after_round(state.rounds[-1], seconds) for callback in self.callbacks])
+        if stop:
+            self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         return self._finish(state, baselines)
 
     def _start(self) -> State:
@@ -110,7 +114,9 @@ class Loop:
         arrays = wire.to_record(state.parameters)
         arrays, metrics = self._train(number, arrays)
         trained = time.perf_counter()
-        parameters = wire.from_record(arrays)
+        # Some of Flower's strategies (FedAdam) turn float32 into float64.
+        parameters = {n: value.astype(state.parameters[n].dtype) for n, value in wire.from_record(arrays).items()}
+        arrays = wire.to_record(parameters)
         _refuse_non_finite(parameters, number)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         ended = time.perf_counter()
@@ -183,6 +189,18 @@ class Loop:
         for callback in self.callbacks:
             callback.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
         return self.evaluator.evaluate(arrays, number, self.roster.evaluated, fine_tune=fine_tune, progress=progress)
+
+
+def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:
+    """Flower's own strategies wait for their minimum of nodes without end; the roster is complete, so none will come."""
+    needed = max(getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0))
+    if needed > nodes:
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} waits for more nodes than there are",
+            expected=f"at least {needed} nodes",
+            got=f"{nodes}",
+            fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
+        )
 
 
 def _refuse_non_finite(parameters: dict[str, np.ndarray], number: int) -> None:

@@ -79,8 +79,7 @@ def settle(experiment: Experiment) -> Experiment:
         resolved = resolve_device(device)
         device = resolved.type if device == "auto" else device
     nodes = engine.nodes or (1 if engine.name == "serial" else _workers(device, cores))
-    threads = engine.threads or max(1, cores // nodes)
-    settled = {**engine.table(), "nodes": nodes, "threads": threads, "device": device}
+    settled = {**engine.table(), "nodes": nodes, "threads": engine.threads or 1, "device": device}
     return experiment.model_copy(update={"engine": EngineConfig.parse(settled, at="engine")})
 
 

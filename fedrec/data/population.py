@@ -122,6 +122,17 @@ class Population:
         """`int64 [clients]`: number of training rows of some clients."""
         return self._train.offsets[clients + 1] - self._train.offsets[clients]
 
+    def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positive items of the training rows of some clients, ragged.
+
+        Returns:
+            `int64 [clients + 1]` offsets and `int64 [total]` items: place c has `items[offsets[c]:offsets[c + 1]]`.
+        """
+        place, rows = self._train.entries(clients)
+        positive = self._labels[rows] > 0
+        counts = np.bincount(place[positive], minlength=len(clients))
+        return np.concatenate([[0], np.cumsum(counts)]), self.interactions.items[rows[positive]]
+
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
         """`int64`, ascending: clients that have something to be tested on (ranking: a held-out positive)."""
         rows = self._held_out_rows(held_out)

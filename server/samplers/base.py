@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedrec.config import Config
+from fedrec.errors import ExperimentError
 from fedrec.rng import stream
 
 
@@ -32,6 +33,16 @@ class Sampler(ABC):
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
+
+    def refuse_more_than_there_are(self, cohort: float) -> None:
+        """Raise an `ExperimentError` when a (mean) cohort is larger than the number of clients."""
+        if cohort > len(self.clients):
+            raise ExperimentError(
+                "wrong value for 'sampler.cohort'",
+                expected=f"at most the number of training clients, {len(self.clients)}",
+                got=f"{cohort:g}",
+                fix=f"set sampler.cohort = {len(self.clients)} or less",
+            )
 
     @abstractmethod
     def draw(self, random: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,6 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
-from fedrec.errors import ExperimentError
 from server.samplers.base import Sampler
 
 
@@ -31,13 +30,7 @@ class FixedSize(Sampler):
 
     def __init__(self, config: FixedSizeConfig, clients: np.ndarray, seed: int) -> None:
         super().__init__(config, clients, seed)
-        if config.cohort > len(clients):
-            raise ExperimentError(
-                "wrong value for 'sampler.cohort'",
-                expected=f"at most the number of training clients, {len(clients)}",
-                got=str(config.cohort),
-                fix=f"set sampler.cohort = {len(clients)} or less",
-            )
+        self.refuse_more_than_there_are(config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """See `Sampler.draw`."""

@@ -53,16 +53,17 @@ def fetch(name: Name) -> None:
     from fedrec.errors import DataError
 
     reader = _reader(name, [])
-    if reader.source is None or not reader.source.archives:
-        page = reader.source.page if reader.source is not None else "the owner of the data"
+    source = reader.source
+    if source is None or not source.archives:
+        page = source.page if source is not None else "the owner of the data"
         raise DataError(
             f"{name!r} has no download that fedrec could check",
             expected="a dataset with a published archive",
             got=name,
             fix=f"get it from {page}, then: fedrec data import {name} PATH",
         )
-    typer.echo(f"{name}: {reader.source.licence} ({reader.source.page})", err=True)
-    typer.echo(_with_bar(lambda progress: download(name, reader.source, reader.default_folder(), progress=progress)))
+    typer.echo(f"{name}: {source.licence} ({source.page})", err=True)
+    typer.echo(_with_bar(lambda progress: download(name, source, reader.default_folder(), progress=progress)))
 
 
 @app.command("import")

@@ -9,11 +9,12 @@ import torch
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.ease import Ease
-from fedrec.baselines.evaluate import evaluate_baselines, histories_of, positive_rows
+from fedrec.baselines.evaluate import evaluate_baselines
 from fedrec.baselines.popularity import Popularity
 from fedrec.baselines.repeat import Repeat
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
+from fedrec.data.population import Population
 from fedrec.data.split import Partition
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
@@ -92,16 +93,17 @@ def test_every_baseline_resolves_by_name():
     assert resolve(BASELINE, "ease") is Ease
 
 
-def test_histories_follow_the_order_of_users():
-    table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9])
-    got = histories_of(table, np.array([0, 1, 2, 4]), np.array([1, 0]))
-    assert got.offsets.tolist() == [0, 2, 4] and got.items.tolist() == [6, 9, 5, 7]
+def evaluated(names, table, partition, *, positive_above, **options):
+    population = Population(table, partition, task="ranking", positive_above=positive_above)
+    return evaluate_baselines(names, population, **options)
 
 
-@pytest.mark.parametrize(("above", "expected"), [(3.0, [False, True]), (None, [True, True])])
-def test_positive_rows(above, expected):
-    assert positive_rows(dataset([0, 0], [0, 1], np.array([3.0, 4.0])), above).tolist() == expected
-    assert positive_rows(dataset([0, 0], [0, 1]), above).all()
+def test_liked_items_follow_the_order_of_clients():
+    table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9], np.array([4, 4, 4, 4, 2]))
+    partition = Partition(np.array([0, 1]), np.array([0, 1, 2, 4]), np.array([]), np.array([3]))
+    population = Population(table, partition, task="ranking", positive_above=3)
+    offsets, items = population.liked(np.array([1, 2, 0]))
+    assert offsets.tolist() == [0, 1, 1, 3] and items.tolist() == [6, 5, 7]
 
 
 class TestEvaluate:
@@ -109,7 +111,7 @@ class TestEvaluate:
         """Users 0, 1 train; user 2 knows item 0 and liked item 1, which user 0 and 1 have; items 2, 3 never seen."""
         table = dataset([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 0, 1], np.array([5, 5, 5, 1, 5, 5]))
         partition = Partition(np.array([0, 1]), np.arange(5), np.array([]), np.array([5]))
-        got = evaluate_baselines(["popularity"], table, partition, positive_above=3, held_out="test", ks=(1,))
+        got = evaluated(["popularity"], table, partition, positive_above=3, held_out="test", ks=(1,))
         assert got["popularity"]["hits@1"] == 1 and got["popularity"]["mrr"] == 1
 
     def test_fits_on_positives_of_training_clients_only(self):
@@ -118,14 +120,14 @@ class TestEvaluate:
         seen = []
         Spy = type("Spy", (Popularity,), {"fit": lambda self, h: (seen.append(h), Popularity.fit(self, h))})
         globals()["Spy"] = Spy
-        evaluate_baselines([f"{__name__}:Spy"], table, partition, positive_above=3, held_out="test", ks=(1,))
+        evaluated([f"{__name__}:Spy"], table, partition, positive_above=3, held_out="test", ks=(1,))
         assert seen[0].items.tolist() == [0] and seen[0].num_users == 1
 
     def test_repeated_rows_count_each(self):
         """Row level: item 0 is held out three times and reached, item 3 once and not."""
         table = dataset([0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 3])
         partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.arange(2, 6))
-        got = evaluate_baselines(["repeat"], table, partition, positive_above=None, held_out="test", ks=(1,))
+        got = evaluated(["repeat"], table, partition, positive_above=None, held_out="test", ks=(1,))
         assert got["repeat"]["hits@1"] == pytest.approx((3 * 1 + 1 / 3) / 4)
 
     def test_block_size_does_not_matter(self):
@@ -133,27 +135,27 @@ class TestEvaluate:
         table = dataset(np.repeat(np.arange(60), 12).tolist(), generator.integers(0, 50, 720).tolist())
         partition = UserHoldout(UserHoldout.Config.parse({"test-users": 0.4}), 0).split(table)
         options = {"positive_above": None, "held_out": "test", "ks": (5,)}
-        small, large = (evaluate_baselines(["ease"], table, partition, block=b, **options) for b in (5, 1000))
+        small, large = (evaluated(["ease"], table, partition, block=b, **options) for b in (5, 1000))
         assert small["ease"] == pytest.approx(large["ease"])
 
     def test_validation_rows_and_settings(self):
         table = dataset(np.repeat(np.arange(20), 6).tolist(), np.tile(np.arange(6), 20).tolist())
         partition = UserHoldout(UserHoldout.Config.parse({"validation-users": 0.2}), 0).split(table)
         names = {"ease": {"regularisation": 3.0}}
-        got = evaluate_baselines(names, table, partition, positive_above=None, held_out="validation", ks=(3,))
+        got = evaluated(names, table, partition, positive_above=None, held_out="validation", ks=(3,))
         assert set(got["ease"]) == {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "mrr"}
 
     def test_wrong_setting_is_named(self):
         table = dataset([0, 1, 1], [0, 0, 1])
         partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
         with pytest.raises(ExperimentError, match=r"baselines\.ease\.lambda"):
-            evaluate_baselines({"ease": {"lambda": 1}}, table, partition, positive_above=None, held_out="test", ks=(1,))
+            evaluated({"ease": {"lambda": 1}}, table, partition, positive_above=None, held_out="test", ks=(1,))
 
     def test_nothing_to_rank(self):
         table = dataset([0, 1, 1], [0, 0, 1])
         partition = Partition(np.array([0]), np.arange(3), np.array([]), np.array([]))
         with pytest.raises(DataError, match="nothing to rank"):
-            evaluate_baselines(["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,))
+            evaluated(["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,))
 
 
 @pytest.mark.real_data
@@ -163,7 +165,7 @@ def test_movielens_1m_under_the_protocol_of_privrec():
     table = reader.read()
     partition = UserHoldout(UserHoldout.Config(), 0).split(table)
     ks = (5, 10, 20, 30)
-    got = evaluate_baselines(["popularity", "ease"], table, partition, positive_above=3, held_out="test", ks=ks)
+    got = evaluated(["popularity", "ease"], table, partition, positive_above=3, held_out="test", ks=ks)
     hits = {name: [values[f"hits@{k}"] for k in ks] for name, values in got.items()}
     np.testing.assert_allclose(hits["popularity"], [0.062, 0.102, 0.158, 0.199], atol=0.006)
     np.testing.assert_allclose(hits["ease"], [0.168, 0.241, 0.338, 0.401], atol=0.006)

@@ -86,7 +86,8 @@ def test_held_out_ratings(world):
 
 @pytest.mark.parametrize("held_out", ["test", "validation"])
 def test_masks_equal_those_of_a_loop_over_the_rows(load_tiny, held_out):
-    population = Population.of(load_tiny("split.name=ratio", "split.train=0.5", "split.validation=0.25", "split.test=0.25"))
+    split = "split={name='ratio', train=0.5, validation=0.25, test=0.25}"
+    population = Population.of(load_tiny(split))
     data, parts = population.interactions, population.partition
     held = set((parts.test_rows if held_out == "test" else parts.validation_rows).tolist())
     train = set(parts.train_rows.tolist())

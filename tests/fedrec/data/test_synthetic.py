@@ -12,6 +12,7 @@ import torch
 
 from fedrec.baselines.base import Baseline
 from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.data.population import Population
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.user_holdout import UserHoldout
@@ -127,7 +128,8 @@ def test_popularity_then_ease_then_the_oracle(default):
     partition = UserHoldout(UserHoldout.Config(), 0).split(default)
     tested = np.unique(default.users[partition.test_rows[default.ratings[partition.test_rows] > 3]])
     names = ["popularity", "ease", f"{__name__}:Oracle"]
-    got = evaluate_baselines(names, default, partition, positive_above=3, held_out="test", ks=(10,), block=32)
+    population = Population(default, partition, task="ranking", positive_above=3)
+    got = evaluate_baselines(names, population, held_out="test", ks=(10,), block=32)
     popularity, ease, oracle = (got[name]["hits@10"] for name in names)
     assert popularity > 2 * 10 / 400
     assert ease > 1.3 * popularity and oracle > 1.1 * ease

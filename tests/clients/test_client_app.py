@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ClientApp: answers in our form to orders that name clients, and in Flower's form to those that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from clients.app import app
+from clients.hosting import node_of
+from clients.training import run_step
+from fedrec import wire
+from fedrec.experiment import Section
+from fedrec.rng import torch_stream
+
+
+@pytest.fixture
+def ask(load_tiny, identity):
+    """Asks node 1 of 2 and gives the content of its answer."""
+    run_config = {"resolved": load_tiny().model_dump_json(), "output": ""}
+    context = Context(1, 3, {"partition-id": 1, "num-partitions": 2}, RecordDict(), run_config)
+
+    def send(content, message_type="train"):
+        return app(Message(content, 3, message_type), context).content
+
+    send.node = node_of(context)
+    return send
+
+
+@pytest.fixture
+def theta(ask):
+    return {name: array.copy() for name, array in wire.unpack_parameters(ask(RecordDict(), wire.INITIAL)).items()}
+
+
+def order(theta, **config):
+    return RecordDict({"arrays": wire.to_record(theta), "config": ConfigRecord({"server-round": 1, **config})})
+
+
+def updates(node, theta, **settings):
+    """Each hosted client's update and number of examples, one step after the other."""
+    own = node.experiment.step
+    step = node.step(Section.model_validate({"name": own.name, **own.options, **settings}))
+    parameters = {name: torch.from_numpy(array.copy()) for name, array in theta.items()}
+    found = [run_step(step, parameters, node, client, "client", 1) for client in node.training.tolist()]
+    return [({n: d.numpy().astype(np.float64) for n, d in u.delta.items()}, u.examples, u.loss) for u in found]
+
+
+def test_hello(ask):
+    presence = wire.unpack_presence(ask(RecordDict(), wire.HELLO))
+    assert presence.partition == 1
+    assert presence.training.tolist() == ask.node.training.tolist() and (presence.training % 2 == 1).all()
+    assert presence.evaluated.tolist() == ask.node.evaluated.tolist()
+
+
+def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
+    fresh = ask.node.model.initial(torch_stream(0, "init"))
+    assert list(theta) == list(fresh)
+    assert all(np.array_equal(theta[name], value.numpy()) for name, value in fresh.items())
+
+
+def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
+    clients = ask.node.training[:3]
+    reply = wire.unpack_sum(ask(wire.pack_train(wire.to_record(theta), wire.TrainOrder(1, clients))))
+    expected = updates(ask.node, theta)[:3]
+    assert reply.clients == 3 and reply.weight == 3 and reply.examples == sum(n for _, n, _ in expected)
+    assert reply.loss == pytest.approx(sum(loss for *_, loss in expected))
+    for name, total in reply.total.items():
+        np.testing.assert_allclose(total, sum(delta[name] for delta, *_ in expected), rtol=1e-5, atol=1e-7)
+
+
+def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask, theta):
+    content = ask(order(theta))
+    expected = updates(ask.node, theta)
+    weight = sum(examples for _, examples, _ in expected)
+    arrays = wire.unpack_parameters(content)
+    for name, value in theta.items():
+        mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
+        np.testing.assert_allclose(arrays[name], mean, rtol=1e-5, atol=1e-7)
+        assert arrays[name].dtype == np.float32
+    (metrics,) = content.metric_records.values()
+    assert metrics["num-examples"] == weight
+    assert metrics["loss"] == pytest.approx(np.mean([loss for *_, loss in expected]))
+
+
+def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
+    """With one gradient step the pull is zero, so the local step needs more than one: batches of 8 give several."""
+    sent = wire.unpack_parameters(ask(order(theta, **{"proximal-mu": 0.9})))
+    expected = updates(ask.node, theta, **{"proximal-mu": 0.9})
+    weight = sum(examples for _, examples, _ in expected)
+    plain = wire.unpack_parameters(ask(order(theta)))
+    for name, value in theta.items():
+        mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
+        np.testing.assert_allclose(sent[name], mean, rtol=1e-5, atol=1e-7)
+    assert any(not np.allclose(sent[name], plain[name], rtol=1e-4, atol=1e-6) for name in theta)
+
+
+def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
+    table = {"name": "sgd", "epochs": 0}
+    clients = ask.node.training
+    reply = wire.unpack_sum(ask(wire.pack_train(wire.to_record(theta), wire.TrainOrder(1, clients, "uniform", table))))
+    assert not any(total.any() for total in reply.total.values()) and reply.losses == 0
+
+
+def test_named_clients_are_evaluated_one_row_each(ask, theta):
+    clients = ask.node.evaluated[::-1]
+    order = wire.EvaluateOrder(1, clients, None)
+    table = wire.unpack_table(ask(wire.pack_evaluate(wire.to_record(theta), order), "evaluate"))
+    assert table.index.tolist() == sorted(clients.tolist())
+    assert {"hits@5", "ndcg@5", "mrr", "group:active", "group:inactive"} <= set(table.columns)
+
+
+def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
+    content = ask(order(theta), "evaluate")
+    (metrics,) = content.metric_records.values()
+    everyone = wire.EvaluateOrder(1, ask.node.evaluated, None)
+    table = wire.unpack_table(ask(wire.pack_evaluate(wire.to_record(theta), everyone), "evaluate"))
+    assert metrics["num-examples"] == len(table) == len(ask.node.evaluated) and not content.array_records
+    assert metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
+    assert not [name for name in metrics if name.startswith("group:")]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation on the device: shared or fine-tuned parameters, against scores and metrics by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clients.evaluation import evaluate_clients, mean_metrics
+from clients.hosting import Node
+from clients.training import run_step, train_clients
+from fedrec.experiment import Section, load
+from fedrec.wire import EvaluateOrder, TrainOrder
+
+
+@pytest.fixture
+def node(tiny_experiment, world, tmp_path):
+    def make(*overrides, task="ranking"):
+        table = {**tiny_experiment(), "task": task}
+        if task == "rating":
+            del table["positive-above"]
+        experiment = load(table, ["evaluation.ks=[1, 2]", "evaluation.inactive-below=2", *overrides])
+        made = Node(experiment, 0, 1, tmp_path)
+        made.population = world(task)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def theta(node):
+    """Parameters under which every client scores item i with i: one hidden unit per layer, identity throughout."""
+    model = node().model
+    zeros = {name: np.zeros(tuple(v.shape), np.float32) for name, v in model.initial(torch.Generator()).items()}
+    zeros["item.id"][:, 0] = np.arange(6)
+    zeros["layer0.weight"][8, 0] = 1  # the input is [gender (4), hobby (4), item (4), genres (4)]
+    zeros["layer1.weight"][0, 0] = 1
+    return zeros
+
+
+def order(*clients, **step):
+    return EvaluateOrder(1, np.array(clients) if clients else None, {"name": "sgd", **step} if step else None)
+
+
+def test_metrics_of_known_scores(node, theta):
+    """Item 5 is best for everyone. Held out: 2 for client 0 (never seen 4, 5), 4 for client 1 (2, 3, 5), 0 for client 2."""
+    table = evaluate_clients(node(), theta, order(epochs=0))
+    assert table.index.tolist() == [0, 1, 2]
+    assert table["hits@1"].tolist() == [0, 0, 0]
+    assert table["hits@2"].tolist() == [0, 1, 0]
+    np.testing.assert_allclose(table["ndcg@2"], [0, 1 / np.log2(3), 0])
+    # Whole lists leave out what is known: 2 is third of 5 4 3 2 for client 0, hence fourth; 4 is second for client 1.
+    np.testing.assert_allclose(table["mrr"], [1 / 4, 1 / 2, 1 / 5])
+
+
+def test_groups_are_columns_of_zeros_and_ones(node, theta):
+    table = evaluate_clients(node(), theta, order(epochs=0))
+    assert table["group:inactive"].tolist() == [0, 0, 1] and table["group:active"].tolist() == [1, 1, 0]
+    assert table["group:gender=F"].tolist() == [1, 0, 1] and table["group:gender=M"].tolist() == [0, 1, 0]
+
+
+def test_fine_tuning_scores_with_each_clients_own_parameters(node):
+    """Fine-tuned scores equal those of the step's result on that client alone."""
+    made = node("step.learning-rate=0.5")
+    theta = {n: v.numpy() for n, v in made.model.initial(torch.Generator().manual_seed(3)).items()}
+    parameters = {name: torch.from_numpy(value) for name, value in theta.items()}
+    table = evaluate_clients(made, theta, order(epochs=3, **{"learning-rate": 0.5}))
+    step = made.step(Section.model_validate({"name": "sgd", "epochs": 3, "learning-rate": 0.5}))
+    for client in (0, 1, 2):
+        delta = run_step(step, parameters, made, client, "fine-tune", 1).delta
+        own = {name: (value + delta[name]).unsqueeze(0) for name, value in parameters.items()}
+        users = tuple(torch.from_numpy(codes) for codes in made.population.feature_codes(np.array([client])))
+        scores = made.model.scores(own, users)[0].numpy()
+        held_out = made.population.held_out(np.array([client]), "test")
+        ranked = [item for item in np.argsort(-scores) if not held_out.known[0, item]]
+        first = next(place for place, item in enumerate(ranked, 1) if held_out.relevant[0, item])
+        assert table.loc[client, "mrr"] == pytest.approx(1 / first)
+
+
+def test_private_parameters_take_part_in_the_evaluation(node, theta):
+    """Client 2 has learned; after that its private output bias, and nobody else's, enters its scores."""
+    made = node("step.private-parameters=['layer1.bias']", task="rating")
+    before = evaluate_clients(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
+    train_clients(made, theta, TrainOrder(1, np.array([2])))
+    after = evaluate_clients(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
+    changed = (before["mae"] != after["mae"]).to_dict()
+    assert changed == {0: False, 1: False, 2: True, 3: False}
+
+
+def test_rating_errors_of_known_predictions(node, theta):
+    """Predictions are the item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5; client 2: 0 rated 5."""
+    table = evaluate_clients(node(task="rating"), theta, order(epochs=0))
+    np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
+    np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])
+    assert table["rows"].tolist() == [2, 2, 1, 1]
+
+
+def test_means_leave_groups_out(node, theta):
+    metrics = mean_metrics(evaluate_clients(node(), theta, order(epochs=0)))
+    assert metrics["num-examples"] == 3 and metrics["hits@2"] == pytest.approx(1 / 3)
+    assert not [name for name in metrics if name.startswith("group:")]
