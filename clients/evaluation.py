@@ -133,7 +133,7 @@ def _rating_table(
 
 def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:
     """Whether every client is evaluated with the same parameters: no fine-tuning and nothing private."""
-    return getattr(step.config, "epochs", 1) == 0 and not step.private_names(list(parameters))
+    return step.config.epochs == 0 and not step.private_names(list(parameters))
 
 
 def _slices(parameters: dict[str, Tensor], count: int) -> dict[str, Tensor]:

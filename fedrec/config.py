@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -41,7 +42,9 @@ class Config(BaseModel):
             ExperimentError: a key is unknown or a value is wrong; the first fault is named with its full key.
         """
         try:
-            return cls.model_validate(dict(settings))
+            # As JSON, because that is where pydantic's strictness still lets a list be a tuple and a text a path, while
+            # "3", true and 3.0 are no integers.
+            return cls.model_validate_json(json.dumps(dict(settings), default=str), strict=True)
         except ValidationError as error:
             raise _explain(cls, error, at) from None
 

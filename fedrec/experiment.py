@@ -119,17 +119,15 @@ class Experiment(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _default_components(cls, table: Any) -> Any:
-        """A section without a name means the default component, so `--set step.epochs=1` works without a `[step]`."""
-        if not isinstance(table, Mapping):
-            return table
+    def parse(cls, settings: Mapping[str, Any], *, at: str = "") -> Self:
+        """See `Config.parse`. A section without a name means its default component, so `--set step.epochs=1` works."""
+        table = dict(settings)
         for key, field in cls.model_fields.items():
             given = table.get(key)
             if isinstance(field.default, Section) and isinstance(given, Mapping) and "name" not in given:
-                table = {**table, key: {"name": field.default.name, **given}}
-        return table
+                table[key] = {"name": field.default.name, **given}
+        return super().parse(table, at=at)
 
     @model_validator(mode="after")
     def _rating_has_no_threshold(self) -> Self:
@@ -236,6 +234,13 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
     config_class = getattr(cls, "Config", None)
     if config_class is not None:
         return config_class.parse(section.options, at=at)
+    if inspect.isabstract(cls):
+        raise ExperimentError(
+            f"{section.name!r} is an abstract {kind.name}",
+            expected=f"a class derived from {kind.base} with all its methods",
+            got=f"no {', '.join(sorted(cls.__abstractmethods__))}",
+            fix="name a class that has them",
+        )
     parameters = inspect.signature(cls).parameters
     arguments = {key.replace("-", "_"): value for key, value in section.options.items()}
     for key in arguments:
@@ -243,6 +248,14 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
             known = [name.replace("_", "-") for name in parameters]
             shown = key.replace("_", "-")
             raise ExperimentError(f"unknown key '{at}.{shown}'", got=shown, fix=did_you_mean(shown, known))
+    for name, parameter in parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if needed and name not in arguments:
+            shown = name.replace("_", "-")
+            raise ExperimentError(f"missing key '{at}.{shown}'", expected=f"a value, {section.name} has no default")
     return arguments
 
 
@@ -275,7 +288,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
     Args:
         table: nested tables.
-        text: such as `"strategy.server-lr=0.5"`; the value in TOML syntax, a bare word is a string.
+        text: such as `"strategy.server-lr=0.5"`; the value in TOML syntax, a bare word is a string. Another name for a
+            component, such as `"strategy.name=fedavg"`, drops the settings of the one before.
 
     Raises:
         ExperimentError: the text is not of that form, or a part of the key is not a table.
@@ -293,6 +307,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
         value = written.strip()  # a bare word, as people write it on a command line
+    if path[1:] == ["name"] and isinstance(table.get(path[0]), Mapping) and table[path[0]].get("name") != value:
+        return {**table, path[0]: {"name": value}}  # the settings of one component mean nothing to another
     return _with(table, path, value, text)
 
 

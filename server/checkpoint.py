@@ -72,7 +72,7 @@ class Checkpoints:
         files = self._files()
         for file in reversed(files):
             try:
-                return _decode(file.read_bytes(), self.digest)
+                return _decode(_content(file), self.digest)
             except _Damaged as damage:
                 log.warning("checkpoint %s is damaged (%s); falling back to the one before", file.name, damage)
         if files:
@@ -103,6 +103,13 @@ def _encode(state: State, digest: str) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _Damaged(error.strerror or str(error)) from None
 
 
 def _decode(content: bytes, digest: str) -> State:

@@ -101,7 +101,7 @@ class Evaluator:
 
 def has_fine_tuning(experiment: Experiment) -> bool:
     """Whether held-out users fine-tune before they are tested."""
-    return bool(experiment.fine_tune_step().options.get("epochs", 1))
+    return experiment.fine_tune_step().options["epochs"] > 0
 
 
 def metric_columns(table: pd.DataFrame) -> pd.DataFrame:
@@ -120,10 +120,9 @@ def means(table: pd.DataFrame) -> dict[str, float]:
 
 
 def grouped(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over each group of users, one row per group."""
-    members: dict[str, Any] = {
-        column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in table if column.startswith(GROUP)
-    }
+    """Means over each group of users, one row per group, by name: nodes answer in any order and know other groups."""
+    columns = sorted(column for column in table if column.startswith(GROUP))
+    members: dict[str, Any] = {column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in columns}
     return group_means(metric_columns(table), members)
 
 

@@ -192,7 +192,7 @@ class Loop:
 
 
 def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:
-    """Flower's own strategies wait for their minimum of nodes without end; the roster is complete, so none will come."""
+    """Flower's strategies wait for their minimum of nodes without end, and nobody joins after the roster is made."""
     needed = max(getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0))
     if needed > nodes:
         raise ExperimentError(

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
@@ -32,6 +33,13 @@ class Update:
     loss: float
 
 
+class StepConfig(Config):
+    """Settings that every step has."""
+
+    epochs: int = Field(default=5, ge=0)
+    """Passes over the local data (E2 in PrivRec); 0 trains nothing, which is how the shared model is evaluated."""
+
+
 class Step(ABC):
     """One local procedure.
 
@@ -39,10 +47,10 @@ class Step(ABC):
     function of the parameters, the client's data and the random stream; a step holds no state between calls.
     """
 
-    Config: ClassVar[type[Config]] = Config
+    Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
 
-    def __init__(self, config: Config, model: Model, device: torch.device) -> None:
+    def __init__(self, config: StepConfig, model: Model, device: torch.device) -> None:
         self.config, self.model, self.device = config, model, device
 
     @abstractmethod

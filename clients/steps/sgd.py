@@ -19,19 +19,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps.base import Step, Update
-from fedrec.config import Config
+from clients.steps.base import Step, StepConfig, Update
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import ClientData
 
 
-class SgdConfig(Config):
+class SgdConfig(StepConfig):
     """Settings of local SGD."""
 
     learning_rate: float = Field(default=0.1, gt=0)
     """Step size (alpha1 in PrivRec)."""
-    epochs: int = Field(default=5, ge=0)
-    """Passes over the local data (E2 in PrivRec)."""
     batch_size: int = Field(default=32, ge=1)
     """Examples per gradient step; the last batch of an epoch may be smaller."""
     momentum: float = Field(default=0.0, ge=0, lt=1)

@@ -14,6 +14,8 @@ from rich.progress import Progress as RichProgress
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
 
+_SECONDS_BETWEEN_LINES = 5.0
+
 
 class Progress(Callback):
     """Shows how a run goes on, on standard error."""
@@ -21,7 +23,7 @@ class Progress(Callback):
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bars: RichProgress | None = None
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
         self._task: Any = None
         self._rounds, self._first = 0, 1
 
@@ -50,7 +52,8 @@ class Progress(Callback):
     def on_evaluation(self, done: int, total: int) -> None:
         """See `Callback.on_evaluation`."""
         if self._bars is None:
-            self._say(f"evaluated {done}/{total} users")
+            if done == total or time.monotonic() > self._said + _SECONDS_BETWEEN_LINES:
+                self._say(f"evaluated {done}/{total} users")
         elif self._bars.tasks[-1].total != total or self._bars.tasks[-1].finished:
             self._show("evaluation", total, done)
         else:
@@ -84,6 +87,7 @@ class Progress(Callback):
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+        self._said = time.monotonic()
 
 
 def _figures(row: dict[str, Any]) -> str:

@@ -68,9 +68,7 @@ def _version(package: str) -> str:
 
 
 def _flower() -> str:
-    from flwr.supercore.task_identity import TaskIdentity
-
-    from simulations.engines.flwr_private import identify_server
+    from simulations.engines.flwr_private import TaskIdentity, identify_server
 
     identify_server()
     commands = Path(sys.executable).parent

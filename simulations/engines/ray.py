@@ -107,6 +107,7 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
 
     engine = run.experiment.engine
     nodes = engine.nodes or 1
+    ours = not ray.is_initialized()
     _connect(engine.ray_address, nodes)
     try:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
@@ -114,7 +115,8 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
         yield RayGrid([remote.remote(place, *config) for place, config in enumerate(configs)])
     finally:
-        ray.shutdown()
+        if ours:
+            ray.shutdown()
 
 
 def _connect(address: str | None, nodes: int) -> None:

@@ -44,7 +44,7 @@ def order(*clients, **step):
 
 
 def test_metrics_of_known_scores(node, theta):
-    """Item 5 is best for everyone. Held out: 2 for client 0 (never seen 4, 5), 4 for client 1 (2, 3, 5), 0 for client 2."""
+    """Item 5 is best for all. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1 (2, 3, 5), 0 of client 2."""
     table = evaluate_clients(node(), theta, order(epochs=0))
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
@@ -89,7 +89,7 @@ def test_private_parameters_take_part_in_the_evaluation(node, theta):
 
 
 def test_rating_errors_of_known_predictions(node, theta):
-    """Predictions are the item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5; client 2: 0 rated 5."""
+    """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5; client 2: 0 rated 5."""
     table = evaluate_clients(node(task="rating"), theta, order(epochs=0))
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])

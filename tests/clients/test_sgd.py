@@ -83,7 +83,7 @@ def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec,
 
 
 def test_a_client_without_data_changes_nothing_and_has_no_loss(make):
-    step, parameters, population = make()
+    step, parameters, population = make(weight_decay=0.5, momentum=0.5)
     got = step.update(parameters, population.client(3), stream(0, "client", 3, 1))
     assert got.examples == 0 and np.isnan(got.loss)
     assert all(not delta.any() for delta in got.delta.values())

@@ -153,3 +153,28 @@ def test_run_configuration_names_a_file_or_carries_the_whole_experiment(tmp_path
 def test_run_configuration_without_an_experiment_is_refused():
     with pytest.raises(ExperimentError, match="names no experiment"):
         from_run_config({"experiment": "", "overrides": "seed=1"})
+
+
+def test_another_component_drops_the_settings_of_the_one_before():
+    source = {**LEAST, "strategy": {"name": "reptile", "server-lr": 0.5}}
+    assert load(source, ["strategy.name=fedavg"]).strategy.options == {}
+    assert load(source, [f"strategy.name='{ADAM}'", "strategy.eta=0.2"]).strategy.options == {"eta": 0.2}
+    assert load(source, ["strategy.name=reptile"]).strategy.options == {"server-lr": 0.5}
+
+
+@pytest.mark.parametrize("override", ["rounds='3'", "rounds=true", "rounds=3.0", "step.epochs='1'", "name=3"])
+def test_a_value_of_another_type_is_not_bent_to_fit(override):
+    error = refused(override)
+    assert error.problem.startswith("wrong value for ") and error.expected.startswith("a valid ")
+
+
+def test_an_abstract_strategy_and_a_missing_argument_are_named(monkeypatch):
+    error = refused("strategy.name='flwr.serverapp.strategy:Strategy'")
+    assert "abstract" in error.problem and "aggregate_train" in str(error.got)
+
+    def demanding(self, server_side_secret): ...
+
+    from flwr.serverapp.strategy import FedAdam
+
+    monkeypatch.setattr(FedAdam, "__init__", demanding)
+    assert refused(f"strategy.name='{ADAM}'").problem == "missing key 'strategy.server-side-secret'"

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rounds: callbacks, early stop, divergence, reproducible files, and when and on whom it is evaluated."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedrec.errors import ClientError
+from fedrec.runs import RunFolder
+from server.callbacks.base import Callback
+from server.evaluation import Evaluator
+from server.execution import execute
+from server.roster import call_roster
+from simulations import runner
+from simulations.engines.serial import open_grid
+from strategies.reptile import Reptile
+
+
+class Recorder(Callback):
+    def __init__(self, stop_after=None):
+        self.told, self.stop_after = [], stop_after
+
+    def on_start(self, run, first_round, rounds):
+        self.told.append(("start", first_round, rounds))
+
+    def on_stage(self, text):
+        self.told.append(("stage", text))
+
+    def after_round(self, row, seconds):
+        self.told.append(("round", row["round"]))
+        self.row, self.seconds = row, seconds
+        return row["round"] == self.stop_after
+
+    def on_evaluation(self, done, total):
+        self.told.append(("evaluation", done, total))
+
+    def on_end(self, result):
+        self.told.append(("end", len(result.rounds)))
+
+
+class Exploding(Reptile):
+    """Fine in the first round, infinite in the second."""
+
+    def apply(self, theta, aggregate):
+        new = super().apply(theta, aggregate)
+        self.rounds = getattr(self, "rounds", 0) + 1
+        return {name: value * np.inf if self.rounds == 2 else value for name, value in new.items()}
+
+
+class Watching(Reptile):
+    """Remembers from which nodes it got the replies, in order."""
+
+    got: ClassVar[list] = []
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        self.got.append([reply.metadata.src_node_id for reply in replies])
+        return super().aggregate_train(server_round, replies)
+
+
+def test_callbacks_are_told_in_order(run_tiny):
+    recorder = Recorder()
+    result = run_tiny(callbacks=[recorder])
+    users = len(result.users)
+    assert recorder.told == [
+        ("stage", "fitting baselines"),
+        ("start", 1, 2),
+        ("round", 1),
+        ("round", 2),
+        ("stage", "evaluating the shared model"),
+        ("evaluation", users, users),
+        ("stage", "evaluating with fine-tuning"),
+        ("evaluation", users, users),
+        ("end", 2),
+    ]
+    assert recorder.seconds > 0 and recorder.row["num-clients"] == 6 and "hits@5" in recorder.row
+
+
+def test_a_callback_can_end_the_run_and_all_are_told_first(run_tiny, saved_parameters):
+    """The state after the last round is saved, also between two checkpoints."""
+    first, second = Recorder(stop_after=2), Recorder()
+    result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
+    assert first.told == second.told and first.told[-1] == ("end", 2)
+    assert len(result.rounds) == 2 and RunFolder(result.folder).status() == {"state": "finished", "round": 2}
+    saved = saved_parameters(result.folder)
+    assert all(np.array_equal(saved[name], value) for name, value in result.parameters.items())
+
+
+def test_divergence_is_explained(run_tiny, tmp_path):
+    with pytest.raises(ClientError) as caught:
+        run_tiny("step.learning-rate=1e30", "step.epochs=3")
+    assert caught.value.problem == "training diverged in round 1" and "step.learning-rate" in caught.value.fix
+    assert RunFolder(tmp_path / "run").status() == {"state": "failed", "round": 0}
+    assert "training diverged" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path, saved_parameters):
+    with pytest.raises(ClientError, match="diverged in round 2"):
+        run_tiny("rounds=3", f"strategy.name={__name__}:Exploding", output="broken")
+    assert [file.name for file in (tmp_path / "broken" / "checkpoints").iterdir()] == ["round-000001.npz"]
+    assert RunFolder(tmp_path / "broken").status() == {"state": "failed", "round": 1}
+    good = run_tiny("rounds=1", output="good")
+    saved = saved_parameters(tmp_path / "broken")
+    assert all(np.array_equal(saved[name], value) for name, value in good.parameters.items())
+
+
+def test_one_seed_gives_one_file_and_another_seed_another(run_tiny, tmp_path):
+    for output, seed in (("a", 5), ("b", 5), ("c", 6)):
+        run_tiny(f"seed={seed}", output=output)
+    files = {(o, n): (tmp_path / o / n).read_bytes() for o in "abc" for n in ("rounds.csv", "users.csv", "groups.csv")}
+    for name in ("rounds.csv", "users.csv", "groups.csv"):
+        assert files["a", name] == files["b", name] != files["c", name]
+
+
+def test_an_empty_cohort_is_a_round_that_changes_nothing(run_tiny):
+    result = run_tiny("sampler={name='poisson', cohort=1e-9}", "rounds=1")
+    assert result.rounds["num-clients"].tolist() == [0] and "loss" not in result.rounds
+    assert result.parameters["layer0.bias"].tolist() == [0] * 8
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (4, [4, 5]), (0, [])])
+def test_evaluation_every_so_many_rounds_and_after_the_last(run_tiny, every, evaluated):
+    rounds = run_tiny("rounds=5", f"evaluation.every={every}").rounds
+    found = rounds["round"][rounds["hits@5"].notna()].tolist() if "hits@5" in rounds else []
+    assert found == evaluated
+
+
+@pytest.mark.parametrize(("users", "expected"), [(4, 4), (1, 1), (1000, 6)])
+def test_the_same_users_are_evaluated_after_every_round(load_tiny, tmp_path, users, expected):
+    experiment = runner.settle(load_tiny(f"evaluation.users={users}"))
+    with open_grid(RunFolder.create(experiment, tmp_path / "run")) as grid:
+        roster = call_roster(grid, timeout=9.0)
+        sampled = [Evaluator(experiment, roster, grid).sampled_clients().tolist() for _ in range(2)]
+    assert sampled[0] == sampled[1] == sorted(set(sampled[0])) and len(sampled[0]) == expected
+    assert set(sampled[0]) <= set(roster.evaluated.tolist())
+
+
+def test_the_last_evaluation_takes_all_users_with_and_without_fine_tuning(run_tiny):
+    result = run_tiny("evaluation.users=1", "evaluation.fine-tune.epochs=5", "step.learning-rate=0.5")
+    assert len(result.users) == 6 and result.users.index.is_monotonic_increasing
+    assert result.metrics["mrr"] == pytest.approx(result.users["mrr"].mean())
+    assert result.before_fine_tuning.keys() == result.metrics.keys()
+    assert result.before_fine_tuning != result.metrics
+    shared = run_tiny("evaluation.users=1", "evaluation.fine-tune.epochs=0", "step.learning-rate=0.5", output="shared")
+    assert shared.before_fine_tuning == {} and shared.metrics == result.before_fine_tuning
+
+
+def test_the_order_in_which_nodes_answer_does_not_matter(load_tiny, tmp_path):
+    found = []
+    for turned in (False, True):
+        experiment = load_tiny("engine.nodes=5", f"strategy.name={__name__}:Watching", "sampler.cohort=18")
+        run = RunFolder.create(runner.settle(experiment), tmp_path / str(turned))
+        with open_grid(run) as grid:
+            send = grid.send_and_receive
+            if turned:
+                grid.send_and_receive = lambda messages, send=send, **more: send(messages, **more)[::-1]
+            found.append(execute(run, grid))
+    assert Watching.got == 4 * [[2, 3, 4, 5, 6]]
+    assert all(np.array_equal(found[0].parameters[name], found[1].parameters[name]) for name in found[0].parameters)
+    pd.testing.assert_frame_equal(found[0].users, found[1].users)
+    pd.testing.assert_frame_equal(found[0].groups, found[1].groups)
+
+
+def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
+    one, four = (run_tiny(f"engine.nodes={nodes}", output=str(nodes)) for nodes in (1, 4))
+    for name, value in one.parameters.items():
+        np.testing.assert_allclose(four.parameters[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_result_json_tells_what_the_result_holds(run_tiny):
+    result = run_tiny("evaluation.baselines=['popularity']")
+    summary = json.loads((result.folder / "result.json").read_text())
+    assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
+    assert summary["baselines"] == result.baselines and 0 <= result.baselines["popularity"]["hits@5"] <= 1
+    assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}

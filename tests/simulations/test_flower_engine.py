@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flower engine: a real `flwr run` gives the serial engine's numbers, and nothing stays behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrec.runs import RunFolder
+from server.callbacks.base import Callback
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.told = []
+
+    def on_start(self, run, first_round, rounds):
+        self.told.append((first_round, rounds))
+
+    def after_round(self, row, seconds):
+        self.told.append(int(row["round"]))
+        return False
+
+    def on_end(self, result):
+        self.told.append("end")
+
+
+@pytest.mark.timeout(240)
+def test_flower_gives_the_serial_engines_numbers(run_tiny, saved_parameters, monkeypatch, tmp_path, leftovers):
+    serial = run_tiny(output="serial")
+    monkeypatch.setenv("FEDREC_TEST_MARK", str(tmp_path))
+    recorder = Recorder()
+    result = run_tiny("engine.name=flower", output="flower", callbacks=[recorder])
+    assert RunFolder(result.folder).status() == {"state": "finished", "round": 2}
+    saved = saved_parameters(result.folder)
+    for name, value in serial.parameters.items():
+        np.testing.assert_allclose(saved[name], value, rtol=0, atol=1e-6)
+    for name in ("rounds.csv", "users.csv", "groups.csv"):
+        assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
+    assert result.metrics == serial.metrics
+    assert recorder.told == [(1, 2), 1, 2, "end"]
+    assert leftovers(f"FEDREC_TEST_MARK={tmp_path}") == []

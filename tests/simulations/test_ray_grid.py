@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray engine: the serial engine's numbers, and nodes that fail, hang or die. One Ray for the whole file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from fedrec import wire
+from fedrec.errors import ClientError, EngineError
+from fedrec.runs import RunFolder
+from server.callbacks.base import Callback
+from server.execution import execute
+from server.roster import call_roster
+from simulations import runner
+from simulations.engines.ray import open_grid
+
+pytestmark = pytest.mark.timeout(180)
+ENDLESS = {"name": "sgd", "epochs": 10**9}
+
+
+@pytest.fixture(scope="module")
+def run(load_tiny, tmp_path_factory):
+    experiment = runner.settle(load_tiny("engine.name=ray"))
+    return RunFolder.create(experiment, tmp_path_factory.mktemp("ray") / "run")
+
+
+@pytest.fixture(scope="module")
+def grid(run, leftovers):
+    mark = f"FEDREC_TEST_MARK={run.path}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*mark.split("=", 1))
+        with open_grid(run) as grid:
+            yield grid
+    assert leftovers(mark) == []
+
+
+@pytest.fixture
+def theta(grid, run):
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, wire.INITIAL)])
+    return wire.unpack_parameters(reply.content)
+
+
+def training(theta, node, clients, step=None):
+    order = wire.TrainOrder(1, np.array(clients, dtype=np.int64), step=step)
+    return Message(wire.pack_train(theta, order), node, "train")
+
+
+def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
+    serial = run_tiny()
+    result = execute(run, grid)
+    for name, value in serial.parameters.items():
+        np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)
+    for name in ("rounds.csv", "users.csv", "groups.csv"):
+        assert (run.path / name).read_bytes() == (serial.folder / name).read_bytes()
+
+
+def test_actors_make_the_roster(grid):
+    roster = call_roster(grid, timeout=60)
+    assert roster.nodes == (2, 3) and len(roster.training) == 18
+
+
+def test_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch):
+    import ray
+
+    stored, put = [], ray.put
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
+    arrays = wire.to_record(theta)
+    messages = [training(arrays, node, []) for node in (2, 3)]
+    replies = grid.send_and_receive(messages)
+    assert [reply.has_error() for reply in replies] == [False, False] and stored == [arrays]
+    assert set(messages[0].content) == {"arrays", "config"}
+    stored.clear()
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})  # as Flower's strategies do
+    grid.send_and_receive([Message(content, node, "evaluate") for node in (2, 3)])
+    assert stored == [arrays]
+
+
+def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
+    bad = wire.to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
+    clients = [call_roster(grid, timeout=60).presences[0].training[0]]
+    good, failed = grid.send_and_receive(
+        [training(wire.to_record(theta), 3, []), training(bad, 2, clients)], timeout=60
+    )
+    assert not good.has_error() and failed.has_error() and failed.metadata.src_node_id == 2
+    assert failed.error.reason.startswith(f"client {clients[0]} failed in step 'Sgd' (round 1, node 0)")
+    assert "got: RuntimeError" in failed.error.reason
+
+
+def test_a_defect_is_an_error_reply_with_its_traceback(grid):
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, "train")], timeout=60)
+    assert "Traceback" in reply.error.reason and "clients/app.py" in reply.error.reason
+
+
+def test_messages_can_be_pushed_and_pulled(grid):
+    ids = grid.push_messages([Message(RecordDict(), node, wire.HELLO) for node in (2, 3)])
+    got = []
+    while len(got) < 2:
+        got += grid.pull_messages(ids)
+    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids) and list(grid.pull_messages(ids)) == []
+
+
+class Fail(Callback):
+    def after_round(self, row, seconds):
+        raise AssertionError("a round was run")
+
+
+def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(grid, theta, load_tiny, tmp_path):
+    """The last test: node 3 does not live through it."""
+    import ray
+
+    client = call_roster(grid, timeout=60).presences[1].training[0]
+    endless = training(wire.to_record(theta), 3, [client], ENDLESS)
+    replies = grid.send_and_receive([endless, training(wire.to_record(theta), 2, [])], timeout=2)
+    assert [reply.metadata.src_node_id for reply in replies] == [2]
+    ray.kill(grid._actors[1])
+    (late,) = grid._collect({endless.metadata.message_id}, 30)
+    assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
+    (again,) = grid.send_and_receive([Message(RecordDict(), 3, wire.HELLO)], timeout=30)
+    assert again.has_error() and again.metadata.src_node_id == 3
+    other = RunFolder.create(runner.settle(load_tiny("engine.name=ray")), tmp_path / "run")
+    with pytest.raises(ClientError, match="1 of 2 nodes failed"):
+        execute(other, grid, [Fail()])
+    assert other.status()["state"] == "failed"
+
+
+def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):
+    experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
+    with pytest.raises(EngineError, match="cannot be reached"), open_grid(RunFolder.create(experiment, tmp_path / "r")):
+        pass

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is killed or interrupted in the middle of a round goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedrec.runs import RunFolder
+from simulations import runner
+
+STEP = """
+import json, os, pathlib, time
+from clients.steps.sgd import Sgd
+
+calls = 0
+
+
+class Stuck(Sgd):
+    '''Trains like `Sgd`, but waits for ever at the third client after round 2 of the run that STUCK_IN names.'''
+
+    def update(self, parameters, data, random):
+        global calls
+        run = os.environ.get("STUCK_IN")
+        if run and json.loads((pathlib.Path(run) / "status.json").read_text())["round"] == 2:
+            calls += 1
+            if calls == 3:
+                (pathlib.Path(run).parent / "stuck").touch()
+                time.sleep(600)
+        return super().update(parameters, data, random)
+"""
+START = "import sys, json; from simulations.runner import run; run(json.loads(sys.argv[1]), output=sys.argv[2])"
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """A folder with the module `stuck_step`."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "stuck_step.py").write_text(STEP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def table(plugin, tiny_experiment):
+    """Every client keeps its output layer to itself, so the private state must survive as well."""
+    table = {**tiny_experiment(), "rounds": 4}
+    table["sampler"]["cohort"] = 12
+    table["step"] |= {"name": "stuck_step:Stuck", "private-parameters": ["layer1.*"]}
+    return table
+
+
+@pytest.fixture(scope="module")
+def unbroken(table, tmp_path_factory):
+    return runner.run(table, output=tmp_path_factory.mktemp("unbroken") / "run")
+
+
+def stuck_process(table, plugin, run):
+    """A process that is in the middle of round 3 of the run."""
+    path = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, json.dumps(table), str(run)],
+        env={**os.environ, "PYTHONPATH": path, "STUCK_IN": str(run)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (run.parent / "stuck").exists():
+        assert process.poll() is None and time.monotonic() < deadline, "the run did not come to round 3"
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("sign", "status"), [(signal.SIGKILL, "running"), (signal.SIGINT, "interrupted")], ids=["kill -9", "ctrl-c"]
+)
+def test_a_broken_run_ends_with_the_numbers_of_an_unbroken_one(
+    table, plugin, unbroken, tmp_path, saved_parameters, sign, status
+):
+    run = tmp_path / "run"
+    process = stuck_process(table, plugin, run)
+    try:
+        process.send_signal(sign)
+        assert process.wait(timeout=30) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert RunFolder(run).status() == {"state": status, "round": 2}
+    result = runner.resume(run)
+    assert RunFolder(run).status() == {"state": "finished", "round": 4}
+    saved, expected = saved_parameters(run), saved_parameters(unbroken.folder)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(saved[name], value)
+    for name in ("rounds.csv", "users.csv", "groups.csv"):
+        assert (run / name).read_bytes() == (unbroken.folder / name).read_bytes()
+    assert result.metrics == unbroken.metrics

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running and resuming through the common door."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedrec.errors import DataError, RunError
+from fedrec.runs import RunFolder
+from server.callbacks.base import Callback
+from simulations import runner
+
+
+class Never(Callback):
+    def after_round(self, row, seconds):
+        raise AssertionError("a round was run")
+
+
+@pytest.mark.parametrize("baselines", ["[]", "['popularity']"])
+def test_missing_data_are_told_before_any_training(run_tiny, tmp_path, monkeypatch, baselines):
+    monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError) as caught:
+        run_tiny("dataset={name='ml-1m'}", f"evaluation.baselines={baselines}", callbacks=[Never()])
+    assert "'ml-1m'" in caught.value.problem and "fedrec data" in caught.value.fix
+    run = RunFolder(tmp_path / "run")
+    assert run.status() == {"state": "failed", "round": 0} and not run.checkpoints.exists()
+
+
+def test_a_run_can_start_from_a_table_a_file_or_an_experiment(load_tiny, tiny_experiment, tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(load_tiny().toml())
+    sources = (tiny_experiment(), file, str(file), load_tiny())
+    results = [runner.run(source, ["rounds=1"], output=tmp_path / str(i)) for i, source in enumerate(sources)]
+    for result in results[1:]:
+        assert result.experiment == results[0].experiment
+        pd.testing.assert_frame_equal(result.users, results[0].users)
+
+
+def test_a_finished_run_is_read_and_not_run_again(run_tiny):
+    done = run_tiny()
+    again = runner.resume(done.folder, callbacks=[Never()])
+    assert again.metrics == done.metrics and again.experiment == done.experiment
+    pd.testing.assert_frame_equal(again.rounds, done.rounds)
+    pd.testing.assert_frame_equal(again.users, done.users)
+
+
+def test_a_folder_is_used_for_one_run_only(run_tiny):
+    run_tiny("rounds=1")
+    with pytest.raises(RunError, match="not empty"):
+        run_tiny("rounds=1")
+
+
+def test_a_run_in_use_is_left_alone(run_tiny, tmp_path):
+    class Intruder(Callback):
+        def after_round(self, row, seconds):
+            with pytest.raises(RunError, match="in use"):
+                runner.resume(tmp_path / "run")
+            return False
+
+    result = run_tiny(callbacks=[Intruder()])
+    assert RunFolder(result.folder).status()["state"] == "finished" and len(result.rounds) == 2
+
+
+def test_a_damaged_checkpoint_costs_one_round_and_nothing_else(run_tiny, tmp_path, saved_parameters):
+    class Stop(Callback):
+        def after_round(self, row, seconds):
+            if row["round"] == 3:
+                raise KeyboardInterrupt
+            return False
+
+    whole = run_tiny("rounds=4", output="whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny("rounds=4", callbacks=[Stop()])
+    newest = tmp_path / "run" / "checkpoints" / "round-000003.npz"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    runner.resume(tmp_path / "run")
+    saved = saved_parameters(tmp_path / "run")
+    assert all(np.array_equal(saved[name], value) for name, value in whole.parameters.items())
+    assert (tmp_path / "run/rounds.csv").read_bytes() == (tmp_path / "whole/rounds.csv").read_bytes()
+    assert "damaged" in (tmp_path / "run/log.txt").read_text()
+
+
+def test_what_the_machine_decides_is_written_down(load_tiny):
+    settled = runner.settle(load_tiny("engine={name='serial', device='auto'}")).engine
+    assert settled.nodes == 1 and settled.threads >= 1 and settled.device in ("cpu", "cuda")
+    assert runner.settle(load_tiny("engine={name='ray', nodes=7}")).engine.nodes == 7
+    assert runner.settle(load_tiny("engine={name='ray', device='cpu'}")).engine.nodes >= 1
