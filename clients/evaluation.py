@@ -15,8 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from clients.blocks import in_blocks, train_in_blocks
 from clients.hosting import Node
-from clients.steps.base import Step
+from clients.steps.base import CohortStep, Step
 from clients.training import personal_parameters, run_step, to_device
 from fedrec.experiment import Section
 from fedrec.metrics.groups import user_groups
@@ -27,7 +28,7 @@ from fedrec.wire import EvaluateOrder
 GROUP = "group:"
 
 _CELLS_PER_BLOCK = 1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
-_SLICES_PER_BLOCK = 16  # users whose whole catalogue is pushed through the network at once
+_SCORED_AT_ONCE = 20_000  # users times items pushed through the network at once; their activations stay in cache
 
 
 def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: EvaluateOrder) -> pd.DataFrame:
@@ -81,15 +82,16 @@ def _ranking_table(
 
 def _scores(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> Tensor:
     """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned parameters."""
-    with torch.no_grad():
-        if _all_alike(step, parameters):
-            return _shared_scores(node, parameters, clients)
-        scores = torch.empty(len(clients), node.model.schema.num_items)
-        for place, (users, own) in enumerate(_fine_tuned(node, step, parameters, clients, round_)):
+    if _all_alike(step, parameters):
+        return _shared_scores(node, parameters, clients)
+    scores = torch.empty(len(clients), node.model.schema.num_items)
+    for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
+        with torch.no_grad():
             scores[place] = node.model.scores(own, users)[0]
-        return scores
+    return scores
 
 
+@torch.no_grad()
 def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
     """Scores under the shared parameters; clients with equal features are scored once, as nothing else differs."""
     codes = node.population.feature_codes(clients)
@@ -97,9 +99,9 @@ def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarra
         return node.model.scores(_slices(parameters, 1), ()).expand(len(clients), -1)
     widths = np.cumsum([table.shape[1] for table in codes])[:-1]
     distinct, place = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
-    scores = []
-    for start in range(0, len(distinct), _SLICES_PER_BLOCK):
-        part = distinct[start : start + _SLICES_PER_BLOCK]
+    scores, block = [], max(1, _SCORED_AT_ONCE // node.model.schema.num_items)
+    for start in range(0, len(distinct), block):
+        part = distinct[start : start + block]
         users = tuple(torch.from_numpy(table.copy()).to(node.device) for table in np.split(part, widths, axis=1))
         scores.append(node.model.scores(_slices(parameters, len(part)), users))
     return torch.cat(scores)[torch.from_numpy(place.reshape(-1))]
@@ -107,27 +109,36 @@ def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarra
 
 def _fine_tuned(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
-) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
-    """Each client's features `[1, width]` and its parameters after fine-tuning `[1, ...]`."""
-    for client in clients.tolist():
+) -> Iterator[tuple[int, tuple[Tensor, ...], dict[str, Tensor]]]:
+    """Each client's place in `clients`, features `[1, width]`, and parameters after fine-tuning `[1, ...]`."""
+    codes = [torch.from_numpy(table).to(node.device) for table in node.population.feature_codes(clients)]
+    for place, own in _tuned_parameters(node, step, parameters, clients, round_):
+        yield place, tuple(table[place : place + 1] for table in codes), own
+
+
+def _tuned_parameters(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    if isinstance(step, CohortStep) and in_blocks(node, step, parameters):
+        for places, trained in train_in_blocks(node, step, parameters, clients, "fine-tune", round_):
+            for member, place in enumerate(places):
+                yield place, trained.parameters_of(member)
+        return
+    for place, client in enumerate(clients.tolist()):
         start = personal_parameters(node, step, parameters, client, round_ + 1)
-        with torch.enable_grad():
-            update = run_step(step, start, node, client, "fine-tune", round_)
-        own = {name: (value + update.delta[name]).unsqueeze(0) for name, value in start.items()}
-        codes = node.population.feature_codes(np.array([client]))
-        yield tuple(torch.from_numpy(table).to(node.device) for table in codes), own
+        update = run_step(step, start, node, client, "fine-tune", round_)
+        yield place, {name: (value + update.delta[name]).unsqueeze(0) for name, value in start.items()}
 
 
 def _rating_table(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> pd.DataFrame:
-    rows = []
-    with torch.no_grad():
-        tuned = _fine_tuned(node, step, parameters, clients, round_)
-        for client, (users, own) in zip(clients.tolist(), tuned, strict=True):
-            items, ratings = node.population.held_out_ratings(client, node.experiment.evaluation.held_out)
+    rows: list[dict[str, float]] = [{} for _ in clients]
+    for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
+        items, ratings = node.population.held_out_ratings(int(clients[place]), node.experiment.evaluation.held_out)
+        with torch.no_grad():
             predicted = node.model.predict(own, users, torch.from_numpy(items).to(node.device).unsqueeze(0))
-            rows.append({**rating_errors(predicted[0].cpu().numpy(), ratings), "rows": len(items)})
+        rows[place] = {**rating_errors(predicted[0].cpu().numpy(), ratings), "rows": len(items)}
     return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
 
 

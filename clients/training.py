@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clients.blocks import in_blocks, train_in_blocks
 from clients.hosting import Node
-from clients.steps.base import Step, Update
+from clients.steps.base import CohortStep, Step, Update
+from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError, FedrecError
 from fedrec.experiment import Section
 from fedrec.rng import stream
-from fedrec.wire import TrainOrder, TrainSum
+from fedrec.wire import TrainOrder, TrainSum, Weighting
 
 
 def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainSum:
@@ -30,19 +33,51 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     """
     step = node.step(_section(node, order))
     parameters = to_device(arrays, node.device)
-    total = {name: np.zeros(array.shape, dtype=np.float64) for name, array in arrays.items()}
     clients = node.training if order.clients is None else np.sort(order.clients)
-    weight, examples, loss, losses = 0.0, 0, 0.0, 0
-    for client in clients.tolist():
-        update = _train(node, step, parameters, client, order.round)
-        share = 1.0 if order.weighting == "uniform" else float(update.examples)
+    total = _Total({name: np.zeros(array.shape, dtype=np.float64) for name, array in arrays.items()})
+    if isinstance(step, CohortStep) and in_blocks(node, step, parameters):
+        for _, trained in train_in_blocks(node, step, parameters, clients, "client", order.round):
+            total.add_block(trained, order.weighting)
+    else:
+        for client in clients.tolist():
+            total.add(_train(node, step, parameters, client, order.round), order.weighting)
+    sums = {name: value.astype(arrays[name].dtype) for name, value in total.updates.items()}
+    return TrainSum(sums, len(clients), total.weight, total.examples, total.loss, total.losses)
+
+
+@dataclass
+class _Total:
+    """Running sums of a node, in float64."""
+
+    updates: dict[str, np.ndarray]
+    weight: float = 0.0
+    examples: int = 0
+    loss: float = 0.0
+    losses: int = 0
+
+    def add(self, update: Update, weighting: Weighting) -> None:
+        """One client's update."""
+        share = _share(update.examples, weighting)
         for name, delta in update.delta.items():
-            total[name] += share * delta.cpu().numpy().astype(np.float64)
-        weight, examples = weight + share, examples + update.examples
-        if math.isfinite(update.loss):
-            loss, losses = loss + update.loss, losses + 1
-    sums = {name: value.astype(arrays[name].dtype) for name, value in total.items()}
-    return TrainSum(sums, len(clients), weight, examples, loss, losses)
+            self.updates[name] += share * delta.cpu().numpy().astype(np.float64)
+        self._count(share, update.examples, update.loss)
+
+    def add_block(self, trained: Trained, weighting: Weighting) -> None:
+        """The updates of a whole block."""
+        shares = [_share(examples, weighting) for examples in trained.block.examples]
+        for name, value in trained.weighted_sum(torch.tensor(shares, dtype=torch.float64)).items():
+            self.updates[name] += value.cpu().numpy()
+        for share, examples, loss in zip(shares, trained.block.examples, trained.losses(), strict=True):
+            self._count(share, examples, loss)
+
+    def _count(self, share: float, examples: int, loss: float) -> None:
+        self.weight, self.examples = self.weight + share, self.examples + examples
+        if math.isfinite(loss):
+            self.loss, self.losses = self.loss + loss, self.losses + 1
+
+
+def _share(examples: int, weighting: Weighting) -> float:
+    return 1.0 if weighting == "uniform" else float(examples)
 
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
@@ -63,9 +98,7 @@ def run_step(
     try:
         update = step.update(parameters, data, stream(node.experiment.seed, stream_name, client, round_))
     except FedrecError as error:  # it explains itself, but not whose data it is about
-        raise type(error)(
-            f"client {client}: {error.problem}", expected=error.expected, got=error.got, fix=error.fix
-        ) from error
+        raise error.about(f"client {client}") from error
     except Exception as error:
         raise ClientError(
             f"client {client} failed in step {type(step).__name__!r} (round {round_}, node {node.partition})",
@@ -79,8 +112,8 @@ def run_step(
     if wrong or len(update.delta) != len(parameters):
         raise ClientError(
             f"step {type(step).__name__!r} returned wrong parameters for client {client}",
-            expected={name: tuple(value.shape) for name, value in parameters.items()}.__repr__(),
-            got={name: tuple(value.shape) for name, value in update.delta.items()}.__repr__(),
+            expected=repr({name: tuple(value.shape) for name, value in parameters.items()}),
+            got=repr({name: tuple(value.shape) for name, value in update.delta.items()}),
         )
     return update
 

@@ -35,6 +35,10 @@ class FedrecError(Exception):
         parts = [("expected", self.expected), ("got", self.got), ("to mend it", self.fix)]
         return "\n".join([self.problem, *(f"  {label}: {value}" for label, value in parts if value is not None)])
 
+    def about(self, subject: str) -> FedrecError:
+        """The same error of the same kind, with what it is about named before it."""
+        return _rebuild(type(self), f"{subject}: {self.problem}", self.expected, self.got, self.fix)
+
 
 def _rebuild(kind, problem, expected, got, fix):
     return kind(problem, expected=expected, got=got, fix=fix)

@@ -66,6 +66,10 @@ class EngineConfig(Config):
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, as batches of one client are too small to share and waiting costs time."""
+    path: Literal["cohort", "reference"] = "cohort"
+    """`cohort` trains many clients at once where the step can; `reference` one by one. Equal up to rounding."""
+    memory_gib: float = Field(default=1.0, gt=0)
+    """Memory in GiB that a node may use for the clients that it trains at once."""
     ray_address: str | None = None
     """Address of a running Ray cluster; default: a local one is started."""
     timeout: float = Field(default=3600.0, gt=0)

@@ -20,7 +20,8 @@ from server.replies import answers
 from server.roster import Roster
 
 GROUP = "group:"
-WAVE = 32  # clients per node and message, so that progress is seen and a message stays short
+FINE_TUNED_WAVE = 64  # clients per node and message, so that progress is seen and a message stays short
+SHARED_WAVE = 4096  # without fine-tuning a client costs little, and clients with equal features are scored once
 
 
 class Evaluator:
@@ -63,7 +64,8 @@ class Evaluator:
             ClientError: more nodes failed than the experiment tolerates, or no client could be evaluated.
         """
         step = self._step(fine_tune)
-        groups = [(node, _waves(part)) for node, part in self.roster.by_node(clients)]
+        size = FINE_TUNED_WAVE if fine_tune and has_fine_tuning(self.experiment) else SHARED_WAVE
+        groups = [(node, _waves(part, size)) for node, part in self.roster.by_node(clients)]
         tables: list[pd.DataFrame] = []
         for wave in range(max((len(waves) for _, waves in groups), default=0)):
             orders = [(node, waves[wave]) for node, waves in groups if wave < len(waves)]
@@ -134,5 +136,5 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return table
 
 
-def _waves(clients: np.ndarray) -> list[np.ndarray]:
-    return [clients[start : start + WAVE] for start in range(0, len(clients), WAVE)]
+def _waves(clients: np.ndarray, size: int) -> list[np.ndarray]:
+    return [clients[start : start + size] for start in range(0, len(clients), size)]

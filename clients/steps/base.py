@@ -13,6 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.trained import Trained
 from fedrec.config import Config
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
@@ -60,3 +63,15 @@ class Step(ABC):
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""
         return []
+
+
+class CohortStep(Step):
+    """A step that can also train many clients at once, with the same result as `update` client by client."""
+
+    @abstractmethod
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`."""
+
+    @abstractmethod
+    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
+        """Train every client of a block, starting from the global `parameters` (no cohort dimension, unchanged)."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local mini-batch SGD on one client's data (PrivRec algorithm 1, lines 9 to 18).
 
-The reference: one client at a time, full tables, autograd. Faster paths are compared with it.
+`update` is the reference: one client at a time, full tables, autograd. `train_block` does the same for many clients at
+once (`fedrec.cohort`), from the same random draws.
 
 Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so they are settings.
 The paper turns ratings of 3 and below into negatives; here `low-rated` chooses, and unobserved items are drawn as
@@ -19,7 +20,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
+from clients.steps.base import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.descent import SgdSettings, descend
+from fedrec.cohort.trained import Trained
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import ClientData
 
@@ -47,7 +52,7 @@ class SgdConfig(StepConfig):
     """Patterns of parameters that stay on the device between rounds and are never sent, such as `layer4.*`."""
 
 
-class Sgd(Step):
+class Sgd(CohortStep):
     """Plain local SGD."""
 
     Config = SgdConfig
@@ -62,15 +67,22 @@ class Sgd(Step):
         examples, loss = 0, float("nan")
         for items, labels in self._epochs(data, random):
             examples = len(items)
-            batches = torch.from_numpy(random.permutation(examples)).split(self.config.batch_size)
-            losses = [
-                self._descend(local, parameters, buffers, users, items[batch], labels[batch])
-                for batch in batches
-                if len(batch)  # a client without data still splits into one empty batch
-            ]
+            starts = range(0, examples, self.config.batch_size)
+            batches = [slice(start, start + self.config.batch_size) for start in starts]
+            losses = [self._descend(local, parameters, buffers, users, items[b], labels[b]) for b in batches]
             loss = float(torch.stack(losses).mean()) if losses else loss
         delta = {name: value.squeeze(0) - parameters[name] for name, value in local.items()}
         return Update(delta, examples, loss)
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """See `CohortStep.batches`: the same draws as in `update`."""
+        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+
+    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
+        """See `CohortStep.train_block`."""
+        config = self.config
+        sgd = SgdSettings(config.learning_rate, config.momentum, config.weight_decay, config.proximal_mu)
+        return descend(self.model, parameters, block, sgd)
 
     def private_names(self, names: list[str]) -> list[str]:
         """See `Step.private_names`."""
@@ -78,24 +90,26 @@ class Sgd(Step):
             name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in self.config.private_parameters)
         ]
 
-    def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        examples = None
+    def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Items and labels of each epoch, in the order of training."""
+        pool = None
         for _ in range(self.config.epochs):
-            if examples is None or self.config.negatives_policy == "epoch":
-                examples = self._examples(data, random)
-            yield examples
+            if pool is None or self.config.negatives_policy == "epoch":
+                pool = self._examples(data, random)
+            order = random.permutation(len(pool[0]))
+            yield pool[0][order], pool[1][order]
 
-    def _examples(self, data: ClientData, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _examples(self, data: ClientData, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         items, labels = data.items, data.labels
-        if self.model.schema.task == "ranking":
-            if self.config.low_rated == "ignore":
-                items, labels = items[labels > 0], labels[labels > 0]
-            count = self.config.negatives * int((labels > 0).sum())
-            if count:
-                drawn = draw_negatives(data.positives, self.model.schema.num_items, count, random)
-                items = np.concatenate([items, drawn])
-                labels = np.concatenate([labels, np.zeros(count, dtype=np.float32)])
-        return torch.tensor(items, device=self.device), torch.tensor(labels, device=self.device)
+        if self.model.schema.task == "rating":
+            return items, labels
+        if self.config.low_rated == "ignore":
+            items, labels = items[labels > 0], labels[labels > 0]
+        count = self.config.negatives * int((labels > 0).sum())
+        if not count:
+            return items, labels
+        drawn = draw_negatives(data.positives, self.model.schema.num_items, count, random)
+        return np.concatenate([items, drawn]), np.concatenate([labels, np.zeros(count, dtype=np.float32)])
 
     def _descend(
         self,
@@ -103,12 +117,13 @@ class Sgd(Step):
         anchor: Mapping[str, Tensor],
         buffers: dict[str, Tensor],
         users: tuple[Tensor, ...],
-        items: Tensor,
-        labels: Tensor,
+        items: np.ndarray,
+        labels: np.ndarray,
     ) -> Tensor:
         """One gradient step on one batch, in place; returns its loss before the step."""
         leaves = {name: value.requires_grad_() for name, value in local.items()}
-        loss = self.model.loss(self.model.predict(leaves, users, items.unsqueeze(0)), labels.unsqueeze(0)).sum()
+        batch, wanted = torch.tensor(items[None], device=self.device), torch.tensor(labels[None], device=self.device)
+        loss = self.model.loss(self.model.predict(leaves, users, batch), wanted).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         with torch.no_grad():
             for (name, value), gradient in zip(leaves.items(), gradients, strict=True):

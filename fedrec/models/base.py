@@ -43,10 +43,16 @@ class Model(ABC):
     """A recommender as a pure function of its parameters.
 
     A subclass lives in a file of its own in `fedrec/models/`, its configuration class above it.
+
+    Attributes:
+        item_tables: names of the parameters with one row per item, `[num_items, d]`. A client touches few of their
+        rows,
+            so local training may pass compact ones and say by `rows` where an item's row is.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
+    item_tables: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config, self.schema = config, schema
@@ -56,23 +62,29 @@ class Model(ABC):
         """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator` on the CPU."""
 
     @abstractmethod
-    def predict(self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor) -> Tensor:
+    def predict(
+        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
         """Predictions before the output activation.
 
         Args:
             parameters: each `[C, ...]`.
             users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
             items: `int64 [C, B]`.
+            rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items themselves.
 
         Returns:
             `[C, B]`: logits for ranking, ratings for rating.
         """
 
-    def loss(self, predictions: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error."""
-        if self.schema.task == "ranking":
-            return F.binary_cross_entropy_with_logits(predictions, labels, reduction="none").mean(-1)
-        return F.mse_loss(predictions, labels, reduction="none").mean(-1)
+    def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error.
+
+        With `weights`, `float32 [C, B]`, it is the weighted sum instead; padding has weight 0.
+        """
+        measure = F.binary_cross_entropy_with_logits if self.schema.task == "ranking" else F.mse_loss
+        losses = measure(predictions, labels, reduction="none")
+        return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 
     def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension, `[C, num_items]`."""

@@ -46,6 +46,7 @@ class PrivRec(Model):
 
     Config = PrivRecConfig
     paper = "PrivRec (Wang et al. 2021), eq. 1-2"
+    item_tables = ("item.id",)
     config: PrivRecConfig
 
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:
@@ -68,11 +69,13 @@ class PrivRec(Model):
             parameters[f"layer{layer}.bias"] = torch.zeros(fan_out)
         return parameters
 
-    def predict(self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor) -> Tensor:
+    def predict(
+        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
         """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
         names = [f"user.{name}" for name, _ in self.schema.user_features]
         user = [pooled_rows(parameters[name], codes) for name, codes in zip(names, users, strict=True)]
-        item = [gather_rows(parameters["item.id"], items)]
+        item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
         item += [pooled_rows(parameters[name], codes.to(items.device)[items]) for name, codes in self._item_codes]
         hidden = self._first_layer(parameters, user, torch.cat(item, -1))
         for layer in range(1, len(self.config.hidden) + 1):

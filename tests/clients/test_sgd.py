@@ -113,7 +113,10 @@ def test_the_update_is_a_function_of_the_stream(make):
 
 
 def pools(step, data):
-    return [(items.numpy(), labels.numpy()) for items, labels in step._epochs(data, stream(0, "client", 0, 1))]
+    """The examples of each epoch, largest label first and then by item."""
+    epochs = list(step._epochs(data, stream(0, "client", 0, 1)))
+    orders = [np.lexsort((items, -labels)) for items, labels in epochs]
+    return [(items[order], labels[order]) for (items, labels), order in zip(epochs, orders, strict=True)]
 
 
 @pytest.mark.parametrize(("policy", "distinct"), [("round", 1), ("epoch", 4)])

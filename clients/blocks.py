@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path of a node: its clients are trained in blocks (`fedrec.cohort`) instead of one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch import Tensor
+
+from clients.hosting import Node
+from clients.steps.base import CohortStep, Step
+from fedrec.cohort.block import Block
+from fedrec.cohort.sizing import cut_blocks
+from fedrec.cohort.trained import Trained
+from fedrec.errors import ClientError, FedrecError
+from fedrec.rng import stream
+
+
+def in_blocks(node: Node, step: Step, parameters: dict[str, Tensor]) -> bool:
+    """Whether the clients of a step can be trained in blocks; private parameters need a start of their own each."""
+    wanted = node.experiment.engine.path == "cohort" and isinstance(step, CohortStep)
+    return wanted and not step.private_names(list(parameters))
+
+
+def train_in_blocks(
+    node: Node, step: CohortStep, parameters: dict[str, Tensor], clients: np.ndarray, stream_name: str, round_: int
+) -> Iterator[tuple[list[int], Trained]]:
+    """Train clients in blocks.
+
+    Yields:
+        Places in `clients` of a block's members, and the trained block. The blocks depend on the clients' data alone.
+
+    Raises:
+        ClientError: the work on a block failed; names its clients.
+        FedrecError: the step raised one; of the same kind, with the client named before it.
+    """
+    data = [node.population.client(client) for client in clients.tolist()]
+    batches = []
+    for one in data:
+        try:
+            batches.append(step.batches(one, stream(node.experiment.seed, stream_name, one.client, round_)))
+        except FedrecError as error:
+            raise error.about(f"client {one.client}") from error
+    memory = node.experiment.engine.memory_gib
+    for places in cut_blocks(batches, parameters, node.model.item_tables, memory_gib=memory):
+        users = [data[place].features for place in places]
+        block = Block.of(users, [batches[place] for place in places], node.device)
+        try:
+            trained = step.train_block(parameters, block)
+        except FedrecError:
+            raise
+        except Exception as error:
+            raise ClientError(
+                f"step {type(step).__name__!r} failed for a block of clients (round {round_}, node {node.partition})",
+                expected=f"updates of clients {', '.join(str(data[place].client) for place in places)}",
+                got=f"{type(error).__name__}: {error}",
+                fix="--set engine.path=reference trains one client after the other and names the one at fault",
+            ) from error
+        yield places, trained

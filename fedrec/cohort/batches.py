@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches that one client goes through, as a rectangle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """All batches of a client's local work, in order.
+
+    Attributes:
+        items: `int64 [S, B]`, S gradient steps of at most B examples; places beyond a batch's size hold 0.
+        labels: `float32 [S, B]`.
+        sizes: `int64 [S]`, number of examples in each batch, in `[1, B]`.
+        examples: number of examples in the last epoch.
+        last_epoch: number of steps in the last epoch.
+    """
+
+    items: np.ndarray
+    labels: np.ndarray
+    sizes: np.ndarray
+    examples: int
+    last_epoch: int
+
+    @classmethod
+    def cut(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]], batch_size: int) -> Batches:
+        """Cut each epoch's (items, labels), already in the order of training, into batches; the last may be smaller."""
+        steps = [-(-len(items) // batch_size) for items, _ in epochs]
+        total = sum(steps)
+        items = np.zeros((total, batch_size), dtype=np.int64)
+        labels = np.zeros((total, batch_size), dtype=np.float32)
+        sizes = np.full(total, batch_size, dtype=np.int64)
+        start = 0
+        for (epoch_items, epoch_labels), count in zip(epochs, steps, strict=True):
+            stop, length = start + count, len(epoch_items)
+            items[start:stop].reshape(-1)[:length] = epoch_items
+            labels[start:stop].reshape(-1)[:length] = epoch_labels
+            if count:
+                sizes[stop - 1] = length - (count - 1) * batch_size
+            start = stop
+        return cls(items, labels, sizes, len(epochs[-1][0]) if epochs else 0, steps[-1] if steps else 0)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many clients are trained at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from fedrec.cohort.batches import Batches
+
+LARGEST_BLOCK = 16  # more clients no longer fit a processor's cache, and run slower
+_COPIES = 4  # of a client's parameters: values, gradients, momentum, and what autograd keeps
+
+
+def cut_blocks(
+    batches: Sequence[Batches],
+    parameters: Mapping[str, Tensor],
+    item_tables: Sequence[str],
+    *,
+    memory_gib: float,
+    largest: int = LARGEST_BLOCK,
+) -> Iterator[list[int]]:
+    """Sort clients by their number of steps, most first, and cut them into blocks that fit the memory.
+
+    Args:
+        batches: the batches of each client.
+        parameters: the global parameters.
+        item_tables: names of those that become compact.
+        memory_gib: GiB that one block may take.
+        largest: clients per block at most.
+
+    Yields:
+        Places in `batches`; every place once. A block always has one client, whatever it takes.
+    """
+    order = sorted(range(len(batches)), key=lambda place: (-len(batches[place].sizes), place))
+    budget = memory_gib * 2**30
+    dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
+    widths = sum(parameters[name].shape[1] for name in item_tables)
+    block: list[int] = []
+    taken = 0.0
+    for place in order:
+        examples = batches[place].items.size
+        need = 4 * _COPIES * (dense + examples * widths) + 40 * examples
+        if block and (len(block) == largest or taken + need > budget):
+            yield block
+            block, taken = [], 0.0
+        block.append(place)
+        taken += need
+    if block:
+        yield block

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in blocks gives what training one client after the other gives: updates, sums, norms, evaluations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from clients.blocks import train_in_blocks
+from clients.evaluation import evaluate_clients
+from clients.hosting import Node
+from clients.training import train_clients
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.sizing import cut_blocks
+from fedrec.data.population import Population
+from fedrec.rng import stream, torch_stream
+from fedrec.wire import EvaluateOrder, TrainOrder
+
+SETTINGS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight-decay": {"weight_decay": 0.1},
+    "proximal": {"proximal_mu": 0.7},
+    "everything": {"momentum": 0.5, "weight_decay": 0.05, "proximal_mu": 0.3, "negatives_policy": "epoch"},
+    "low-rated": {"low_rated": "negative"},
+    "no-negatives": {"negatives": 0},
+    "one-class": {"negatives": 0, "low_rated": "ignore"},
+    "no-epoch": {"epochs": 0},
+}
+
+
+@pytest.fixture
+def pair(load_tiny):
+    """Two nodes that differ in nothing but the path, and the initial parameters."""
+
+    def make(*overrides):
+        nodes = {}
+        for path in ("cohort", "reference"):
+            experiment = load_tiny(f"engine.path={path}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
+            nodes[path] = Node(experiment, 0, 1, None)
+        parameters = nodes["reference"].model.initial(torch_stream(0, "init"))
+        assert set(parameters) == set(nodes["cohort"].model.initial(torch_stream(0, "init")))
+        return nodes["cohort"], nodes["reference"], {name: value.numpy() for name, value in parameters.items()}
+
+    return make
+
+
+def options(settings):
+    return [f"step.{key.replace('_', '-')}={value!r}" for key, value in settings.items()]
+
+
+def assert_same(got, expected):
+    for name, value in expected.items():
+        torch.testing.assert_close(torch.as_tensor(got[name]), torch.as_tensor(value), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_sums_are_equal(pair, case, weighting):
+    fast, slow, arrays = pair("step.epochs=3", *options(SETTINGS[case]))
+    order = TrainOrder(1, np.arange(0, 18), weighting)
+    got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
+    assert_same(got.total, expected.total)
+    assert (got.clients, got.weight, got.examples) == (expected.clients, expected.weight, expected.examples)
+    assert got.losses == expected.losses and got.loss == pytest.approx(expected.loss, rel=1e-4)
+    assert case == "no-epoch" or any(np.abs(value).max() > 1e-3 for value in expected.total.values())
+
+
+@pytest.mark.parametrize("case", ["plain", "everything"])
+@pytest.mark.parametrize("task", ["ranking", "rating"])
+def test_odd_clients(pair, world, case, task):
+    """Client 0 has one positive, 1 the same item twice, 2 only a low rating, 3 nothing at all."""
+    fast, slow, _ = pair("step.epochs=2", *options(SETTINGS[case]))
+    population: Population = world(task)
+    for node in (fast, slow):
+        node.__dict__["population"] = population
+        del node.__dict__["model"]  # made for the population before
+    parameters = slow.model.initial(torch_stream(0, "init"))
+    step = fast.step(fast.experiment.step)
+    clients = np.arange(4)
+    for places, trained in train_in_blocks(fast, step, parameters, clients, "client", 1):
+        for member, place in enumerate(places):
+            data = population.client(place)
+            update = slow.step(slow.experiment.step).update(parameters, data, stream(0, "client", place, 1))
+            whole = trained.parameters_of(member)
+            assert_same({n: v[0] - parameters[n] for n, v in whole.items()}, update.delta)
+            norm = math.sqrt(sum(float(delta.double().square().sum()) for delta in update.delta.values()))
+            assert float(trained.norms()[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
+            loss = trained.losses()[member]
+            assert (math.isnan(loss) and math.isnan(update.loss)) or loss == pytest.approx(update.loss, rel=1e-4)
+
+
+def test_evaluation_with_fine_tuning_is_equal(pair):
+    fast, slow, arrays = pair("evaluation.fine-tune.epochs=3")
+    order = EvaluateOrder(1, None)
+    got, expected = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
+    assert got.index.equals(expected.index)
+    np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), atol=1e-9)
+
+
+def test_a_run_is_equal_on_both_paths(run_tiny, saved_parameters):
+    fast = run_tiny("engine.path=cohort", output="fast")
+    slow = run_tiny("engine.path=reference", output="slow")
+    assert_same(saved_parameters(fast.folder), saved_parameters(slow.folder))
+    assert fast.metrics == pytest.approx(slow.metrics)
+
+
+def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
+    lengths = [5, 40, 1, 40, 0, 17]
+    batches = [Batches.cut([(np.zeros(n, np.int64), np.zeros(n, np.float32))], 4) for n in lengths]
+    parameters = {"item.id": torch.zeros(100, 8), "w": torch.zeros(10, 10)}
+    blocks = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1.0, largest=2))
+    assert blocks == [[1, 3], [5, 0], [2, 4]]
+    tight = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1e-9))
+    assert tight == [[1], [3], [5], [0], [2], [4]]
+
+
+def test_batches_are_cut_epoch_by_epoch():
+    epochs = [(np.arange(5), np.ones(5, np.float32)), (np.arange(5)[::-1], np.zeros(5, np.float32))]
+    cut = Batches.cut(epochs, 3)
+    assert cut.items.tolist() == [[0, 1, 2], [3, 4, 0], [4, 3, 2], [1, 0, 0]]
+    assert cut.sizes.tolist() == [3, 2, 3, 2] and cut.examples == 5 and cut.last_epoch == 2
+    assert cut.labels.tolist() == [[1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_an_error_in_a_block_names_its_clients(pair, monkeypatch):
+    from clients.steps.sgd import Sgd
+    from fedrec.errors import ClientError
+
+    def broken(self, parameters, block):
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(Sgd, "train_block", broken)
+    fast, _, arrays = pair()
+    with pytest.raises(ClientError, match=r"(?s)block of clients.*of clients .*\b3\b.*no memory left.*path=reference"):
+        train_clients(fast, arrays, TrainOrder(1, np.array([2, 3])))
