@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from clients.hosting import Node
+from clients.local import run_step
 from clients.steps.base import CohortStep, Step
 from fedrec.cohort.block import Block
 from fedrec.cohort.sizing import cut_blocks
@@ -51,10 +52,24 @@ def train_in_blocks(
         except FedrecError:
             raise
         except Exception as error:
-            raise ClientError(
-                f"step {type(step).__name__!r} failed for a block of clients (round {round_}, node {node.partition})",
-                expected=f"updates of clients {', '.join(str(data[place].client) for place in places)}",
-                got=f"{type(error).__name__}: {error}",
-                fix="--set engine.path=reference trains one client after the other and names the one at fault",
+            raise _blame(
+                node, step, parameters, [data[place].client for place in places], stream_name, round_
             ) from error
         yield places, trained
+
+
+def _blame(
+    node: Node, step: CohortStep, parameters: dict[str, Tensor], clients: list[int], stream_name: str, round_: int
+) -> FedrecError:
+    """The error of the client that makes a block fail, found by doing their work again one after the other."""
+    for client in clients:
+        try:
+            run_step(step, parameters, node, client, stream_name, round_)
+        except FedrecError as error:
+            return error
+    return ClientError(
+        f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone (round {round_})",
+        expected=f"updates of clients {', '.join(map(str, clients))}",
+        got="an error in the block",
+        fix="--set engine.path=reference trains one client after the other",
+    )

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from clients.blocks import in_blocks, train_in_blocks
 from clients.hosting import Node
+from clients.local import personal_parameters, run_step, to_device
 from clients.steps.base import CohortStep, Step
-from clients.training import personal_parameters, run_step, to_device
 from fedrec.experiment import Section
 from fedrec.metrics.groups import user_groups
 from fedrec.metrics.ranking import ranking_metrics

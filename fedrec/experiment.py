@@ -44,7 +44,9 @@ class EvaluationConfig(Config):
     every: int = Field(default=1, ge=0)
     """Evaluate every so many rounds on a sample of users; 0 = only after the last round."""
     users: int = Field(default=200, ge=1)
-    """Number of held-out users in evaluations during training (the same ones each time); the last one takes all."""
+    """Number of held-out users in evaluations during training, the same ones each time."""
+    final_users: int | None = Field(default=None, ge=1)
+    """Number of held-out users in the last evaluation, and in that of the baselines; default: all."""
     ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(5, 10, 20, 30), min_length=1)
     """Cut-offs of the ranking metrics."""
     fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})

@@ -12,10 +12,10 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from fedrec import wire
+from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError
 from fedrec.experiment import Experiment, Section
 from fedrec.metrics.groups import group_means
-from fedrec.rng import stream
 from server.replies import answers
 from server.roster import Roster
 
@@ -36,11 +36,9 @@ class Evaluator:
     def __init__(self, experiment: Experiment, roster: Roster, grid: Grid) -> None:
         self.experiment, self.roster, self.grid = experiment, roster, grid
 
-    def sampled_clients(self) -> np.ndarray:
-        """The clients that are evaluated during training: the same ones after every round, `int64`, ascending."""
-        clients = self.roster.evaluated
-        count = min(self.experiment.evaluation.users, len(clients))
-        return np.sort(stream(self.experiment.seed, "evaluated").choice(clients, size=count, replace=False))
+    def sampled_clients(self, count: int | None) -> np.ndarray:
+        """So many of the clients with held-out rows, the same ones each time, `int64`, ascending; None takes all."""
+        return sample_clients(self.roster.evaluated, count, self.experiment.seed)
 
     def evaluate(
         self,

@@ -141,7 +141,9 @@ class Loop:
         every = self.experiment.evaluation.every
         if not every or (number % every and number != self.experiment.rounds):
             return {}
-        table = self.evaluator.evaluate(arrays, number, self.evaluator.sampled_clients())
+        table = self.evaluator.evaluate(
+            arrays, number, self.evaluator.sampled_clients(self.experiment.evaluation.users)
+        )
         return means(table)
 
     def _save(self, state: State) -> None:
@@ -188,7 +190,8 @@ class Loop:
 
         for callback in self.callbacks:
             callback.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
-        return self.evaluator.evaluate(arrays, number, self.roster.evaluated, fine_tune=fine_tune, progress=progress)
+        clients = self.evaluator.sampled_clients(self.experiment.evaluation.final_users)
+        return self.evaluator.evaluate(arrays, number, clients, fine_tune=fine_tune, progress=progress)
 
 
 def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:

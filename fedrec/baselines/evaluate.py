@@ -24,6 +24,7 @@ def evaluate_baselines(
     *,
     held_out: Literal["test", "validation"],
     ks: tuple[int, ...],
+    clients: np.ndarray | None = None,
     block: int = 256,
 ) -> dict[str, dict[str, float]]:
     """Fit each baseline to the training clients and rank each held-out client's items.
@@ -37,6 +38,7 @@ def evaluate_baselines(
         population: the clients; its task is ranking.
         held_out: the part that is ranked.
         ks: lengths of the lists.
+        clients: `int64`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
 
     Returns:
@@ -48,7 +50,7 @@ def evaluate_baselines(
     """
     settings = names if isinstance(names, Mapping) else {name: {} for name in names}
     baselines = {name: _make(name, options) for name, options in settings.items()}
-    clients = population.evaluated_clients(held_out)
+    clients = population.evaluated_clients(held_out) if clients is None else clients
     if not len(clients):
         raise DataError(
             f"{population.interactions.name} has nothing to rank",

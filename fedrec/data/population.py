@@ -15,6 +15,7 @@ from fedrec.data.split import Partition
 from fedrec.errors import DataError
 from fedrec.experiment import Experiment
 from fedrec.models.base import Schema
+from fedrec.rng import stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +185,13 @@ class Population:
     @cached_property
     def _grouped_validation(self) -> _Grouped:
         return _Grouped(self.interactions, self.partition.validation_rows)
+
+
+def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:
+    """So many of the clients, ascending; the same ones for the same clients, count and seed; None takes all."""
+    if count is None or count >= len(clients):
+        return clients
+    return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))
 
 
 class _Grouped:

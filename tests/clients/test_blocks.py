@@ -12,10 +12,12 @@ import torch
 from clients.blocks import train_in_blocks
 from clients.evaluation import evaluate_clients
 from clients.hosting import Node
+from clients.steps.sgd import Sgd
 from clients.training import train_clients
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.sizing import cut_blocks
 from fedrec.data.population import Population
+from fedrec.errors import ClientError
 from fedrec.rng import stream, torch_stream
 from fedrec.wire import EvaluateOrder, TrainOrder
 
@@ -126,14 +128,22 @@ def test_batches_are_cut_epoch_by_epoch():
     assert cut.labels.tolist() == [[1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
-def test_an_error_in_a_block_names_its_clients(pair, monkeypatch):
-    from clients.steps.sgd import Sgd
-    from fedrec.errors import ClientError
-
-    def broken(self, parameters, block):
-        raise RuntimeError("no memory left")
-
-    monkeypatch.setattr(Sgd, "train_block", broken)
+def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
+    """Client 5's own work fails, so a block with it fails, and the error is that of client 5 alone."""
     fast, _, arrays = pair()
-    with pytest.raises(ClientError, match=r"(?s)block of clients.*of clients .*\b3\b.*no memory left.*path=reference"):
-        train_clients(fast, arrays, TrainOrder(1, np.array([2, 3])))
+    healthy = Sgd.update
+
+    def update(self, parameters, data, random):
+        if data.client == 5:
+            raise RuntimeError("no such row")
+        return healthy(self, parameters, data, random)
+
+    def train_block(self, parameters, block):
+        raise RuntimeError("something in this block")
+
+    monkeypatch.setattr(Sgd, "update", update)
+    monkeypatch.setattr(Sgd, "train_block", train_block)
+    with pytest.raises(ClientError, match=r"(?s)client 5 failed in step 'Sgd' \(round 1, node 0\).*no such row"):
+        train_clients(fast, arrays, TrainOrder(1, np.array([2, 5, 9])))
+    with pytest.raises(ClientError, match=r"(?s)for none of them alone.*clients .*\b9\b.*path=reference"):
+        train_clients(fast, arrays, TrainOrder(1, np.array([2, 9])))

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
 from clients.hosting import node_of
-from clients.training import run_step
+from clients.local import run_step
 from fedrec import wire
 from fedrec.experiment import Section
 from fedrec.rng import torch_stream

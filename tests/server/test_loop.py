@@ -135,7 +135,9 @@ def test_the_same_users_are_evaluated_after_every_round(load_tiny, tmp_path, use
     experiment = runner.settle(load_tiny(f"evaluation.users={users}"))
     with open_grid(RunFolder.create(experiment, tmp_path / "run")) as grid:
         roster = call_roster(grid, timeout=9.0)
-        sampled = [Evaluator(experiment, roster, grid).sampled_clients().tolist() for _ in range(2)]
+        sampled = [
+            Evaluator(experiment, roster, grid).sampled_clients(experiment.evaluation.users).tolist() for _ in range(2)
+        ]
     assert sampled[0] == sampled[1] == sorted(set(sampled[0])) and len(sampled[0]) == expected
     assert set(sampled[0]) <= set(roster.evaluated.tolist())
 
@@ -178,3 +180,12 @@ def test_result_json_tells_what_the_result_holds(run_tiny):
     assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
     assert summary["baselines"] == result.baselines and 0 <= result.baselines["popularity"]["hits@5"] <= 1
     assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
+
+
+def test_the_last_evaluation_and_the_baselines_can_be_limited_to_the_same_users(run_tiny):
+    result = run_tiny("evaluation.final-users=3", "evaluation.baselines=['popularity']")
+    everybody = run_tiny("evaluation.baselines=['popularity']", output="everybody")
+    assert len(result.users) == 3 and set(result.users.index) < set(everybody.users.index)
+    assert result.baselines != everybody.baselines
+    table = everybody.users.loc[result.users.index]
+    assert result.metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
