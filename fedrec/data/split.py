@@ -36,11 +36,15 @@ class Partition:
 
     def __post_init__(self) -> None:
         for field in ("training_clients", "train_rows", "validation_rows", "test_rows"):
-            values = np.sort(np.asarray(getattr(self, field), dtype=np.int64))
+            values = np.asarray(getattr(self, field), dtype=np.int64)
+            if np.any(values[1:] < values[:-1]):
+                values = np.sort(values)
             values.setflags(write=False)
             object.__setattr__(self, field, values)
         rows = np.concatenate([self.train_rows, self.validation_rows, self.test_rows])
-        if len(np.unique(rows)) != len(rows):
+        taken = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
+        taken[rows] = True
+        if np.count_nonzero(taken) != len(rows):
             raise DataError("a split put one row into two parts", expected="disjoint parts", got="a shared row")
 
 

@@ -55,20 +55,22 @@ class UserHoldout(Split):
         Raises:
             DataError: too few users for one test and one training user, or no times for temporal halves.
         """
-        test, validation, training = self._user_parts(interactions)
-        second = self._second_half(interactions)
-        held_out = np.zeros((2, interactions.num_users), dtype=bool)
-        held_out[0, validation], held_out[1, test] = True, True
-        validation_rows, test_rows = second & held_out[:, interactions.users]
+        test, training = self._user_parts(interactions)
+        # Only the rows of held-out users are sorted, which are the few.
+        rows = np.flatnonzero(~_members(interactions, training)[interactions.users])
+        held_out = rows[self._second_half(interactions, rows)]
+        train = np.ones(len(interactions), dtype=bool)
+        train[held_out] = False
+        of_test_user = _members(interactions, test)[interactions.users[held_out]]
         return Partition(
             training_clients=training,
-            train_rows=np.flatnonzero(~(validation_rows | test_rows)),
-            validation_rows=np.flatnonzero(validation_rows),
-            test_rows=np.flatnonzero(test_rows),
+            train_rows=np.flatnonzero(train),
+            validation_rows=held_out[~of_test_user],
+            test_rows=held_out[of_test_user],
         )
 
-    def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Test, validation and training users, out of those who have any row."""
+    def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
+        """Test and training users, out of those who have any row; the others are validation users."""
         present = users_of(interactions, np.arange(len(interactions)))
         test = _rounded(self.config.test_users * len(present))
         validation = _rounded(self.config.validation_users * len(present))
@@ -81,22 +83,30 @@ class UserHoldout(Split):
             )
         # One permutation, test users first: whoever is tested is tested whatever the share of validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
-        return shuffled[:test], shuffled[test : test + validation], shuffled[test + validation :]
+        return shuffled[:test], shuffled[test + validation :]
 
-    def _second_half(self, interactions: Interactions) -> np.ndarray:
-        """`bool [rows]`: rows of the held-out half, were their user held out."""
-        key = sort_key(interactions, self.config.halves, self.seed)
+    def _second_half(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
+        """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""
+        key = sort_key(interactions, self.config.halves, self.seed)[rows]
+        users, items = interactions.users[rows], interactions.items[rows]
         if self.config.split_by == "rows":
-            place, count = places(interactions.users, key)
+            place, count = places(users, key)
             return place >= (count + 1) // 2
         by_key = np.argsort(key, kind="stable")
-        pair = (interactions.users * interactions.num_items + interactions.items)[by_key]
+        pair = (users * interactions.num_items + items)[by_key]
         # A pair stands where its first row stands.
         _, first, pair_of = np.unique(pair, return_index=True, return_inverse=True)
-        place, count = places(interactions.users[by_key][first], first)
-        second = np.empty(len(interactions), dtype=bool)
+        place, count = places(users[by_key][first], first)
+        second = np.empty(len(rows), dtype=bool)
         second[by_key] = (place >= (count + 1) // 2)[pair_of]
         return second
+
+
+def _members(interactions: Interactions, users: np.ndarray) -> np.ndarray:
+    """`bool [num_users]`: whether a user is one of `users`."""
+    member = np.zeros(interactions.num_users, dtype=bool)
+    member[users] = True
+    return member
 
 
 def _rounded(number: float) -> int:
