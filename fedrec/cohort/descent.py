@@ -12,6 +12,7 @@ from torch import Tensor
 from fedrec.cohort.block import Block
 from fedrec.cohort.trained import Trained
 from fedrec.models.base import Model
+from fedrec.models.layers import FusedDescent
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def descend(model: Model, start: Mapping[str, Tensor], block: Block, sgd: SgdSet
     slots = torch.arange(block.items.shape[2], device=block.items.device).expand(cohort, -1)
     for step, active in enumerate(block.active):
         rows = block.rows[step, :active]
-        leaves = {name: group.value[:active].detach().requires_grad_() for name, group in dense.items()}
+        fused = FusedDescent(sgd.learning_rate) if sgd.plain else None
+        leaves = {name: group.leaf(active, fused) for name, group in dense.items()}
         gathered = {name: group.rows(rows).requires_grad_() for name, group in tables.items()}
         users, items = tuple(codes[:active] for codes in block.users), block.items[step, :active]
         predicted = model.predict({**leaves, **gathered}, users, items, rows=slots[:active])
@@ -91,6 +93,13 @@ class _Group:
         self.buffer = torch.zeros_like(self.value) if self.sgd.momentum else None
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
+
+    def leaf(self, active: int, fused: FusedDescent | None) -> Tensor:
+        """The first `active` clients' values, to be differentiated; they share memory with this group."""
+        leaf = self.value[:active].detach().requires_grad_()
+        if fused is not None:
+            leaf.descent = fused  # type: ignore[attr-defined]
+        return leaf
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of a table `[C, R, d]`: `int64 [a, B]` gives `[a, B, d]`, a copy."""

@@ -61,8 +61,10 @@ class Trained:
             if name in self.item_tables:
                 sums[name] = self._table_sum(name, shares)
             else:
-                delta = (value - self.start[name]).double().flatten(1)
-                sums[name] = (shares.to(delta.device) @ delta).view(self.start[name].shape)
+                # Summed in float64 as it is read: a float64 copy of every client's parameters would cost more than
+                # this.
+                delta = (value - self.start[name]).flatten(1).mul_(shares.to(value)[:, None])
+                sums[name] = delta.sum(0, dtype=torch.float64).view(self.start[name].shape)
         return sums
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

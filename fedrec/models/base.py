@@ -91,22 +91,3 @@ class Model(ABC):
         some = next(iter(parameters.values()))
         items = torch.arange(self.schema.num_items, device=some.device)
         return self.predict(parameters, users, items.expand(some.shape[0], -1))
-
-
-def gather_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`."""
-    cohort, rows, width = table.shape
-    if cohort == 1 or table.stride(0) == 0:  # one table for all: expanding it must not copy it per client
-        return F.embedding(index, table[0])
-    shift = torch.arange(cohort, device=index.device).view(-1, *[1] * (index.dim() - 1)) * rows
-    return F.embedding(index + shift, table.reshape(cohort * rows, width))
-
-
-def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`, `[C, ..., w]` -> `[C, ..., d]`.
-
-    An index that names nothing gives zeros.
-    """
-    present = (index >= 0).unsqueeze(-1)
-    rows = gather_rows(table, index.clamp(min=0)) * present
-    return rows.sum(-2) / present.sum(-2).clamp(min=1)

@@ -25,7 +25,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
-from fedrec.models.base import Model, Parameters, Schema, gather_rows, pooled_rows
+from fedrec.models.base import Model, Parameters, Schema
+from fedrec.models.layers import affine, gather_rows, pooled_rows
 
 
 class PrivRecConfig(Config):
@@ -79,17 +80,13 @@ class PrivRec(Model):
         item += [pooled_rows(parameters[name], codes.to(items.device)[items]) for name, codes in self._item_codes]
         hidden = self._first_layer(parameters, user, torch.cat(item, -1))
         for layer in range(1, len(self.config.hidden) + 1):
-            hidden = _linear(parameters, layer, self._activation(hidden))
+            weight, bias = parameters[f"layer{layer}.weight"], parameters[f"layer{layer}.bias"].unsqueeze(1)
+            hidden = affine(self._activation(hidden), weight, bias)
         return hidden.squeeze(-1)
 
     def _first_layer(self, parameters: Parameters, user: list[Tensor], item: Tensor) -> Tensor:
         weight, bias = parameters["layer0.weight"], parameters["layer0.bias"].unsqueeze(1)
-        split = self.config.embedding * len(user)
+        width = self.config.embedding * len(user)
         if user:
-            bias = torch.baddbmm(bias, torch.cat(user, -1).unsqueeze(1), weight[:, :split])
-        return torch.baddbmm(bias, item, weight[:, split:])
-
-
-def _linear(parameters: Parameters, layer: int, inputs: Tensor) -> Tensor:
-    bias = parameters[f"layer{layer}.bias"].unsqueeze(1)
-    return torch.baddbmm(bias, inputs, parameters[f"layer{layer}.weight"])
+            bias = affine(torch.cat(user, -1).unsqueeze(1), weight, bias, slice(0, width))
+        return affine(item, weight, bias, slice(width, None))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work as most people write it: PyTorch modules and optimisers, one user after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+BATCH, LEARNING_RATE = 32, 0.05
+
+
+class Net(nn.Module):
+    """PrivRec's network with full tables."""
+
+    def __init__(self, work: Any, *, sparse: bool) -> None:
+        super().__init__()
+        initial = {name.removeprefix("initial/"): work[name] for name in work.files if name.startswith("initial/")}
+        self.names = list(initial)
+        tables = [name for name in self.names if not name.startswith("layer")]
+        self.tables = nn.ModuleDict({name.replace(".", "_"): self._table(initial[name], sparse) for name in tables})
+        self.layers = nn.ModuleList()
+        for place in range(sum(name.endswith("weight") and name.startswith("layer") for name in self.names)):
+            weight = torch.from_numpy(initial[f"layer{place}.weight"])
+            layer = nn.Linear(*weight.shape)
+            layer.weight.data = weight.T.contiguous()
+            layer.bias.data = torch.from_numpy(initial[f"layer{place}.bias"])
+            self.layers.append(layer)
+        self.users = [name.replace(".", "_") for name in tables if name.startswith("user.")]
+        genres = torch.from_numpy(work["genres"])
+        self.register_buffer("genres", genres.clamp(min=0), persistent=False)
+        self.register_buffer("present", (genres >= 0).float().unsqueeze(-1), persistent=False)
+
+    @staticmethod
+    def _table(values: np.ndarray, sparse: bool) -> nn.Embedding:
+        return nn.Embedding.from_pretrained(torch.from_numpy(values.copy()), freeze=False, sparse=sparse)
+
+    def forward(self, user: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        parts = [self.tables[name](code).expand(len(items), -1) for name, code in zip(self.users, user, strict=True)]
+        present = self.present[items]
+        pooled = (self.tables["item_genres"](self.genres[items]) * present).sum(1) / present.sum(1).clamp(min=1)
+        hidden = torch.cat([*parts, self.tables["item_id"](items), pooled], 1)
+        for layer in self.layers[:-1]:
+            hidden = torch.relu(layer(hidden))
+        return self.layers[-1](hidden).squeeze(1)
+
+    def squared_sum(self) -> float:
+        return float(sum(value.detach().double().square().sum() for value in self.parameters()))
+
+
+def batches(work: Any, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches of one user in one round; `place` counts through the rounds and their cohorts."""
+    start, stop, length = work["offsets"][place], work["offsets"][place + 1], work["lengths"][place]
+    items, labels = torch.from_numpy(work["items"][start:stop]), torch.from_numpy(work["labels"][start:stop])
+    for epoch in range(0, stop - start, length):
+        for first in range(epoch, epoch + length, BATCH):
+            last = min(first + BATCH, epoch + length)
+            yield items[first:last], labels[first:last]
+
+
+def train(net: Net, user: torch.Tensor, examples: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """One user's local work."""
+    optimiser = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
+    for items, labels in examples:
+        optimiser.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(net(user, items), labels).backward()
+        optimiser.step()
+
+
+class Arrays(dict):
+    """A numpy archive read into memory."""
+
+    def __init__(self, path: str) -> None:
+        with np.load(path) as file:
+            super().__init__({name: file[name] for name in file.files})
+
+    @property
+    def files(self) -> list[str]:
+        return list(self)
