@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,9 @@ class Arrays(dict):
     @property
     def files(self) -> list[str]:
         return list(self)
+
+
+@lru_cache(maxsize=1)
+def loaded(path: str) -> Arrays:
+    """The work, read once per process."""
+    return Arrays(path)

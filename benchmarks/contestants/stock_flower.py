@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -20,15 +19,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from benchmarks.contestants.plain_torch import Arrays, Net, batches, train
+from benchmarks.contestants.plain_torch import Net, batches, loaded, train
 
 USERS = 4800
 client_app, server_app = ClientApp(), ServerApp()
-
-
-@lru_cache(maxsize=1)
-def loaded(path: str) -> Arrays:
-    return Arrays(path)
 
 
 @client_app.train()
@@ -68,7 +62,11 @@ def main(grid: Grid, context: Context) -> None:
             )
             for place in range(cohort)
         ]
-        replies = [reply.content["arrays"].to_torch_state_dict() for reply in grid.send_and_receive(messages)]
+        answers = list(grid.send_and_receive(messages))
+        for answer in answers:
+            if answer.has_error():
+                raise RuntimeError(answer.error.reason)
+        replies = [answer.content["arrays"].to_torch_state_dict() for answer in answers]
         net.load_state_dict({name: sum(reply[name] for reply in replies) / cohort for name in replies[0]})
         seconds.append(time.perf_counter() - started)
     with open(os.environ["FEDREC_BENCHMARK_OUT"], "w") as file:
