@@ -47,7 +47,7 @@ class Kfold(Split):
     """One fold of the rows is tested, the others train."""
 
     Config = KfoldConfig
-    paper = "pnbm"
+    paper = "PNBM, section 5"
     config: KfoldConfig
 
     def split(self, interactions: Interactions) -> Partition:

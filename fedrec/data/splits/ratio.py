@@ -43,7 +43,7 @@ class Ratio(Split):
     """Shares of each user's rows train, choose settings, and are tested."""
 
     Config = RatioConfig
-    paper = "upc-sdg"
+    paper = "UPC-SDG (Liu et al. 2022), as stated there"
     config: RatioConfig
 
     def split(self, interactions: Interactions) -> Partition:

@@ -46,7 +46,7 @@ class UserHoldout(Split):
     """Some users train the shared model, the others are tested on one half of their rows."""
 
     Config = UserHoldoutConfig
-    paper = "privrec"
+    paper = "PrivRec (Wang et al. 2021), section 3.3"
     config: UserHoldoutConfig
 
     def split(self, interactions: Interactions) -> Partition:
