@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.layers import FusedDescent
 from fedrec.cohort.trained import Trained
 from fedrec.models.base import Model
-from fedrec.models.layers import FusedDescent
 
 
 @dataclass(frozen=True)

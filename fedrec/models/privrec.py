@@ -24,9 +24,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedrec.cohort.layers import affine, gather_rows, pooled_rows
 from fedrec.config import Config
 from fedrec.models.base import Model, Parameters, Schema
-from fedrec.models.layers import affine, gather_rows, pooled_rows
 
 
 class PrivRecConfig(Config):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedrec.cohort.layers import FusedDescent, affine, gather_rows, pooled_rows
 from fedrec.data.features import FeatureTable
 from fedrec.models.base import Schema
-from fedrec.models.layers import FusedDescent, affine, gather_rows, pooled_rows
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.rng import torch_stream
 
