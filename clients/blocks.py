@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +19,7 @@ from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
 
-def in_blocks(node: Node, step: Step, parameters: dict[str, Tensor]) -> bool:
+def in_blocks(step: Step, node: Node, parameters: dict[str, Tensor]) -> TypeGuard[CohortStep]:
     """Whether the clients of a step can be trained in blocks; private parameters need a start of their own each."""
     wanted = node.experiment.engine.path == "cohort" and isinstance(step, CohortStep)
     return wanted and not step.private_names(list(parameters))

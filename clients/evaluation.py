@@ -18,14 +18,12 @@ from torch import Tensor
 from clients.blocks import in_blocks, train_in_blocks
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
-from clients.steps.base import CohortStep, Step
+from clients.steps.base import Step
 from fedrec.experiment import Section
 from fedrec.metrics.groups import user_groups
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
-from fedrec.wire import EvaluateOrder
-
-GROUP = "group:"
+from fedrec.wire import GROUP, EvaluateOrder
 
 _CELLS_PER_BLOCK = 1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
 _SCORED_AT_ONCE = 20_000  # users times items pushed through the network at once; their activations stay in cache
@@ -119,7 +117,7 @@ def _fine_tuned(
 def _tuned_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    if isinstance(step, CohortStep) and in_blocks(node, step, parameters):
+    if in_blocks(step, node, parameters):
         for places, trained in train_in_blocks(node, step, parameters, clients, "fine-tune", round_):
             for member, place in enumerate(places):
                 yield place, trained.parameters_of(member)

@@ -18,7 +18,7 @@ from torch import Tensor
 from clients.blocks import in_blocks, train_in_blocks
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
-from clients.steps.base import CohortStep, Step, Update
+from clients.steps.base import Step, Update
 from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError
 from fedrec.experiment import Section
@@ -35,7 +35,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     parameters = to_device(arrays, node.device)
     clients = node.training if order.clients is None else np.sort(order.clients)
     total = _Total({name: np.zeros(array.shape, dtype=np.float64) for name, array in arrays.items()})
-    if isinstance(step, CohortStep) and in_blocks(node, step, parameters):
+    if in_blocks(step, node, parameters):
         for _, trained in train_in_blocks(node, step, parameters, clients, "client", order.round):
             total.add_block(trained, order.weighting)
     else:

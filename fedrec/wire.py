@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL = "query.hello", "query.initial"
+GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
 
 Weighting = Literal["uniform", "examples"]
 

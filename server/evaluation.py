@@ -16,10 +16,10 @@ from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError
 from fedrec.experiment import Experiment, Section
 from fedrec.metrics.groups import group_means
+from fedrec.wire import GROUP
 from server.replies import answers
 from server.roster import Roster
 
-GROUP = "group:"
 FINE_TUNED_WAVE = 64  # clients per node and message, so that progress is seen and a message stays short
 SHARED_WAVE = 4096  # without fine-tuning a client costs little, and clients with equal features are scored once
 

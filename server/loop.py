@@ -114,9 +114,11 @@ class Loop:
         arrays = wire.to_record(state.parameters)
         arrays, metrics = self._train(number, arrays)
         trained = time.perf_counter()
-        # Some of Flower's strategies (FedAdam) turn float32 into float64.
-        parameters = {n: value.astype(state.parameters[n].dtype) for n, value in wire.from_record(arrays).items()}
-        arrays = wire.to_record(parameters)
+        parameters = wire.from_record(arrays)
+        if any(value.dtype != state.parameters[name].dtype for name, value in parameters.items()):
+            # Some of Flower's strategies (FedAdam) turn float32 into float64.
+            parameters = {name: value.astype(state.parameters[name].dtype) for name, value in parameters.items()}
+            arrays = wire.to_record(parameters)
         _refuse_non_finite(parameters, number)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         ended = time.perf_counter()

@@ -55,7 +55,10 @@ def descend(model: Model, start: Mapping[str, Tensor], block: Block, sgd: SgdSet
         for name, value in start.items()
         if name not in model.item_tables
     }
-    tables = {name: _Group(start[name][block.touched], start[name][block.touched], sgd) for name in model.item_tables}
+    tables = {}
+    for name in model.item_tables:
+        rows = start[name][block.touched]
+        tables[name] = _Group(rows, rows.clone() if sgd.proximal_mu else 0.0, sgd)
     # A row that is in no batch decays or is pulled like any other: it becomes its start times one number per client.
     untouched = _Group(torch.ones(cohort, 1, device=block.touched.device), 1.0, sgd)
     losses = torch.zeros(len(block.active), cohort)

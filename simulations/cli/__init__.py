@@ -14,6 +14,7 @@ import typer
 
 from fedrec.errors import FedrecError
 from simulations.cli import data, doctor, listing, running
+from simulations.quiet import keep_quiet
 
 app = typer.Typer(
     help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
@@ -52,7 +53,7 @@ def _options(
 
 def main() -> None:
     """Entry point: an error that the user can mend is printed without a traceback, with a non-zero exit."""
-    _keep_quiet()
+    keep_quiet(os.environ)
     try:
         with _warnings_shown():
             app()
@@ -74,11 +75,3 @@ def _warnings_shown() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-def _keep_quiet() -> None:
-    """Switch off what phones home or installs packages, unless the user set it."""
-    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
-        os.environ.setdefault(name, "0")
-    for name in ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"):
-        os.environ.setdefault(name, "1")

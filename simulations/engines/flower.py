@@ -27,15 +27,10 @@ import pandas as pd
 from fedrec.errors import EngineError
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
+from simulations.quiet import keep_quiet
 
 _SUPERLINK_START_SECONDS = 60.0
 _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
-_SILENCE = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
@@ -184,7 +179,8 @@ def _environment(home: Path, port: int) -> dict[str, str]:
     (home / "config.toml").write_text(connection, encoding="utf-8")
     # Flower's processes start each other by name, which a Python that is called by its path does not have on its PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**_SILENCE, **os.environ, "FLWR_HOME": str(home), "PATH": path}
+    environment = {**os.environ, "FLWR_HOME": str(home), "PATH": path}
+    keep_quiet(environment)
     if "FEDREC_DATA" in environment:  # these processes have another working directory
         environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
     return environment

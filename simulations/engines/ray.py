@@ -20,6 +20,7 @@ from fedrec.errors import EngineError, FedrecError
 from fedrec.runs import RunFolder
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.quiet import keep_quiet
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
 
@@ -101,7 +102,7 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    keep_quiet(os.environ)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
