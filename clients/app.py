@@ -11,6 +11,7 @@ from clients.hosting import node_of
 from clients.training import train_clients
 from fedrec import wire
 from fedrec.rng import torch_stream
+from fedrec.row_sum import apply_changes
 
 app = ClientApp()
 
@@ -40,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
         return Message(wire.pack_sum(train_clients(node, arrays, order)), reply_to=message)
     order = wire.TrainOrder(order.round, None, "examples", order.step, order.overrides)
     reply = train_clients(node, arrays, order)
-    mean = {name: array + reply.total[name] / max(reply.weight, 1.0) for name, array in arrays.items()}
+    mean = apply_changes(arrays, reply.total, 1 / max(reply.weight, 1.0))
     metrics = {"num-examples": reply.examples, "loss": reply.loss / max(reply.losses, 1)}
     return Message(wire.pack_standard(mean, metrics), reply_to=message)
 

@@ -8,8 +8,7 @@ on the order of messages nor, up to the last float32 digit, on how many nodes sh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from clients.steps.base import Step, Update
 from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError
 from fedrec.experiment import Section
+from fedrec.row_sum import Change, RowAccumulator, RowSum
 from fedrec.wire import TrainOrder, TrainSum, Weighting
 
 
@@ -34,41 +34,67 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     step = node.step(_section(node, order))
     parameters = to_device(arrays, node.device)
     clients = node.training if order.clients is None else np.sort(order.clients)
-    total = _Total({name: np.zeros(array.shape, dtype=np.float64) for name, array in arrays.items()})
+    total = _Total(arrays, node.model.item_tables)
     if in_blocks(step, node, parameters):
         for _, trained in train_in_blocks(node, step, parameters, clients, "client", order.round):
             total.add_block(trained, order.weighting)
     else:
         for client in clients.tolist():
             total.add(_train(node, step, parameters, client, order.round), order.weighting)
-    sums = {name: value.astype(arrays[name].dtype) for name, value in total.updates.items()}
-    return TrainSum(sums, len(clients), total.weight, total.examples, total.loss, total.losses)
+    return TrainSum(total.changes(), len(clients), total.weight, total.examples, total.loss, total.losses)
 
 
-@dataclass
 class _Total:
-    """Running sums of a node, in float64."""
+    """Running sums of a node, in float64.
 
-    updates: dict[str, np.ndarray]
-    weight: float = 0.0
-    examples: int = 0
-    loss: float = 0.0
-    losses: int = 0
+    Args:
+        arrays: the global parameters.
+        item_tables: names of those of which clients touch few rows.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], item_tables: Collection[str]) -> None:
+        self.arrays, self.item_tables = arrays, item_tables
+        self.dense = {
+            name: np.zeros(array.shape, dtype=np.float64) for name, array in arrays.items() if name not in item_tables
+        }
+        self.tables = {name: RowAccumulator(arrays[name].shape) for name in item_tables if name in arrays}
+        self.weight, self.examples = 0.0, 0
+        self.loss, self.losses = 0.0, 0
 
     def add(self, update: Update, weighting: Weighting) -> None:
         """One client's update."""
         share = _share(update.examples, weighting)
         for name, delta in update.delta.items():
-            self.updates[name] += share * delta.cpu().numpy().astype(np.float64)
+            change = share * delta.cpu().numpy().astype(np.float64)
+            if name in self.tables:
+                rows = np.flatnonzero(change.any(axis=1))
+                self.tables[name].add(rows, change[rows])
+            else:
+                self.dense[name] += change
         self._count(share, update.examples, update.loss)
 
     def add_block(self, trained: Trained, weighting: Weighting) -> None:
         """The updates of a whole block."""
         shares = [_share(examples, weighting) for examples in trained.block.examples]
-        for name, value in trained.weighted_sum(torch.tensor(shares, dtype=torch.float64)).items():
-            self.updates[name] += value.cpu().numpy()
+        weights = torch.tensor(shares, dtype=torch.float64)
+        for name, value in trained.dense_sums(weights).items():
+            self.dense[name] += value.cpu().numpy()
+        for name, table in self.tables.items():
+            items, moved, drift = trained.row_sums(name, weights)
+            table.add(items.cpu().numpy(), moved.cpu().numpy(), drift)
         for share, examples, loss in zip(shares, trained.block.examples, trained.losses(), strict=True):
             self._count(share, examples, loss)
+
+    def changes(self) -> dict[str, Change]:
+        """The sums in the parameters' own type; of a table of which less than half the rows changed, these rows."""
+        found: dict[str, Change] = {name: value.astype(self.arrays[name].dtype) for name, value in self.dense.items()}
+        for name, table in self.tables.items():
+            total, kind = table.total(), self.arrays[name].dtype
+            if 2 * len(total.rows) < total.shape[0]:
+                found[name] = RowSum(total.shape, total.rows, total.values.astype(kind), total.drift)
+            else:
+                found[name] = total.dense(self.arrays[name]).astype(kind)
+        return found
 
     def _count(self, share: float, examples: int, loss: float) -> None:
         self.weight, self.examples = self.weight + share, self.examples + examples

@@ -5,29 +5,45 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from fedrec.errors import RunError
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
     """Write a file so that a crash at any moment leaves the old one or the new one, never a part.
+
+    Args:
+        path: the file.
+        content: all of it.
+        durable: whether it must survive a power cut too; what can be derived from other files need not.
 
     Raises:
         RunError: the file cannot be written (no space, no permission); an earlier file of that name is intact.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    with open_atomically(path, durable=durable) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its name when the block ends without an error; see `write_atomically`."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except OSError as error:
         raise RunError(
             f"cannot write {path}",

@@ -174,12 +174,13 @@ class RunFolder:
 
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run."""
-        write_atomically(self.path / "status.json", _json({"state": state, "round": round_number}))
+        durable = state != "running"  # how far a running run is, its checkpoints say
+        write_atomically(self.path / "status.json", _json({"state": state, "round": round_number}), durable=durable)
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""
-        write_atomically(self.path / "rounds.csv", pd.DataFrame(rounds).to_csv(index=False))
-        write_atomically(self.path / "timings.csv", pd.DataFrame(timings).to_csv(index=False))
+        for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):  # the checkpoint holds them too
+            write_atomically(self.path / name, pd.DataFrame(rows).to_csv(index=False), durable=False)
 
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
         """Metrics of the baselines, when they have been computed."""

@@ -9,6 +9,7 @@ updates, so that a round costs one answer per node and not one per client.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,13 @@ import numpy as np
 import pandas as pd
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedrec.row_sum import Change, RowSum
+from fedrec.shared import SharedArray, is_shared, private
+
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL = "query.hello", "query.initial"
+_NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
+_ROWS, _VALUES, _TABLE = "#rows", "#values", "#table"  # a table of which only some rows changed, in three arrays
 GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
 
 Weighting = Literal["uniform", "examples"]
@@ -49,7 +55,7 @@ class TrainSum:
     """What a node gives back for the clients it was asked to train.
 
     Attributes:
-        total: weighted sum of the clients' updates, per parameter.
+        total: weighted sum of the clients' updates, per parameter; of a table with few changed rows these alone.
         clients: number of clients in it.
         weight: sum of their weights.
         examples: sum of their numbers of examples.
@@ -57,7 +63,7 @@ class TrainSum:
         losses: how many those are.
     """
 
-    total: dict[str, np.ndarray]
+    total: dict[str, Change]
     clients: int
     weight: float
     examples: int
@@ -95,14 +101,65 @@ class Presence:
     evaluated: np.ndarray
 
 
+class LiveArray(Array):
+    """A Flower array that holds numpy memory and becomes bytes only where it leaves for another machine.
+
+    Args:
+        live: the array; whoever gets it by `live_arrays` sees later changes of it, all others get copies.
+    """
+
+    live: np.ndarray
+
+    def __init__(self, live: np.ndarray) -> None:
+        self.live = live
+        self.dtype, self.shape, self.stype = str(live.dtype), tuple(live.shape), _NUMPY
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The array in numpy's file format, made anew at each call."""
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(self.live, order="C"), allow_pickle=False)
+        return buffer.getvalue()
+
+    def numpy(self) -> np.ndarray:
+        """The present values, as a copy that may be written."""
+        if isinstance(self.live, SharedArray) and is_shared(self.live):
+            return private(*self.live.place)
+        return np.array(self.live, order="C", subok=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.live, SharedArray) and is_shared(self.live):
+            return _OpenedArray, self.live.place
+        return LiveArray, (np.asarray(self.live, order="C"),)
+
+
+class _OpenedArray(LiveArray):
+    """Shared memory as another process sees it: already one's own, so nothing is copied once more."""
+
+    def __init__(self, filename: str, kind: str, shape: tuple[int, ...]) -> None:
+        super().__init__(private(filename, kind, shape))
+
+    def numpy(self) -> np.ndarray:
+        """The values, which may be written; the owner does not see it."""
+        return self.live
+
+
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named numpy arrays as a Flower record."""
-    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
+    """Named numpy arrays as a Flower record; it holds the arrays themselves."""
+    record = ArrayRecord()  # its constructor would turn all into bytes
+    for name, array in arrays.items():
+        record[name] = LiveArray(np.asanyarray(array))
+    return record
 
 
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Named numpy arrays of a Flower record; writable copies."""
+    """Named numpy arrays of a Flower record; copies that may be written (of shared memory, page by page as needed)."""
     return {name: array.numpy() for name, array in record.items()}
+
+
+def live_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Named numpy arrays of a Flower record, as little copied as possible; for the one who owns the record."""
+    return {name: array.live if isinstance(array, LiveArray) else array.numpy() for name, array in record.items()}
 
 
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
@@ -137,14 +194,15 @@ def pack_sum(reply: TrainSum) -> RecordDict:
             "loss-count": int(reply.losses),
         }
     )
-    return RecordDict({ARRAYS: to_record(reply.total), METRICS: metrics})
+    arrays = {key: array for name, change in reply.total.items() for key, array in _spelled(name, change)}
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
 
 
 def unpack_sum(content: RecordDict) -> TrainSum:
     """A node's sum of updates."""
     metrics: Any = content[METRICS]
     return TrainSum(
-        total=_arrays_of(content),
+        total=_changes(live_arrays(_first(content))),
         clients=int(metrics["num-clients"]),
         weight=float(metrics["weight"]),
         examples=int(metrics["num-examples"]),
@@ -205,8 +263,29 @@ def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
 
 
 def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
-    """Initial parameters from a node."""
-    return _arrays_of(content)
+    """Initial parameters from a node; not necessarily writable."""
+    return live_arrays(_first(content))
+
+
+def _spelled(name: str, change: Change) -> list[tuple[str, np.ndarray]]:
+    if not isinstance(change, RowSum):
+        return [(name, change)]
+    table = np.array([*change.shape, change.drift], dtype=np.float64)
+    return [(name + _ROWS, change.rows), (name + _VALUES, change.values), (name + _TABLE, table)]
+
+
+def _changes(arrays: dict[str, np.ndarray]) -> dict[str, Change]:
+    """Totals from the arrays that spell them."""
+    found: dict[str, Change] = {}
+    for key, array in arrays.items():
+        name, mark, _ = key.rpartition("#")
+        if not mark:
+            found[key] = array
+        elif key.endswith(_TABLE):
+            *shape, drift = array.tolist()
+            rows, values = arrays[name + _ROWS], arrays[name + _VALUES]
+            found[name] = RowSum(tuple(int(length) for length in shape), rows, values, drift)
+    return found
 
 
 def _order_config(round_number: int, clients: np.ndarray | None, step: dict[str, Any] | None) -> ConfigRecord:
@@ -224,7 +303,11 @@ def _config_of(content: RecordDict) -> ConfigRecord:
 
 
 def _arrays_of(content: RecordDict) -> dict[str, np.ndarray]:
-    return from_record(next(iter(content.array_records.values())))
+    return from_record(_first(content))
+
+
+def _first(content: RecordDict) -> ArrayRecord:
+    return next(iter(content.array_records.values()))
 
 
 def _clients_of(config: ConfigRecord) -> np.ndarray | None:

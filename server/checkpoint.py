@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.errors import RunError
-from fedrec.files import write_atomically
+from fedrec.files import open_atomically
 
 log = logging.getLogger("fedrec")
 
@@ -59,7 +59,8 @@ class Checkpoints:
 
     def save(self, state: State) -> None:
         """Write the state of a round and drop the oldest checkpoints beyond `keep`."""
-        write_atomically(self._file(state.round), _encode(state, self.digest))
+        with open_atomically(self._file(state.round)) as file:
+            np.savez(file, **_arrays(state, self.digest))  # type: ignore[arg-type]
         for old in self._files()[: -self.keep]:
             old.unlink()
 
@@ -95,14 +96,12 @@ class _Damaged(Exception):
     """A checkpoint cannot be read."""
 
 
-def _encode(state: State, digest: str) -> bytes:
+def _arrays(state: State, digest: str) -> dict[str, np.ndarray]:
     about = {"round": state.round, "rounds": state.rounds, "timings": state.timings, "digest": digest}
     arrays = {f"parameters/{name}": value for name, value in state.parameters.items()}
     arrays |= {f"strategy/{name}": value for name, value in state.strategy.items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
+    return arrays
 
 
 def _content(file: Path) -> bytes:

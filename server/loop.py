@@ -8,6 +8,7 @@ stop early.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import random
@@ -78,7 +79,7 @@ class Loop:
             ClientError: clients failed, or the parameters are no longer numbers.
             RunError: the run folder cannot be written.
         """
-        state = self._start()
+        state = self._held(self._start())
         for callback in self.callbacks:
             callback.on_start(self.run, state.round + 1, self.experiment.rounds)
         stop = False
@@ -107,6 +108,12 @@ class Loop:
         (reply,) = answers(replies, sent=1, max_failures=0.0)
         return wire.unpack_parameters(reply.content)
 
+    def _held(self, state: State) -> State:
+        """The state with its parameters where the grid's nodes can see them, if it has such a place, and writable."""
+        share = getattr(self.grid, "share", dict)
+        held = {name: v if v.flags.writeable else v.copy() for name, v in share(state.parameters).items()}
+        return dataclasses.replace(state, parameters=held)
+
     def _round(self, state: State) -> State:
         """One round: configure, send, aggregate, evaluate."""
         started = time.perf_counter()
@@ -114,7 +121,7 @@ class Loop:
         arrays = wire.to_record(state.parameters)
         arrays, metrics = self._train(number, arrays)
         trained = time.perf_counter()
-        parameters = wire.from_record(arrays)
+        parameters = wire.live_arrays(arrays)
         if any(value.dtype != state.parameters[name].dtype for name, value in parameters.items()):
             # Some of Flower's strategies (FedAdam) turn float32 into float64.
             parameters = {name: value.astype(state.parameters[name].dtype) for name, value in parameters.items()}
@@ -210,7 +217,10 @@ def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:
 
 def _refuse_non_finite(parameters: dict[str, np.ndarray], number: int) -> None:
     for name, array in parameters.items():
-        if not math.isfinite(float(np.abs(array).sum(dtype=np.float64))):
+        # Any NaN or infinity makes the sum one; a sum can also overflow, so then each number is looked at.
+        with np.errstate(all="ignore"):
+            total = float(array.sum())
+        if not math.isfinite(total) and not np.isfinite(array).all():
             raise ClientError(
                 f"training diverged in round {number}",
                 expected="finite parameters",

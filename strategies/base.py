@@ -8,8 +8,9 @@ applies them.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +21,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
 from fedrec.config import Config
+from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
 
 
 class Cohorts(Protocol):
@@ -39,14 +41,22 @@ class Aggregate:
     """The summed answers of a round.
 
     Attributes:
-        total: weighted sum of the updates, per parameter, float64.
+        changes: weighted sum of the updates, per parameter, float64; of a table with few changed rows these alone.
         clients: number of clients in it.
         weight: sum of the weights.
     """
 
-    total: dict[str, np.ndarray]
+    changes: dict[str, Change]
     clients: int
     weight: float
+
+    def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The sums as whole arrays, float64; `theta` are the parameters that the clients started from."""
+        return {name: dense_change(change, theta[name]) for name, change in self.changes.items()}
+
+    def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
+        """`theta + rate * sum`; uses `theta` up, see `fedrec.row_sum.apply_changes`."""
+        return apply_changes(theta, self.changes, rate)
 
 
 class CohortStrategy(Strategy):
@@ -71,7 +81,10 @@ class CohortStrategy(Strategy):
 
     @abstractmethod
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least one client."""
+        """The next global parameters from the present ones and a round's aggregate with at least one client.
+
+        `theta` is the strategy's to use up; nobody reads it afterwards.
+        """
 
     def state(self) -> dict[str, np.ndarray]:
         """What the strategy remembers between rounds; nothing by default."""
@@ -84,7 +97,7 @@ class CohortStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per node that hosts a member of the round's cohort."""
-        self._theta = wire.from_record(arrays)
+        self._theta = wire.live_arrays(arrays)
         cohort = self.cohorts.sample(server_round)
         for node, clients in self.cohorts.by_node(cohort):
             order = wire.TrainOrder(server_round, clients, self.weighting, self.step)
@@ -102,10 +115,16 @@ class CohortStrategy(Strategy):
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
         if not clients:
             return None, metrics
-        total = {name: sum(reply.total[name].astype(np.float64) for reply in sums) for name in self._theta}
-        aggregate = Aggregate(total, clients, sum(reply.weight for reply in sums))  # type: ignore[arg-type]
-        theta = self.apply(self._theta, aggregate)
-        return wire.to_record({name: theta[name].astype(old.dtype) for name, old in self._theta.items()}), metrics
+        changes = {name: self._summed(name, [reply.total[name] for reply in sums]) for name in self._theta}
+        kinds = {name: value.dtype for name, value in self._theta.items()}
+        theta = self.apply(self._theta, Aggregate(changes, clients, sum(reply.weight for reply in sums)))
+        return wire.to_record({name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}), metrics
+
+    def _summed(self, name: str, changes: list[Change]) -> Change:
+        """The nodes' sums of one parameter, in node order."""
+        if len(changes) == 1 and not isinstance(changes[0], RowSum):
+            return changes[0].astype(np.float64)
+        return functools.reduce(lambda one, other: added(one, other, self._theta[name]), changes)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

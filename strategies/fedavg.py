@@ -27,4 +27,4 @@ class FedAvg(CohortStrategy):
         """See `CohortStrategy.apply`; a cohort without any example changes nothing."""
         if aggregate.weight == 0:
             return theta
-        return {name: value + aggregate.total[name] / aggregate.weight for name, value in theta.items()}
+        return aggregate.added_to(theta, 1 / aggregate.weight)

@@ -31,5 +31,4 @@ class Reptile(CohortStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """See `CohortStrategy.apply`."""
-        rate = self.config.server_lr / aggregate.clients
-        return {name: value + rate * aggregate.total[name] for name, value in theta.items()}
+        return aggregate.added_to(theta, self.config.server_lr / aggregate.clients)

@@ -21,7 +21,7 @@ class Block:
         users: per user feature the clients' category codes, `int64 [C, width]`.
         active: `active[t]` is the number of clients that still train in step t; they are the first ones.
         items: `int64 [S, C, B]`, items of the examples.
-        rows: `int64 [S, C, B]`, their rows in the clients' compact item tables.
+        places: `int64 [S, C, B]`, their rows in the compact item tables of all clients laid end to end, `[C * R]`.
         labels: `float32 [S, C, B]`.
         weights: `float32 [S, C, B]`, one over the size of the batch, 0 for padding: the loss is a weighted sum.
         touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.
@@ -33,7 +33,7 @@ class Block:
     users: tuple[Tensor, ...]
     active: tuple[int, ...]
     items: Tensor
-    rows: Tensor
+    places: Tensor
     labels: Tensor
     weights: Tensor
     touched: Tensor
@@ -67,6 +67,7 @@ class Block:
         table = np.zeros((len(batches), max(1, max(map(len, touched)))), dtype=np.int64)
         for place, own in enumerate(touched):
             table[place, : len(own)] = own
+        rows += (np.arange(len(batches)) * table.shape[1])[:, None]
         codes = tuple(torch.from_numpy(np.stack(feature)).to(device) for feature in zip(*users, strict=True))
         items, rows, labels, weights, table = (
             torch.from_numpy(array).to(device) for array in (items, rows, labels, weights, table)
@@ -76,7 +77,7 @@ class Block:
             users=codes,
             active=active,
             items=items,
-            rows=rows,
+            places=rows,
             labels=labels,
             weights=weights,
             touched=table,

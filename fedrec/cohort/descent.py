@@ -61,26 +61,50 @@ def descend(model: Model, start: Mapping[str, Tensor], block: Block, sgd: SgdSet
         tables[name] = _Group(rows, rows.clone() if sgd.proximal_mu else 0.0, sgd)
     # A row that is in no batch decays or is pulled like any other: it becomes its start times one number per client.
     untouched = _Group(torch.ones(cohort, 1, device=block.touched.device), 1.0, sgd)
-    losses = torch.zeros(len(block.active), cohort)
-    slots = torch.arange(block.items.shape[2], device=block.items.device).expand(cohort, -1)
+    losses = torch.zeros(len(block.active), cohort, device=block.touched.device)
+    prefix = None
     for step, active in enumerate(block.active):
-        rows = block.rows[step, :active]
-        fused = FusedDescent(sgd.learning_rate) if sgd.plain else None
-        leaves = {name: group.leaf(active, fused) for name, group in dense.items()}
-        gathered = {name: group.rows(rows).requires_grad_() for name, group in tables.items()}
-        users, items = tuple(codes[:active] for codes in block.users), block.items[step, :active]
-        predicted = model.predict({**leaves, **gathered}, users, items, rows=slots[:active])
-        loss = model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
-        inputs = [*leaves.values(), *gathered.values()]
-        gradients = iter(torch.autograd.grad(loss.sum(), inputs, allow_unused=True))
-        for group in dense.values():
-            group.descend(next(gradients), active)
-        for group in tables.values():
-            group.descend_rows(next(gradients), rows)
+        if prefix is None or prefix.active != active:
+            prefix = _Prefix(block, dense, active, sgd)
+        losses[step, :active] = prefix.descend(model, block, step, tables)
         untouched.descend(None, active)
-        losses[step, :active] = loss.detach().cpu()
     values = {name: group.value for name, group in {**dense, **tables}.items()}
-    return Trained(start, block, values, tuple(model.item_tables), untouched.value.view(-1), losses)
+    return Trained(start, block, values, tuple(model.item_tables), untouched.value.view(-1), losses.cpu())
+
+
+class _Prefix:
+    """The first `active` clients of a block, those that still train: views of what belongs to them.
+
+    The views are made once for all steps with the same clients, because making them costs as much as a small product.
+    """
+
+    def __init__(self, block: Block, dense: Mapping[str, _Group], active: int, sgd: SgdSettings) -> None:
+        self.active, self.dense = active, dense
+        self.anchor = torch.zeros((), device=block.items.device, requires_grad=True)
+        self.leaves = {name: group.leaf(active) for name, group in dense.items()}
+        self.descents = [FusedDescent(sgd.learning_rate, self.anchor) for _ in dense] if sgd.plain else []
+        for leaf, descent in zip(self.leaves.values(), self.descents, strict=False):
+            leaf.descent = descent  # type: ignore[attr-defined]
+        self.users = tuple(codes[:active] for codes in block.users)
+        self.slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
+
+    def descend(self, model: Model, block: Block, step: int, tables: Mapping[str, _Group]) -> Tensor:
+        """One step of these clients; returns each one's loss before it."""
+        active = self.active
+        for descent in self.descents:
+            descent.claimed = False
+        places = block.places[step, :active].reshape(-1)
+        gathered = {name: group.rows(places, active) for name, group in tables.items()}
+        predicted = model.predict({**self.leaves, **gathered}, self.users, block.items[step, :active], rows=self.slots)
+        loss = model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
+        left = [name for name, leaf in self.leaves.items() if not (self.descents and leaf.descent.claimed)]  # type: ignore[attr-defined]
+        inputs = [self.anchor, *(self.leaves[name] for name in left), *gathered.values()]
+        gradients = iter(torch.autograd.grad(loss.sum(), inputs, allow_unused=True)[1:])
+        for name in left:
+            self.dense[name].descend(next(gradients), active)
+        for group in tables.values():
+            group.descend_rows(next(gradients), places, active)
+        return loss.detach()
 
 
 @dataclass(eq=False)
@@ -97,26 +121,28 @@ class _Group:
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
 
-    def leaf(self, active: int, fused: FusedDescent | None) -> Tensor:
+    def leaf(self, active: int) -> Tensor:
         """The first `active` clients' values, to be differentiated; they share memory with this group."""
-        leaf = self.value[:active].detach().requires_grad_()
-        if fused is not None:
-            leaf.descent = fused  # type: ignore[attr-defined]
-        return leaf
+        return self.value[:active].detach().requires_grad_()
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Rows of a table `[C, R, d]`: `int64 [a, B]` gives `[a, B, d]`, a copy."""
-        return self._flat().index_select(0, self._places(index)).view(*index.shape, -1)
+    def rows(self, places: Tensor, active: int) -> Tensor:
+        """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`, a copy."""
+        rows = self._flat().index_select(0, places).view(active, -1, self.value.shape[-1]).requires_grad_()
+        rows.gathered = True  # type: ignore[attr-defined]
+        return rows
 
-    def descend_rows(self, gradient: Tensor, index: Tensor) -> None:
-        """One step with the gradient `[a, B, d]` of gathered rows; a row that was gathered twice gets both."""
+    def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int) -> None:
+        """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered twice gets both."""
+        if gradient is None:
+            self.descend(None, active)
+            return
         flat = gradient.reshape(-1, gradient.shape[-1])
         if self.sgd.plain:
-            self._flat().index_add_(0, self._places(index), flat, alpha=-self.sgd.learning_rate)
+            self._flat().index_add_(0, places, flat, alpha=-self.sgd.learning_rate)
             return
         whole = torch.zeros_like(self.value)
-        whole.view(-1, whole.shape[-1]).index_add_(0, self._places(index), flat)
-        self.descend(whole[: len(index)], len(index))
+        whole.view(-1, whole.shape[-1]).index_add_(0, places, flat)
+        self.descend(whole[:active], active)
 
     def descend(self, gradient: Tensor | None, active: int) -> None:
         """One step of the first `active` clients; None is a gradient of zero."""
@@ -135,7 +161,3 @@ class _Group:
 
     def _flat(self) -> Tensor:
         return self.value.view(-1, self.value.shape[-1])
-
-    def _places(self, index: Tensor) -> Tensor:
-        shift = torch.arange(len(index), device=index.device)[:, None] * self.value.shape[1]
-        return (index + shift).reshape(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained block gives: per-client norms, a weighted sum of updates, or one client's whole parameters."""
+"""What a trained block gives: per-client norms, weighted sums of updates, or one client's whole parameters."""
 
 from __future__ import annotations
 
@@ -50,22 +50,40 @@ class Trained:
                 square += (value - self.start[name]).double().square().flatten(1).sum(1).cpu()
         return square.sqrt()
 
-    def weighted_sum(self, shares: Tensor) -> dict[str, Tensor]:
-        """Sum over the clients of share times update, `float64`, in the shape of the global parameters.
+    def dense_sums(self, shares: Tensor) -> dict[str, Tensor]:
+        """Sum over the clients of share times update, `float64`, of the parameters that are no item tables.
 
         Args:
             shares: `float64 [C]`.
         """
         sums = {}
         for name, value in self.values.items():
-            if name in self.item_tables:
-                sums[name] = self._table_sum(name, shares)
-            else:
-                # Summed in float64 as it is read: a float64 copy of every client's parameters would cost more than
-                # this.
-                delta = (value - self.start[name]).flatten(1).mul_(shares.to(value)[:, None])
-                sums[name] = delta.sum(0, dtype=torch.float64).view(self.start[name].shape)
+            if name not in self.item_tables:
+                total = self.start[name].double() * -float(shares.sum())
+                for place, share in enumerate(shares.tolist()):
+                    total.add_(value[place], alpha=share)  # client by client: a float64 copy of all would cost more
+                sums[name] = total
         return sums
+
+    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The same of an item table, by rows.
+
+        Args:
+            name: the table.
+            shares: `float64 [C]`.
+
+        Returns:
+            Items `int64 [n]`, which may repeat; what to add to their rows, `float64 [n, d]`; and the sum of shares
+            times drifts, which is how often the table itself is to be added, to every row.
+        """
+        drifts = shares * (self.untouched.double().cpu() - 1)
+        real = torch.arange(self.block.touched.shape[1]) < torch.tensor(self.block.touched_counts)[:, None]
+        real = real.to(self.block.touched.device)
+        items = self.block.touched[real]
+        rows = self.start[name][items].double()
+        client = real.nonzero()[:, 0]
+        moved = (self.values[name][real].double() - rows) * shares.to(client.device)[client, None]
+        return items, moved - rows * drifts.to(client.device)[client, None], float(drifts.sum())
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size."""
@@ -80,17 +98,6 @@ class Trained:
     def _touched(self, place: int) -> tuple[Tensor, int]:
         count = self.block.touched_counts[place]
         return self.block.touched[place, :count], count
-
-    def _table_sum(self, name: str, shares: Tensor) -> Tensor:
-        start = self.start[name].double()
-        drift = self.untouched.double() - 1
-        total = start * float((shares.to(drift.device) * drift).sum()) if drift.any() else torch.zeros_like(start)
-        for place, share in enumerate(shares.tolist()):
-            items, count = self._touched(place)
-            rows = start[items]
-            moved = self.values[name][place, :count].double() - rows - drift[place] * rows
-            total[items] += share * moved
-        return total
 
     def _table_square(self, name: str, place: int) -> float:
         items, count = self._touched(place)

@@ -21,6 +21,8 @@ from fedrec.data.features import FeatureTable
 
 Parameters = Mapping[str, Tensor]
 
+_SCORED_AT_ONCE = 16_384  # clients times items pushed through a model at once; their activations stay in cache
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -90,4 +92,5 @@ class Model(ABC):
         """Scores of the whole catalogue for each slice of the cohort dimension, `[C, num_items]`."""
         some = next(iter(parameters.values()))
         items = torch.arange(self.schema.num_items, device=some.device)
-        return self.predict(parameters, users, items.expand(some.shape[0], -1))
+        parts = items.split(max(1, _SCORED_AT_ONCE // some.shape[0]))
+        return torch.cat([self.predict(parameters, users, part.expand(some.shape[0], -1)) for part in parts], 1)

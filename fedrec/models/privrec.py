@@ -24,9 +24,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.cohort.layers import affine, gather_rows, pooled_rows
+from fedrec.cohort.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 from fedrec.config import Config
+from fedrec.data.features import Feature
 from fedrec.models.base import Model, Parameters, Schema
+
+_FEW_CATEGORIES = 64  # up to here a product with all rows of a table costs less than picking some of them
 
 
 class PrivRecConfig(Config):
@@ -52,8 +55,7 @@ class PrivRec(Model):
 
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        self._item_codes = [(f"item.{f.name}", torch.from_numpy(f.padded())) for f in schema.item_features.features]
-        self._activation = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[config.activation]
+        self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero biases."""
@@ -74,19 +76,38 @@ class PrivRec(Model):
         self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
-        names = [f"user.{name}" for name, _ in self.schema.user_features]
-        user = [pooled_rows(parameters[name], codes) for name, codes in zip(names, users, strict=True)]
+        tables = [parameters[f"user.{name}"] for name, _ in self.schema.user_features]
+        user = _joined_means(tables, [codes.unsqueeze(1) for codes in users])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
-        item += [pooled_rows(parameters[name], codes.to(items.device)[items]) for name, codes in self._item_codes]
-        hidden = self._first_layer(parameters, user, torch.cat(item, -1))
-        for layer in range(1, len(self.config.hidden) + 1):
-            weight, bias = parameters[f"layer{layer}.weight"], parameters[f"layer{layer}.bias"].unsqueeze(1)
-            hidden = affine(self._activation(hidden), weight, bias)
-        return hidden.squeeze(-1)
+        item += [feature(parameters, items) for feature in self._item_features]
+        layers = range(len(self.config.hidden) + 1)
+        weights = [parameters[f"layer{layer}.weight"] for layer in layers]
+        biases = [parameters[f"layer{layer}.bias"] for layer in layers]
+        parts = [user, item] if user else [item]
+        return perceptron(parts, weights, biases, self.config.activation).squeeze(-1)
 
-    def _first_layer(self, parameters: Parameters, user: list[Tensor], item: Tensor) -> Tensor:
-        weight, bias = parameters["layer0.weight"], parameters["layer0.bias"].unsqueeze(1)
-        width = self.config.embedding * len(user)
-        if user:
-            bias = affine(torch.cat(user, -1).unsqueeze(1), weight, bias, slice(0, width))
-        return affine(item, weight, bias, slice(width, None))
+
+def _joined_means(tables: list[Tensor], codes: list[Tensor]) -> list[Tensor]:
+    """Means of the rows of tables `[C, R, d]` that codes `int64 [C, B, w]` name, `[C, B, d]` each or some joined."""
+    few = [table.shape[1] <= _FEW_CATEGORIES for table in tables]
+    if few and all(few):
+        shares = [row_shares(own, table.shape[1]) for own, table in zip(codes, tables, strict=True)]
+        return [mixed_rows(shares, tables)]
+    return [pooled_rows(table, own) for own, table in zip(codes, tables, strict=True)]
+
+
+class _ItemFeature:
+    """Mean embedding of a feature of the items, whose categories are public and fixed."""
+
+    def __init__(self, feature: Feature) -> None:
+        self.name = f"item.{feature.name}"
+        codes = torch.from_numpy(feature.padded())
+        self._few = len(feature.categories) <= _FEW_CATEGORIES
+        self._table = row_shares(codes, len(feature.categories)) if self._few else codes
+
+    def __call__(self, parameters: Parameters, items: Tensor) -> Tensor:
+        """`int64 [C, B]` gives `[C, B, d]`."""
+        self._table = self._table.to(items.device)
+        own = self._table.index_select(0, items.reshape(-1)).view(*items.shape, -1)
+        table = parameters[self.name]
+        return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedrec.shared import share
 from simulations.engines.flwr_private import identify_server, number
 
 FIRST_NODE_ID = 2  # 1 is the server
@@ -35,6 +37,10 @@ class LocalGrid(Grid):
     @abstractmethod
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
         """Replies to the wanted messages that are there within `timeout` seconds; None waits for all of them."""
+
+    def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same parameters where the nodes can read them without a copy; here, shared memory of this machine."""
+        return share(arrays)
 
     def set_run(self, run: Any) -> None:
         """See `Grid.set_run`."""

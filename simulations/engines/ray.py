@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
 
 from fedrec.errors import EngineError, FedrecError
@@ -54,12 +55,17 @@ class RayGrid(LocalGrid):
 
     Args:
         actors: handles of the actors, in the order of the nodes.
+        local: whether all of them run on this machine.
     """
 
-    def __init__(self, actors: list[Any]) -> None:
+    def __init__(self, actors: list[Any], *, local: bool) -> None:
         super().__init__(len(actors))
-        self._actors = actors
+        self._actors, self._local = actors, local
         self._pending: dict[Any, Message] = {}
+
+    def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See `LocalGrid.share`; other machines of a cluster get copies."""
+        return super().share(arrays) if self._local else dict(arrays)
 
     def _submit(self, batch: list[Message]) -> None:
         import ray
@@ -114,7 +120,8 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-        yield RayGrid([remote.remote(place, *config) for place, config in enumerate(configs)])
+        actors = [remote.remote(place, *config) for place, config in enumerate(configs)]
+        yield RayGrid(actors, local=engine.ray_address is None)
     finally:
         if ours:
             ray.shutdown()

@@ -43,7 +43,12 @@ class SerialGrid(LocalGrid):
 
 
 def _copied(record):
-    return ArrayRecord(dict(record)) if isinstance(record, ArrayRecord) else copy.deepcopy(record)
+    if not isinstance(record, ArrayRecord):
+        return copy.deepcopy(record)
+    own = ArrayRecord()
+    for name, array in record.items():
+        own[name] = copy.copy(array)
+    return own
 
 
 @contextmanager

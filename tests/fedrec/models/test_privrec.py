@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.cohort.layers import FusedDescent, affine, gather_rows, pooled_rows
 from fedrec.data.features import FeatureTable
 from fedrec.models.base import Schema
 from fedrec.models.privrec import PrivRec, PrivRecConfig
@@ -108,17 +107,6 @@ def test_scores_work_where_the_parameters_are():
     assert seen == ["meta"]
 
 
-def test_rows_are_averaged_over_the_codes_that_are_there():
-    table = torch.tensor([[[1.0, 10], [2, 20], [3, 30]]])
-    codes = torch.tensor([[[0, 2], [1, -1], [-1, -1]]])
-    assert pooled_rows(table, codes).tolist() == [[[2, 20], [2, 20], [0, 0]]]
-
-
-def test_rows_are_taken_from_each_clients_own_table():
-    tables = torch.arange(12.0).view(2, 3, 2)
-    assert gather_rows(tables, torch.tensor([[2], [0]])).tolist() == [[[4, 5]], [[6, 7]]]
-
-
 def test_ranking_loss_is_equation_2(make):
     logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 
@@ -165,29 +153,3 @@ def test_initial_distribution(make):
     bound = math.sqrt(6 / 300)
     assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound
     assert all(value.dtype == torch.float32 for value in tanh.values())
-
-
-def test_affine_with_fused_descent_is_a_step_of_sgd():
-    generator = torch.Generator().manual_seed(0)
-    inputs, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 4, 5), (3, 7, 2), (3, 1, 2)))
-    plain = [value.clone().requires_grad_() for value in (inputs, weight, bias)]
-    fused = [value.clone().requires_grad_() for value in (inputs, weight, bias)]
-    fused[1].descent = FusedDescent(0.1)
-    outputs = [affine(i, w, b, slice(2, None)) for i, w, b in (plain, fused)]
-    torch.testing.assert_close(outputs[0], outputs[1])
-    wanted = torch.autograd.grad(outputs[0].square().sum(), plain)
-    got = torch.autograd.grad(outputs[1].square().sum(), fused, allow_unused=True)
-    assert got[1] is None
-    torch.testing.assert_close(got[0], wanted[0])
-    torch.testing.assert_close(got[2], wanted[2])
-    torch.testing.assert_close(fused[1].detach(), weight - 0.1 * wanted[1])
-
-
-def test_a_row_of_a_weight_is_refused_in_two_fused_products():
-    weight = torch.zeros(1, 6, 2, requires_grad=True)
-    weight.descent = FusedDescent(0.1)
-    bias = torch.zeros(1, 1, 2)
-    affine(torch.zeros(1, 1, 3), weight, bias, slice(0, 3))
-    affine(torch.zeros(1, 1, 3), weight, bias, slice(3, None))
-    with pytest.raises(ValueError, match="a row in two of them"):
-        affine(torch.zeros(1, 1, 1), weight, bias, slice(5, 6))

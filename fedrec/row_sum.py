@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a table with one row per item, of which a cohort touches few: sums that name the touched rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum:
+    """A change of a table `[items, d]`: `drift` times the table, and `values` added to some of its rows.
+
+    Attributes:
+        shape: shape of the table.
+        rows: `int64 [R]`, ascending, distinct.
+        values: `[R, d]`.
+        drift: weight decay moves every row, named or not, by a factor; this is the sum of those factors less one.
+    """
+
+    shape: tuple[int, ...]
+    rows: np.ndarray
+    values: np.ndarray
+    drift: float = 0.0
+
+    def dense(self, table: np.ndarray) -> np.ndarray:
+        """The change as a whole table, float64; `table` is what it applies to."""
+        whole = self.drift * table.astype(np.float64) if self.drift else np.zeros(self.shape)
+        whole[self.rows] += self.values
+        return whole
+
+    def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
+        """Add `rate` times the change to a table, in place; gives the table."""
+        rows = table[self.rows].astype(np.float64)
+        moved = rows * (1 + rate * self.drift) + rate * self.values
+        if self.drift:
+            table *= table.dtype.type(1 + rate * self.drift)
+        table[self.rows] = moved
+        return table
+
+    def __add__(self, other: RowSum) -> RowSum:
+        """Both changes; the order of the operands does not matter beyond the last float64 digit."""
+        rows = np.union1d(self.rows, other.rows)
+        values = np.zeros((len(rows), *self.shape[1:]))
+        for part in (self, other):
+            values[np.searchsorted(rows, part.rows)] += part.values
+        return RowSum(self.shape, rows, values, self.drift + other.drift)
+
+
+Change: TypeAlias = "np.ndarray | RowSum"
+
+
+def added(one: Change, other: Change, table: np.ndarray) -> Change:
+    """Sum of two changes of a table, float64; it names rows when both do."""
+    if isinstance(one, RowSum) and isinstance(other, RowSum):
+        return one + other
+    return dense_change(one, table) + dense_change(other, table)
+
+
+def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
+    """A change as a whole table, float64."""
+    return change.dense(table) if isinstance(change, RowSum) else change.astype(np.float64, copy=False)
+
+
+def apply_changes(theta: Mapping[str, np.ndarray], changes: Mapping[str, Change], rate: float) -> dict[str, np.ndarray]:
+    """Parameters plus `rate` times their changes.
+
+    Tables whose change names rows are changed in place, so the cost does not depend on their size: `theta` is used up.
+    """
+    moved = {}
+    for name, value in theta.items():
+        change = changes[name]
+        if isinstance(change, RowSum):
+            moved[name] = change.apply(value, rate)
+        else:
+            moved[name] = (value + rate * change).astype(value.dtype, copy=False)
+    return moved
+
+
+class RowAccumulator:
+    """Running sum of changes to the rows of one table, float64; memory grows with the rows that are touched.
+
+    Args:
+        shape: shape of the table.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.drift = shape, 0.0
+        self._slots = np.full(shape[0], -1, dtype=np.int64)
+        self._rows = np.empty(0, dtype=np.int64)
+        self._values = np.zeros((0, *shape[1:]))
+        self._used = 0
+
+    def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
+        """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
+        self.drift += drift
+        fresh = np.unique(rows[self._slots[rows] < 0])
+        self._reserve(self._used + len(fresh))
+        self._slots[fresh] = np.arange(self._used, self._used + len(fresh))
+        self._rows[self._used : self._used + len(fresh)] = fresh
+        self._used += len(fresh)
+        np.add.at(self._values, self._slots[rows], values)
+
+    def total(self) -> RowSum:
+        """The sum so far."""
+        order = np.argsort(self._rows[: self._used])
+        return RowSum(self.shape, self._rows[: self._used][order], self._values[: self._used][order], self.drift)
+
+    def _reserve(self, size: int) -> None:
+        if size <= len(self._rows):
+            return
+        grown = min(max(size, 2 * len(self._rows)), self.shape[0])
+        self._rows = np.concatenate([self._rows, np.empty(grown - len(self._rows), dtype=np.int64)])
+        extra = np.zeros((grown - len(self._values), *self.shape[1:]))
+        self._values = np.concatenate([self._values, extra])

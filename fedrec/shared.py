@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters in memory that several processes of a machine see, so that a round copies nothing but what it changes.
+
+The process that owns an array changes it in place, between rounds. Others open it with `private`: they read the same
+pages, and a write makes a copy of its page, so that no client can change what the others see. The memory has no name
+in any folder and is given back when its last user ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+
+_WORTH_SHARING = 2**20  # bytes; below, sending a copy costs less than opening
+
+
+class SharedArray(np.memmap):
+    """An array in shared memory, or a view of a part of it."""
+
+    @property
+    def place(self) -> tuple[str, str, tuple[int, ...]]:
+        """What `private` needs to open the whole array."""
+        return str(self.filename), self.dtype.str, self.shape
+
+
+def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same arrays, the large ones in shared memory where the system offers it."""
+    if not hasattr(os, "memfd_create"):
+        return dict(arrays)
+    return {name: _shared(array) if array.nbytes >= _WORTH_SHARING else array for name, array in arrays.items()}
+
+
+def is_shared(array: np.ndarray) -> bool:
+    """Whether other processes can open this whole array."""
+    return isinstance(array, SharedArray) and array.base is not None and array.filename is not None and _whole(array)
+
+
+def private(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Open a shared array of a living process: its present values, writes stay one's own."""
+    return np.memmap(filename, dtype=dtype, mode="c", shape=shape).view(np.ndarray)
+
+
+def _shared(array: np.ndarray) -> np.ndarray:
+    if is_shared(array):
+        return array
+    descriptor = os.memfd_create("fedrec")
+    os.ftruncate(descriptor, array.nbytes)
+    # Others open the memory through this process, while it lives.
+    found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=array.dtype, mode="r+", shape=array.shape)
+    weakref.finalize(found, os.close, descriptor)
+    found[...] = array
+    return found
+
+
+def _whole(array: SharedArray) -> bool:
+    return array.offset == 0 and array.nbytes == array._mmap.size()  # type: ignore[attr-defined]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared parameters: other processes read the owner's present values and cannot change them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedrec import wire
+from fedrec.shared import is_shared, private, share
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files")
+
+
+@pytest.fixture
+def table():
+    return np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
+
+
+def test_large_arrays_are_shared_and_small_ones_left(table):
+    small = np.ones(3)
+    arrays = share({"item.id": table, "b": small})
+    assert is_shared(arrays["item.id"]) and arrays["b"] is small
+    np.testing.assert_array_equal(arrays["item.id"], table)
+    assert share(arrays)["item.id"] is arrays["item.id"]
+    assert not is_shared(arrays["item.id"][:4999]) and not is_shared(table)
+
+
+def test_a_reader_sees_changes_and_makes_none(table):
+    owner = share({"item.id": table})["item.id"]
+    reader = private(*owner.place)
+    owner[4000] = 7.0
+    reader[0] = -1.0
+    assert (reader[4000] == 7.0).all() and (owner[0] == table[0]).all()
+
+
+def test_another_process_opens_it_from_a_pickled_record(table):
+    arrays = share({"item.id": table})
+    sent = pickle.dumps(wire.to_record(arrays))
+    assert len(sent) < 10_000  # the place, not the values
+    program = (
+        "import pickle, sys; from fedrec import wire\n"
+        "a = wire.from_record(pickle.loads(sys.stdin.buffer.read()))['item.id']; a[0] += 1; print(float(a[1:].sum()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=True)
+    assert float(done.stdout) == pytest.approx(float(table[1:].sum()), rel=1e-6)
+    np.testing.assert_array_equal(arrays["item.id"], table)
+
+
+def test_memory_is_given_back(table):
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    arrays = share({"item.id": table})
+    assert len(os.listdir("/proc/self/fd")) > before
+    del arrays
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
