@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import resource
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -20,7 +22,8 @@ app = ClientApp()
 def hello(message: Message, context: Context) -> Message:
     """Say which clients this node hosts."""
     node = node_of(context)
-    presence = wire.Presence(node.partition, node.training, node.evaluated)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    presence = wire.Presence(node.partition, node.training, node.evaluated, node.work, memory)
     return Message(wire.pack_presence(presence), reply_to=message)
 
 

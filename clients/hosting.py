@@ -61,6 +61,14 @@ class Node:
         """`int64`, ascending: hosted clients that have held-out rows."""
         return self._hosted(self.population.evaluated_clients(self.experiment.evaluation.held_out))
 
+    @property
+    def work(self) -> np.ndarray | None:
+        """`int64`, number of training rows of each client that it hosts for training, if others may train them.
+
+        They may when nothing of a client stays on its node between rounds.
+        """
+        return None if self.step(self.experiment.step).keeps else self.population.known_counts(self.training)
+
     def step(self, section: Section) -> Step:
         """A local step by name and settings."""
         step_class = registry.resolve(registry.STEP, section.name)

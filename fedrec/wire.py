@@ -94,11 +94,16 @@ class Presence:
         partition: the node's place among the nodes.
         training: `int64`, clients it hosts that may be sampled for training.
         evaluated: `int64`, clients it hosts that have held-out rows.
+        work: `int64`, number of training rows of each of `training`, said only by nodes of a simulation that hold all
+            clients' data: they may train each other's clients. None: only the host can train a client.
+        memory_mib: memory that its process has held at most, if it says so.
     """
 
     partition: int
     training: np.ndarray
     evaluated: np.ndarray
+    work: np.ndarray | None = None
+    memory_mib: float = 0.0
 
 
 class LiveArray(Array):
@@ -248,13 +253,18 @@ def unpack_table(content: RecordDict) -> pd.DataFrame:
 def pack_presence(presence: Presence) -> RecordDict:
     """The answer to a hello."""
     arrays = {"training": presence.training, "evaluated": presence.evaluated}
-    return RecordDict({ARRAYS: to_record(arrays), METRICS: MetricRecord({"partition-id": presence.partition})})
+    if presence.work is not None:
+        arrays["work"] = presence.work
+    metrics = MetricRecord({"partition-id": presence.partition, "memory-mib": presence.memory_mib})
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
 
 
 def unpack_presence(content: RecordDict) -> Presence:
     """What a node says of itself."""
     arrays, metrics = _arrays_of(content), content[METRICS]
-    return Presence(int(metrics["partition-id"]), arrays["training"], arrays["evaluated"])  # type: ignore[index]
+    partition = int(metrics["partition-id"])  # type: ignore[index]
+    memory = float(metrics["memory-mib"])  # type: ignore[index]
+    return Presence(partition, arrays["training"], arrays["evaluated"], arrays.get("work"), memory)
 
 
 def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:

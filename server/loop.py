@@ -30,6 +30,7 @@ from fedrec.rng import seed_sequence
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints, State
+from server.estimate import estimate
 from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
 from server.replies import answers
 from server.roster import Roster, call_roster
@@ -44,7 +45,7 @@ class SampledCohorts:
     def __init__(self, experiment: Experiment, roster: Roster) -> None:
         sampler = resolve(SAMPLER, experiment.sampler.name)
         self.sampler = sampler(experiment.settings(SAMPLER), roster.training, experiment.seed)
-        self.by_node = roster.by_node
+        self.by_node = roster.for_training
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round."""
@@ -65,7 +66,8 @@ class Loop:
         self.experiment = run.experiment
         self.checkpoints = Checkpoints(run.checkpoints, self.experiment.digest(), keep=self.experiment.checkpoint.keep)
         self.roster = call_roster(grid, timeout=self.experiment.engine.timeout)
-        self.strategy = make_strategy(self.experiment, SampledCohorts(self.experiment, self.roster))
+        self.cohorts = SampledCohorts(self.experiment, self.roster)
+        self.strategy = make_strategy(self.experiment, self.cohorts)
         _refuse_to_wait(self.strategy, len(self.roster.nodes))
         self.evaluator = Evaluator(self.experiment, self.roster, grid)
 
@@ -82,6 +84,7 @@ class Loop:
         state = self._held(self._start())
         for callback in self.callbacks:
             callback.on_start(self.run, state.round + 1, self.experiment.rounds)
+        self._forecast(state)
         stop = False
         while state.round < self.experiment.rounds and not stop:
             state = self._round(state)
@@ -92,6 +95,18 @@ class Loop:
         if stop:
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         return self._finish(state, baselines)
+
+    def _forecast(self, state: State) -> None:
+        """Tell the callbacks what the run will take; not asked for where nobody listens."""
+        left = self.experiment.rounds - state.round
+        if not left or not self.callbacks:
+            return
+        cohort = self.cohorts.sample(state.round + 1)
+        found = estimate(self.experiment, self.roster, self.grid, state.parameters, cohort)
+        if found is not None:
+            log.info("expected: %s", found)
+            for callback in self.callbacks:
+                callback.on_estimate(dataclasses.replace(found, seconds=found.round_seconds * left))
 
     def _start(self) -> State:
         state = self.checkpoints.latest()

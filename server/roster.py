@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedrec import wire
 from fedrec.errors import EngineError
+from server.balance import balanced
 from server.replies import answers
 
 
@@ -49,6 +50,29 @@ class Roster:
             group = clients[places == place]
             if len(group):
                 yield node, group
+
+    def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Group clients by the node that is to train them: their host, or any node where all say that it may be any."""
+        work = self.work_of(clients)
+        if work is None:
+            yield from self.by_node(clients)
+            return
+        for node, share in zip(self.nodes, balanced(work, len(self.nodes)), strict=True):
+            if len(share):
+                yield node, clients[share]
+
+    def work_of(self, clients: np.ndarray) -> np.ndarray | None:
+        """`int64 [clients]`, number of training rows of each; None unless every node says it."""
+        return None if self._work is None else self._work[np.searchsorted(self.training, clients)]
+
+    @cached_property
+    def _work(self) -> np.ndarray | None:
+        """Work of each client in `training`."""
+        said = [presence.work for presence in self.presences if presence.work is not None]
+        if len(said) < len(self.presences):
+            return None
+        order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
+        return np.concatenate(said)[order]
 
     @cached_property
     def _places(self) -> np.ndarray:

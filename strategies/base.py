@@ -32,7 +32,7 @@ class Cohorts(Protocol):
         ...
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """The cohort grouped by node, in node order."""
+        """The cohort grouped by the node that trains it, in node order."""
         ...
 
 

@@ -64,6 +64,11 @@ class Step(ABC):
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""
         return []
 
+    @property
+    def keeps(self) -> bool:
+        """Whether some parameters stay on the device; unless a subclass knows better, whether it says which."""
+        return type(self).private_names is not Step.private_names
+
 
 class CohortStep(Step):
     """A step that can also train many clients at once, with the same result as `update` client by client."""

@@ -90,6 +90,11 @@ class Sgd(CohortStep):
             name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in self.config.private_parameters)
         ]
 
+    @property
+    def keeps(self) -> bool:
+        """See `Step.keeps`."""
+        return bool(self.config.private_parameters)
+
     def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Items and labels of each epoch, in the order of training."""
         pool = None

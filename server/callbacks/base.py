@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from fedrec.config import Config
 from fedrec.runs import Result, RunFolder
+from server.estimate import Estimate
 
 
 class Callback:
@@ -20,6 +21,9 @@ class Callback:
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+
+    def on_estimate(self, estimate: Estimate) -> None:
+        """What the run will take; told before the first round, where it can be told."""
 
     def on_stage(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""

@@ -13,6 +13,7 @@ from rich.progress import Progress as RichProgress
 
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
+from server.estimate import Estimate
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -32,6 +33,11 @@ class Progress(Callback):
         self._rounds, self._first, self._started = rounds, first_round, time.monotonic()
         self._say(f"{run.experiment.name}: rounds {first_round} to {rounds}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
+
+    def on_estimate(self, estimate: Estimate) -> None:
+        """See `Callback.on_estimate`."""
+        training = f"about {_duration(estimate.seconds)} of training, {_duration(estimate.round_seconds)} a round"
+        self._say(f"expect {training}, and {estimate.memory_gib:.1f} GiB of memory (evaluation not counted)")
 
     def on_stage(self, text: str) -> None:
         """See `Callback.on_stage`."""
@@ -88,6 +94,13 @@ class Progress(Callback):
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
         self._said = time.monotonic()
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in a unit that people read easily."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _figures(row: dict[str, Any]) -> str:

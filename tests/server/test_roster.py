@@ -9,6 +9,7 @@ from flwr.app import Error, Message
 
 from fedrec import wire
 from fedrec.errors import ClientError, EngineError
+from server.balance import balanced
 from server.roster import Roster, call_roster
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -51,6 +52,32 @@ def test_clients_are_grouped_by_the_node_that_hosts_them():
     groups = {node: clients.tolist() for node, clients in roster.by_node(np.array([0, 2, 3, 5, 6, 8]))}
     assert groups == {17: [0, 3, 6], 901: [2, 5, 8]}
     assert list(roster.by_node(NOBODY)) == []
+
+
+def working(partition, training, work):
+    return wire.Presence(partition, np.array(training), NOBODY, np.array(work))
+
+
+def test_nodes_that_may_train_each_others_clients_share_the_work():
+    """Hosted by their nodes the work of the cohort would be 130 and 1."""
+    roster = Roster((17, 450), (working(0, [0, 2, 4], [60, 40, 30]), working(1, [1, 3], [1, 500])))
+    groups = {node: clients.tolist() for node, clients in roster.for_training(np.array([0, 1, 2, 4]))}
+    assert groups == {17: [0], 450: [1, 2, 4]}
+    assert list(roster.for_training(NOBODY)) == []
+
+
+def test_clients_stay_with_their_host_unless_every_node_says_otherwise():
+    roster = Roster((17, 450), (working(0, [0, 2], [9, 9]), presence(1, [1])))
+    groups = {node: clients.tolist() for node, clients in roster.for_training(np.array([0, 1, 2]))}
+    assert groups == {17: [0, 2], 450: [1]}
+
+
+def test_work_is_shared_evenly_and_nobody_is_lost():
+    work = np.random.default_rng(0).lognormal(4.5, 1.0, 200).astype(int) + 1
+    shares = balanced(work, 3)
+    assert sorted(np.concatenate(shares).tolist()) == list(range(200))
+    loads = [work[share].sum() for share in shares]
+    assert max(loads) < 1.15 * min(loads)
 
 
 def test_a_node_without_clients_is_no_fault():
