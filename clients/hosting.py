@@ -17,6 +17,7 @@ from flwr.app import Context
 from clients.state import PrivateState
 from clients.steps.base import Step
 from fedrec import registry
+from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.device import resolve_device
 from fedrec.experiment import Experiment, Section, component_settings, from_run_config
@@ -42,8 +43,8 @@ class Node:
 
     @cached_property
     def population(self) -> Population:
-        """The clients' data; read once per process, whichever node asks."""
-        return _population(self.experiment.model_dump_json())
+        """The clients' data; held once per process, whichever node asks."""
+        return KEPT.population(self.experiment)
 
     @cached_property
     def model(self) -> Model:
@@ -98,8 +99,3 @@ def node_of(context: Context) -> Node:
 def _node(experiment: str, partition: int, nodes: int, output: str) -> Node:
     private = Path(output) / "private" if output else None
     return Node(Experiment.model_validate_json(experiment), partition, nodes, private)
-
-
-@lru_cache(maxsize=2)
-def _population(experiment: str) -> Population:
-    return Population.of(Experiment.model_validate_json(experiment))

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from flwr.serverapp import Grid
 
 from fedrec.baselines.evaluate import evaluate_baselines
-from fedrec.data.population import Population, sample_clients
+from fedrec.data.kept import KEPT
+from fedrec.data.population import sample_clients
 from fedrec.experiment import Experiment
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
@@ -46,7 +47,7 @@ def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
     if experiment.task != "ranking" or not names:
         return {}
     settings = experiment.evaluation
-    population = Population.of(experiment)
+    population = KEPT.population(experiment)
     clients = sample_clients(population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed)
     return evaluate_baselines(names, population, held_out=settings.held_out, ks=settings.ks, clients=clients)
 

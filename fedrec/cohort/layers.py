@@ -49,11 +49,13 @@ def row_shares(index: Tensor, rows: int) -> Tensor:
     Returns:
         `float32 [..., R]`, sums to 1 or, for an index that names nothing, to 0.
     """
-    named = index.unsqueeze(-1) == torch.arange(rows, device=index.device)
-    if index.shape[-1] == 1:
-        return named.squeeze(-2).float()
-    count = (index >= 0).sum(-1, keepdim=True).clamp(min=1)
-    return named.sum(-2) / count
+    every = torch.arange(rows, device=index.device)
+    shares = (index[..., :1] == every).float()
+    if index.shape[-1] > 1:
+        for place in range(1, index.shape[-1]):
+            shares += index[..., place : place + 1] == every
+        shares /= (index >= 0).sum(-1, keepdim=True).clamp(min=1)
+    return shares
 
 
 def mixed_rows(shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:

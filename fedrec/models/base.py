@@ -21,7 +21,7 @@ from fedrec.data.features import FeatureTable
 
 Parameters = Mapping[str, Tensor]
 
-_SCORED_AT_ONCE = 16_384  # clients times items pushed through a model at once; their activations stay in cache
+_SCORED_AT_ONCE = 4096  # clients times items pushed through a model at once; their activations stay in cache
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class PrivRec(Model):
         tables["item.id"] = self.schema.num_items
         tables |= {f"item.{f.name}": len(f.categories) for f in self.schema.item_features.features}
         width, std = self.config.embedding, self.config.embedding_std
-        parameters = {name: torch.randn(size, width, generator=generator) * std for name, size in tables.items()}
+        parameters = {name: torch.randn(size, width, generator=generator).mul_(std) for name, size in tables.items()}
         widths = [width * len(tables), *self.config.hidden, 1]
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
             bound = math.sqrt(6 / fan_in if self.config.activation == "relu" else 6 / (fan_in + fan_out))

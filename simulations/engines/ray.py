@@ -1,26 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray engine: every node is a Ray actor, on this machine or on a Ray cluster.
 
-An actor lives as long as the run, so it reads its data once and keeps its clients. Parameters that several messages
-share are put into Ray's object store once. Flower's own simulation is not involved: its dispatch costs time with every
+The data are read once, before Ray is started, and lie in Ray's object store, where all actors of a machine see the same
+copy. Parameters that several messages share lie in shared memory on one machine and in the object store on a cluster.
+Flower's own simulation is not involved: its dispatch costs time with every
 registered node and every message in flight.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
 
+from fedrec import wire
+from fedrec.data.kept import KEPT
+from fedrec.data.population import Population
 from fedrec.errors import EngineError, FedrecError
+from fedrec.experiment import from_run_config
 from fedrec.runs import RunFolder
+from simulations.engines import serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.serial import SerialGrid
 from simulations.quiet import keep_quiet
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
@@ -33,10 +41,14 @@ class NodeActor:
         place: the node's place among the nodes.
         node_config: as Flower gives it.
         run_config: as Flower gives it.
+        population: all clients' data; its arrays lie in Ray's object store, once per machine.
     """
 
-    def __init__(self, place: int, node_config: dict[str, Any], run_config: dict[str, Any]) -> None:
+    def __init__(
+        self, place: int, node_config: dict[str, Any], run_config: dict[str, Any], population: Population
+    ) -> None:
         self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
+        KEPT.hold(from_run_config(run_config), population)
 
     def handle(self, metadata: Metadata, rest: RecordDict, names: list[str], *shared: ArrayRecord) -> Message:
         """Answer one message; its arrays come beside it, out of the object store."""
@@ -55,17 +67,25 @@ class RayGrid(LocalGrid):
 
     Args:
         actors: handles of the actors, in the order of the nodes.
-        local: whether all of them run on this machine.
+        here: a grid of the same nodes in this process.
+        local: whether all actors run on this machine.
     """
 
-    def __init__(self, actors: list[Any], *, local: bool) -> None:
+    def __init__(self, actors: list[Any], here: SerialGrid, *, local: bool) -> None:
         super().__init__(len(actors))
-        self._actors, self._local = actors, local
+        self._actors, self._here, self._local = actors, here, local
         self._pending: dict[Any, Message] = {}
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `LocalGrid.share`; other machines of a cluster get copies."""
         return super().share(arrays) if self._local else dict(arrays)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """See `Grid.send_and_receive`. Fresh parameters are made here, as every node makes the same."""
+        messages = list(messages)
+        if [message.metadata.message_type for message in messages] == [wire.INITIAL]:
+            return self._here.send_and_receive(messages, timeout=timeout)
+        return super().send_and_receive(messages, timeout=timeout)
 
     def _submit(self, batch: list[Message]) -> None:
         import ray
@@ -115,23 +135,33 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
-    _connect(engine.ray_address, nodes)
+    _connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
     try:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-        actors = [remote.remote(place, *config) for place, config in enumerate(configs)]
-        yield RayGrid(actors, local=engine.ray_address is None)
+        population = ray.put(KEPT.population(run.experiment))
+        KEPT.hold(run.experiment, ray.get(population))
+        actors = [remote.remote(place, *config, population) for place, config in enumerate(configs)]
+        with serial.open_grid(run) as here:
+            yield RayGrid(actors, here, local=engine.ray_address is None)
     finally:
         if ours:
             ray.shutdown()
 
 
-def _connect(address: str | None, nodes: int) -> None:
+def _bytes(population: Population) -> int:
+    """Size of a population in the object store."""
+    arrays: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(population, protocol=5, buffer_callback=arrays.append)
+    return len(rest) + sum(array.raw().nbytes for array in arrays)
+
+
+def _connect(address: str | None, nodes: int, data_bytes: int) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
-    local = {"num_cpus": nodes, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    local = {"num_cpus": nodes, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES + data_bytes}
     try:
         ray.init(**({"address": address, **quiet} if address else {**local, **quiet}))
     except Exception as error:
