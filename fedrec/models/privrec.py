@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cached_property
 from typing import Annotated, Literal
 
 import torch
@@ -101,13 +102,18 @@ class _ItemFeature:
 
     def __init__(self, feature: Feature) -> None:
         self.name = f"item.{feature.name}"
-        codes = torch.from_numpy(feature.padded())
-        self._few = len(feature.categories) <= _FEW_CATEGORIES
-        self._table = row_shares(codes, len(feature.categories)) if self._few else codes
+        self._feature, self._few = feature, len(feature.categories) <= _FEW_CATEGORIES
 
     def __call__(self, parameters: Parameters, items: Tensor) -> Tensor:
         """`int64 [C, B]` gives `[C, B, d]`."""
-        self._table = self._table.to(items.device)
+        if self._table.device != items.device:
+            self._table = self._table.to(items.device)
         own = self._table.index_select(0, items.reshape(-1)).view(*items.shape, -1)
         table = parameters[self.name]
         return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """Shares of the categories of each item, `float32 [items, R]`, or its codes, `int64 [items, w]`."""
+        codes = torch.from_numpy(self._feature.padded())
+        return row_shares(codes, len(self._feature.categories)) if self._few else codes

@@ -15,6 +15,7 @@ _OCCUPATIONS = tuple(f"occupation {number}" for number in range(1, 11))
 _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
 _GENRE_SHARE = 0.5  # of the variance of the items' factors
+_AT_ONCE = 2**16  # rows of factors gathered at once; more would only take memory
 _EXPONENT = 1.1  # of the popularity law
 _HEAD = 0.02  # of the catalogue is flat before the law sets in
 
@@ -48,7 +49,11 @@ class Truth:
             users: `int64 [n]`.
             items: `int64 [n]`, pairwise with `users`.
         """
-        return np.einsum("nr,nr->n", self.user_factors[users], self.item_factors[items])
+        found = np.empty(len(users), dtype=np.float32)
+        for start in range(0, len(users), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            found[part] = np.einsum("nr,nr->n", self.user_factors[users[part]], self.item_factors[items[part]])
+        return found
 
     def scores(self, users: np.ndarray) -> np.ndarray:
         """What is both liked and met, `float32 [users, items]`: the scores of an oracle that knows the truth.
@@ -110,7 +115,10 @@ def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.nd
     vectors = generator.standard_normal((len(feature.categories) + 1, rank), dtype=np.float32)
     vectors[-1] = 0.0  # for places without a code
     codes = feature.padded()
-    return vectors[codes].sum(axis=1) / np.sqrt((codes >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
+    sums = np.concatenate(
+        [vectors[part].sum(axis=1) for part in np.split(codes, range(_AT_ONCE, len(codes), _AT_ONCE))]
+    )
+    return sums / np.sqrt((codes >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
 
 
 def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
