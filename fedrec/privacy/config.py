@@ -37,8 +37,8 @@ class PrivacyConfig(Config):
     """Target for all rounds of the experiment; the noise is calibrated to it, and no round that exceeds it is run."""
     budget: float | None = Field(default=None, gt=0)
     """With `noise-multiplier`: stop before a round that would exceed this epsilon. Default: no limit."""
-    delta: float | None = Field(default=None, gt=0, lt=1)
-    """Probability with which the guarantee may fail; default: the smaller of N^-1.1 and 1e-5."""
+    delta: float | None = Field(default=None, ge=0, lt=1)
+    """Probability with which the guarantee may fail; 0 with Laplace only; default: the smaller of N^-1.1 and 1e-5."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     """Distribution of the noise; `laplace` clips in the L1 norm, which costs far more noise in many dimensions."""
     noise_relative_to: Literal["sensitivity", "clip-norm"] = "sensitivity"
@@ -78,6 +78,7 @@ class PrivacyConfig(Config):
             ("exactly one of noise-multiplier and epsilon", calibrated == (self.noise_multiplier is not None)),
             ("budget only with noise-multiplier; epsilon is a budget itself", calibrated and self.budget is not None),
             ("max-dropouts only with placement = 'distributed'", self.max_dropouts > 0 and not distributed),
+            ("delta > 0 with gaussian noise", self.delta == 0 and not laplace),
             ("gaussian noise when distributed: a sum of Laplace shares is not Laplace", laplace and distributed),
             (
                 "adjacency = 'replace-one' with placement = 'local': the server sees who takes part",

@@ -17,15 +17,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.privacy import sampling as samplings
 from fedrec.privacy.adjacency import Multipliers, sensitivity
-from fedrec.privacy.config import PrivacyConfig as PrivacyConfig
-from fedrec.privacy.events import TRAINING, Event, GaussianRound, LaplaceRound, NonPrivate, Release
+from fedrec.privacy.config import PrivacyConfig as PrivacyConfig  # re-exported: the two are used together
+from fedrec.privacy.events import TRAINING, Event, GaussianRound, LaplaceRound, NonPrivate
+from fedrec.privacy.noise import count_noise_std, default_delta, multipliers, refuse_unshareable
 from fedrec.privacy.sampling import Full, Sampling
+
+if TYPE_CHECKING:
+    from fedrec.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,28 @@ class Plan:
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part, and each upload by itself
         samplings.refuse_unproven(sampling, config.adjacency)
-        _refuse_unshareable(config, sampler, denominator)
+        refuse_unshareable(config, sampler, denominator)
         delta = default_delta(clients) if config.delta is None else config.delta
-        plan = cls(config, sampling, clients, rounds, denominator, config.clip_norm, Multipliers(0, 0), delta)
-        return replace(plan, multipliers=_multipliers(plan, server_lr))
+        noise = multipliers(config, sampling, rounds, delta, denominator=denominator, server_lr=server_lr)
+        return cls(config, sampling, clients, rounds, denominator, config.clip_norm, noise, delta)
+
+    @classmethod
+    def of_experiment(cls, experiment: Experiment, clients: int) -> Plan:
+        """The plan of a resolved experiment with so many training clients, see `of`.
+
+        Raises:
+            ExperimentError: it has no `[privacy]` table, or its settings do not fit together.
+        """
+        if experiment.privacy is None:
+            raise ExperimentError(
+                f"experiment {experiment.name!r} has no differential privacy",
+                expected="a table [privacy]",
+                got="none, so epsilon is infinite",
+                fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
+            )
+        rate = float(experiment.strategy.options.get("server-lr", 1.0))
+        sampler = experiment.sampler
+        return cls.of(experiment.privacy, sampler.name, sampler.options, clients, experiment.rounds, server_lr=rate)
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
         """The same plan at another clip norm (adaptive clipping): same multipliers, noise in proportion."""
@@ -151,10 +173,7 @@ class Plan:
     @property
     def count_noise_std(self) -> float | None:
         """Standard deviation of the noise on the count of unclipped clients; None without adaptive clipping."""
-        adaptive = self.config.adaptive_clip
-        if adaptive is None:
-            return None
-        return self.denominator / 20 if adaptive.count_noise is None else adaptive.count_noise
+        return count_noise_std(self.config, self.denominator)
 
     @property
     def budget(self) -> float | None:
@@ -194,60 +213,3 @@ class Plan:
                     fix=did_you_mean(pattern, names),
                 )
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)]
-
-
-def default_delta(clients: int) -> float:
-    """The smaller of N^-1.1 and 1e-5."""
-    return min(float(clients) ** -1.1, 1e-5)
-
-
-def _refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) -> None:
-    if config.placement != "distributed":
-        return
-    if sampler == "poisson":
-        raise ExperimentError(
-            "distributed noise needs a cohort of known size",
-            expected="sampler fixed-size: a small Poisson cohort would add too little noise, an empty one none",
-            got="sampler poisson",
-            fix="set sampler.name = 'fixed-size', or privacy.placement = 'central'",
-        )
-    if config.max_dropouts >= denominator:
-        raise ExperimentError(
-            "wrong value for 'privacy.max-dropouts'",
-            expected=f"fewer than the {denominator:g} clients of a cohort",
-            got=str(config.max_dropouts),
-            fix=f"set privacy.max-dropouts = {int(denominator) - 1} or less",
-        )
-
-
-def _multipliers(plan: Plan, server_lr: float) -> Multipliers:
-    """The sum's noise in both conventions: as given or calibrated, less what a count takes, in the order asked for."""
-    config = plan.config
-    if config.epsilon is not None:
-        from fedrec.privacy.calibration import calibrate  # pulls in scipy
-
-        release = Release(config.mechanism, plan.sampling, config.adjacency, 1.0)
-        given = calibrate(config.epsilon, plan.delta, plan.rounds, release, backend=config.backend)
-        reference = plan.sensitivity
-    else:
-        given = config.noise_multiplier or 0.0
-        reference = plan.sensitivity if config.noise_relative_to == "sensitivity" else plan.clip_norm
-    multipliers = Multipliers.of(given * reference, plan.clip_norm)
-    if plan.count_noise_std is not None:
-        multipliers = Multipliers.of(_beside_a_count(multipliers.add_remove, plan.count_noise_std), 1.0)
-    if config.paper_noise_order:
-        multipliers = Multipliers.of(multipliers.add_remove / server_lr, 1.0)
-    return multipliers
-
-
-def _beside_a_count(joint: float, count_std: float) -> float:
-    """Andrew et al. 2021, theorem 1: noise / S of the sum, so that sum and count together cost `joint`."""
-    left = joint**-2 - (2 * count_std) ** -2
-    if left <= 0:
-        raise ExperimentError(
-            "the count of adaptive clipping alone costs more than the whole round may",
-            expected=f"noise on the count with standard deviation > {joint / 2:g}",
-            got=f"{count_std:g}",
-            fix="raise privacy.adaptive-clip.count-noise or the cohort, or lower the noise multiplier",
-        )
-    return left**-0.5

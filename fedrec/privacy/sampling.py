@@ -7,7 +7,6 @@ replacement goes with replace-one (the number of clients is public and stays), P
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,12 +38,7 @@ class FixedSize:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cohort <= self.clients:
-            raise ExperimentError(
-                "a cohort of that size cannot be drawn",
-                expected=f"1 to {self.clients} clients",
-                got=str(self.cohort),
-                fix="choose a smaller cohort",
-            )
+            raise _wrong_cohort(f"1 to {self.clients} clients", self.cohort)
 
     @property
     def rate(self) -> float:
@@ -64,12 +58,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise ExperimentError(
-                "a client cannot take part with that probability",
-                expected="0 < expected cohort / clients <= 1",
-                got=f"{self.rate:g}",
-                fix="choose an expected cohort between 0 and the number of clients",
-            )
+            raise _wrong_cohort("a probability to take part in (0, 1]: cohort / clients", self.rate)
 
 
 Sampling = Full | FixedSize | Poisson
@@ -147,7 +136,13 @@ def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampl
         )
     cohort = settings["cohort"]
     if name == "fixed-size":
+        if int(cohort) != cohort:
+            raise _wrong_cohort("a whole number of clients", cohort)
         return simplest(FixedSize(int(cohort), clients)), float(cohort)
-    if not math.isfinite(cohort) or clients < 1:
-        raise ExperimentError("there is nobody to draw", expected="at least one client", got=f"{cohort} of {clients}")
     return simplest(Poisson(cohort / clients)), float(cohort)
+
+
+def _wrong_cohort(expected: str, got: float) -> ExperimentError:
+    return ExperimentError(
+        "a cohort of that size cannot be drawn", expected=expected, got=f"{got:g}", fix="choose another cohort"
+    )
