@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, model_validator
 from fedrec import registry
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
+from fedrec.privacy.config import PrivacyConfig
 
 
 class Section(Config):
@@ -118,6 +119,8 @@ class Experiment(Config):
     """How the server combines updates; also `flwr.serverapp.strategy:FedAdam` and the like."""
     sampler: Section = Section(name="fixed-size")
     """How the cohort of a round is drawn."""
+    privacy: PrivacyConfig | None = None
+    """User-level differential privacy; default: none, epsilon is infinite."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()

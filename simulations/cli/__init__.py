@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import FedrecError
-from simulations.cli import data, doctor, listing, running
+from simulations.cli import data, doctor, listing, privacy, running
 from simulations.quiet import keep_quiet
 
 app = typer.Typer(
@@ -27,6 +27,9 @@ app.command("run")(running.run)
 app.command("resume")(running.resume)
 app.command("list")(listing.list_components)
 app.add_typer(data.app, name="data", help="Datasets: list, fetch, import, look at.")
+app.add_typer(
+    privacy.app, name="privacy", help="Differential privacy: what it costs, how much noise it takes, what it means."
+)
 app.command("doctor")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User-level differential privacy: plan, clipping, noise, accounting, ledger, and what an epsilon means in words."""

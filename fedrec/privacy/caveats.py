@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an epsilon does not say: the assumptions it stands on, chosen by what the plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.sampling import Full, Poisson
+
+_TRUST = {
+    "central": "The server is trusted: it sees each client's clipped update. The guarantee is against everybody who "
+    "sees the model only, other clients among them.",
+    "distributed": "The server must see nothing but the sum (secure aggregation). Accounted is the noise that is left "
+    "when {dropouts} clients of a cohort fail; clients that collude know their shares and weaken it further.",
+    "local": "Each upload is protected by its own noise, also against the server. Accounted is a client that takes "
+    "part in all {rounds} rounds; sampling does not help, because the server knows who takes part.",
+}
+
+
+def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
+    """Sentences that belong beside an epsilon of a plan.
+
+    Args:
+        plan: what was done.
+        backend: accountant, when it is not the plan's own.
+    """
+    return [*_about_the_number(plan, backend or plan.config.backend), *_about_the_system(plan), *_about_the_rest(plan)]
+
+
+def _about_the_number(plan: Plan, backend: str) -> Iterator[str]:
+    if backend == "paper":
+        yield (
+            "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client of a round as a "
+            "release of its own; it is not what the releases cost. Use it for comparison only."
+        )
+    if plan.delta > 1 / plan.clients:
+        yield (
+            f"delta {plan.delta:g} is above 1/N = {1 / plan.clients:.2g}: publishing one client's data whole, picked "
+            f"at random, would be allowed. Choose delta below 1/N."
+        )
+    if plan.config.adjacency == "replace-one":
+        yield "Neighbours differ in all data of one client, exchanged for another's; the number of clients is public."
+    else:
+        yield "Neighbours differ by one client with all its data, there or not; do not compare with replace-one."
+    if plan.config.paper_noise_order:
+        yield (
+            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2; accounted is the multiplier "
+            f"that this leaves, {plan.noise_multiplier:g}."
+        )
+
+
+def _about_the_system(plan: Plan) -> Iterator[str]:
+    settings = plan.config
+    yield _TRUST[settings.placement].format(dropouts=settings.max_dropouts, rounds=plan.rounds)
+    if not isinstance(plan.sampling, Full):
+        drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
+        yield (
+            f"Amplification by sampling assumes that cohorts are drawn {drawn} from all {plan.clients} clients and are "
+            "kept secret. If only some clients are ever available, N is their number."
+        )
+    if settings.mode == "reproducible":
+        yield (
+            "With mode 'reproducible', noise and cohorts come from the experiment's seed: a simulation. Whoever knows "
+            "the seed can remove the noise; a release needs mode 'secure'."
+        )
+
+
+def _about_the_rest(plan: Plan) -> Iterator[str]:
+    if "*" not in plan.config.stages:
+        yield (
+            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. Any other stage that learns "
+            "from users' data makes the total infinite; item sequences are users' data, and so is what items have in "
+            "common because of them."
+        )
+    yield (
+        "Not accounted: losses, metrics and numbers of examples that clients report, early stopping, and choosing "
+        "settings by looking at results. Publish them only if they come from public data, or under their own budget."
+    )
+    yield (
+        "The guarantee is per client: a person with two clients has at least twice the epsilon, and what others' data "
+        "tell about somebody is not covered."
+    )

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clipping that knows its sensitivity (PrivRec equation 7), and a clip norm that follows a noisy quantile.
+
+The norm is taken over all parameters of an update together. Edge cases, the same in one update and in many:
+
+| update              | becomes                                          |
+|---------------------|--------------------------------------------------|
+| norm <= S           | itself                                           |
+| norm > S            | scaled to norm S, less one part in a million     |
+| zero                | itself                                           |
+| any NaN or infinity | zero, as if the client had not answered          |
+
+The millionth is for float32: rounded coordinates of a vector of norm S may have a norm just above S.
+
+Where this differs from the paper: algorithm 2 clips in every local epoch without starting again from what it clipped,
+so only the last clip has an effect; here an update is clipped once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy import adjacency as adjacencies
+from fedrec.privacy.adjacency import Adjacency
+
+_ROUNDING = 1e-6
+Floating = TypeVar("Floating", np.float32, np.float64)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bounds the norm of an update.
+
+    Attributes:
+        norm: the bound S, > 0 and finite.
+        order: 2 for the L2 norm, 1 for the L1 norm (Laplace noise).
+    """
+
+    norm: float
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < math.inf or self.order not in (1, 2):
+            raise ExperimentError(
+                "updates cannot be clipped like that",
+                expected="a finite clip norm > 0, in L1 or L2",
+                got=f"{self.norm} in L{self.order}",
+            )
+
+    def sensitivity(self, adjacency: Adjacency) -> float:
+        """Largest change of a sum of clipped updates between neighbours."""
+        return adjacencies.sensitivity(self.norm, adjacency)
+
+    def factors(self, norms: np.ndarray) -> np.ndarray:
+        """What each update is multiplied by, `float64 [clients]`; 0 means: replace it by zeros, whatever it holds.
+
+        Args:
+            norms: norm of each client's whole update, `[clients]`; NaN or infinite where an update is.
+        """
+        norms = np.asarray(norms, dtype=np.float64)
+        finite = np.isfinite(norms)
+        shrunk = self.norm / np.where(finite & (norms > 0), norms, 1.0) * (1 - _ROUNDING)
+        return np.where(finite, np.where(norms <= self.norm, 1.0, shrunk), 0.0)
+
+    def measure(self, update: Mapping[str, np.ndarray]) -> float:
+        """Norm of a whole update, over all its parameters together, in float64."""
+        values = [np.asarray(value, dtype=np.float64) for value in update.values()]
+        largest = max((float(np.abs(value).max(initial=0.0)) for value in values), default=0.0)
+        if largest == 0 or not math.isfinite(largest):
+            return largest if not any(np.isnan(value).any() for value in values) else math.nan
+        # In units of the largest coordinate, because squares of huge numbers overflow.
+        if self.order == 1:
+            return largest * sum(float(np.abs(value / largest).sum()) for value in values)
+        return largest * math.sqrt(sum(float(np.square(value / largest).sum()) for value in values))
+
+    def __call__(self, update: Mapping[str, NDArray[Floating]]) -> dict[str, NDArray[Floating]]:
+        """The clipped update, in the types and shapes of the given one."""
+        factor = float(self.factors(np.array([self.measure(update)]))[0])
+        if factor == 1:
+            return {name: value.copy() for name, value in update.items()}
+        return {
+            name: (value * factor).astype(value.dtype) if factor else np.zeros_like(value)
+            for name, value in update.items()
+        }
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clip norm that moves until the wanted share of clients stays unclipped (Andrew et al. 2021, section 3).
+
+    Attributes:
+        norm: the present clip norm C.
+        quantile: wanted share of unclipped clients.
+        learning_rate: step of the geometric update.
+        denominator: the fixed number that sums are divided by.
+    """
+
+    norm: float
+    quantile: float
+    learning_rate: float
+    denominator: float
+
+    def centred_count(self, norms: np.ndarray) -> float:
+        """Sum over the clients of (unclipped? 1 : 0) - 1/2, which is what gets noise; a failed client adds 0.
+
+        Args:
+            norms: norms before clipping of the clients that answered, `[clients]`; NaN counts as clipped.
+        """
+        return float(np.sum(np.where(np.asarray(norms) <= self.norm, 0.5, -0.5)))
+
+    def after(self, noisy_centred_count: float) -> AdaptiveClip:
+        """The next clip norm, from a count with its noise: C exp(-rate (share unclipped - quantile))."""
+        unclipped = noisy_centred_count / self.denominator + 0.5
+        # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to 0 or infinity.
+        step = self.learning_rate * (min(max(unclipped, 0.0), 1.0) - self.quantile)
+        return replace(self, norm=self.norm * math.exp(-step))

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `[privacy]` table of an experiment."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.privacy.adjacency import Adjacency
+
+
+class AdaptiveClipConfig(Config):
+    """A clip norm that follows a quantile of the clients' norms (Andrew et al. 2021)."""
+
+    quantile: float = Field(default=0.5, ge=0, le=1)
+    """Share of clients whose updates are meant to stay unclipped."""
+    learning_rate: float = Field(default=0.2, gt=0)
+    """Step of the geometric update C <- C exp(-rate (share unclipped - quantile))."""
+    count_noise: float | None = Field(default=None, gt=0)
+    """Standard deviation of the noise on the count of unclipped clients; default: denominator / 20."""
+
+
+class PrivacyConfig(Config):
+    """User-level differential privacy of an experiment.
+
+    Exactly one of `noise-multiplier` and `epsilon` is given.
+    """
+
+    clip_norm: float = Field(gt=0)
+    """Bound S on the norm of a client's whole update (L2; L1 for Laplace); the first one when clipping is adaptive."""
+    noise_multiplier: float | None = Field(default=None, ge=0)
+    """z, relative to what `noise-relative-to` says; 0 clips without noise, which makes epsilon infinite."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """Target for all rounds of the experiment; the noise is calibrated to it, and no round that exceeds it is run."""
+    budget: float | None = Field(default=None, gt=0)
+    """With `noise-multiplier`: stop before a round that would exceed this epsilon. Default: no limit."""
+    delta: float | None = Field(default=None, ge=0, lt=1)
+    """Probability with which the guarantee may fail; 0 with Laplace only; default: the smaller of N^-1.1 and 1e-5."""
+    mechanism: Literal["gaussian", "laplace"] = "gaussian"
+    """Distribution of the noise; `laplace` clips in the L1 norm, which costs far more noise in many dimensions."""
+    noise_relative_to: Literal["sensitivity", "clip-norm"] = "sensitivity"
+    """`sensitivity`: 2S under replace-one (PrivRec) and S under add-remove; `clip-norm`: always S."""
+    adjacency: Adjacency = "replace-one"
+    """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove` (Poisson)."""
+    backend: Literal["autodp", "tight-rdp", "pld"] = "autodp"
+    """Accountant; all three give valid upper bounds, the later ones tighter."""
+    mode: Literal["reproducible", "secure"] = "reproducible"
+    """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's generator."""
+    placement: Literal["central", "distributed", "local"] = "central"
+    """Who adds noise: the server; each client a share (the server must see the sum only); each client in full."""
+    max_dropouts: int = Field(default=0, ge=0)
+    """With `distributed`: clients of a cohort that may fail while the rest still add enough noise."""
+    paper_noise_order: bool = False
+    """Add noise after the server's learning rate, as PrivRec's algorithm 2 does: the multiplier is z / server-lr."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Adaptive clipping; default: the clip norm stays."""
+    parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
+    """Patterns of parameters that are trained and released under noise; all others stay frozen."""
+    stages: tuple[str, ...] = ("*",)
+    """Patterns of stages that run under noise; any other stage makes the total epsilon infinite."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for expected, broken in self._rules():
+            if broken:
+                raise ValueError(expected)
+        return self
+
+    def _rules(self) -> list[tuple[str, bool]]:
+        """What is expected of settings that depend on each other, and whether it is broken."""
+        calibrated, adaptive = self.epsilon is not None, self.adaptive_clip is not None
+        laplace, by_clients = self.mechanism == "laplace", self.placement != "central"
+        distributed, paper = self.placement == "distributed", self.paper_noise_order
+        return [
+            ("exactly one of noise-multiplier and epsilon", calibrated == (self.noise_multiplier is not None)),
+            ("budget only with noise-multiplier; epsilon is a budget itself", calibrated and self.budget is not None),
+            ("max-dropouts only with placement = 'distributed'", self.max_dropouts > 0 and not distributed),
+            ("delta > 0 with gaussian noise", self.delta == 0 and not laplace),
+            ("gaussian noise when distributed: a sum of Laplace shares is not Laplace", laplace and distributed),
+            (
+                "adjacency = 'replace-one' with placement = 'local': the server sees who takes part",
+                self.placement == "local" and self.adjacency == "add-remove",
+            ),
+            ("gaussian noise with adaptive-clip: count and sum are one release", laplace and adaptive),
+            ("placement = 'central' with adaptive-clip: the server adds the count's noise", by_clients and adaptive),
+            ("noise-multiplier > 0 with adaptive-clip", adaptive and self.noise_multiplier == 0),
+            ("placement = 'central' with paper-noise-order", by_clients and paper),
+            ("no adaptive-clip with paper-noise-order: the paper clips to a fixed norm", adaptive and paper),
+            ("noise-multiplier with paper-noise-order: calibrated noise would undo the order", calibrated and paper),
+        ]
+
+    def covers(self, stage: str) -> bool:
+        """Whether a stage runs under noise."""
+        return any(fnmatchcase(stage, pattern) for pattern in self.stages)

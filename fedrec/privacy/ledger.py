@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run has spent, on disk: one JSON line per charge, written before anything noisy is used.
+
+A line is appended, flushed and synced to the disk, and only then may the round's parameters be stored or sent. A run
+that is killed between the two has paid for a round that it did not get; when it is resumed, the round is charged again.
+Nothing is ever taken back: an adversary may have seen what was released. A last line that was cut off by a crash was
+never synced, so nothing was released on it; it is dropped. Damage anywhere else is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrec.errors import RunError
+from fedrec.files import write_atomically
+from fedrec.privacy.accounting import Accountant, Report
+from fedrec.privacy.backends.base import Backend
+from fedrec.privacy.events import Event, from_record, to_record
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of a ledger.
+
+    Attributes:
+        round_number: the round that was charged; the same number may occur more than once.
+        event: what was released.
+        count: how often.
+    """
+
+    round_number: int
+    event: Event
+    count: int = 1
+
+
+class Ledger:
+    """The charges of one run. Only one process may write; the run folder's lock sees to that.
+
+    Args:
+        path: the file; made by the first charge.
+        backend: accountant, as in `Accountant`.
+
+    Raises:
+        RunError: the file is damaged, other than by a last line that was cut off.
+    """
+
+    def __init__(self, path: Path, backend: str | Backend = "autodp") -> None:
+        self.path = path
+        self.accountant = Accountant(backend)
+        self.charges: list[Charge] = []
+        self._size = 0
+        for charge, self._size in _read(path):
+            self._count(charge)
+
+    def charge(self, round_number: int, event: Event, n: int = 1) -> None:
+        """Write a charge to the disk; on return, and not before, what it pays for may be used.
+
+        Raises:
+            RunError: the charge could not be written; nothing may be released.
+        """
+        charge = Charge(round_number, event, n)
+        line = json.dumps({"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False)
+        self._count(charge)  # refuses what does not add up, before anything is written
+        self._append(line.encode() + b"\n")
+
+    def spent(self, delta: float, *, attack: bool = False) -> Report:
+        """What all charges together cost, see `Accountant.epsilon`."""
+        return self.accountant.epsilon(delta, attack=attack)
+
+    def would_exceed(self, event: Event, budget: float | None, delta: float, n: int = 1) -> bool:
+        """Whether n more such events would take the total beyond a budget; without a budget never."""
+        return budget is not None and self.accountant.would_exceed(event, budget, delta, n)
+
+    def refuse_beyond(self, event: Event, budget: float | None, delta: float) -> None:
+        """Refuse one more event that the budget does not pay for.
+
+        Raises:
+            RunError: it would exceed the budget.
+        """
+        if self.would_exceed(event, budget, delta):
+            raise RunError(
+                "the privacy budget does not pay for another round",
+                expected=f"epsilon <= {budget:g} at delta {delta:g} after it",
+                got=f"{self.accountant.epsilons(event, [1], delta)[0]:.6g} after it",
+                fix="the run is complete as it is; a larger budget needs the consent of those whose data are used",
+            )
+
+    def _count(self, charge: Charge) -> None:
+        self.accountant.step(charge.event, charge.count)
+        self.charges.append(charge)
+
+    def _append(self, line: bytes) -> None:
+        try:
+            if not self.path.exists():
+                write_atomically(self.path, b"")  # also syncs the folder, so that the file's name survives
+            with self.path.open("r+b") as file:
+                file.truncate(self._size)
+                file.seek(self._size)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self.path}",
+                expected="a charge on the disk before anything is released",
+                got=error.strerror or str(error),
+                fix="free some space and resume the run",
+            ) from error
+        self._size += len(line)
+
+
+def _read(path: Path) -> Iterator[tuple[Charge, int]]:
+    """Every charge of a file, and where its line ends."""
+    if not path.exists():
+        return
+    data, end = path.read_bytes(), 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        end += len(line)
+        if line.endswith(b"\n"):
+            yield _charge(path, number, line), end
+        else:
+            logging.getLogger("fedrec").warning("%s: line %d was cut off by a crash and is dropped", path, number)
+
+
+def _charge(path: Path, number: int, line: bytes) -> Charge:
+    try:
+        record = json.loads(line)
+        return Charge(record["round"], from_record(record["event"]), record["count"])
+    except (ValueError, KeyError, TypeError, RunError) as error:
+        raise RunError(
+            f"line {number} of {path} is damaged",
+            expected="a charge in JSON",
+            got=f"{line[:80]!r} ({error})",
+            fix="restore the file from a backup; without it the privacy spent is unknown",
+        ) from None

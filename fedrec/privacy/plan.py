@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampler, clip, noise and accounting event of a run as one frozen value, so that they cannot disagree.
+
+The sum of the clipped updates of a cohort gets noise once, is divided by a fixed denominator, and only then goes
+through the strategy's rule, which is post-processing. Every client counts the same: a sum weighted by numbers of
+examples has no bounded sensitivity. A client that fails or sends no numbers counts as a zero update; the denominator
+stays.
+
+Where this differs from the paper (PrivRec algorithm 2): line 9 scales the mean by alpha2 but not its noise, so that
+the noise multiplier really is z / alpha2. Here noise comes first; `paper-noise-order` adds the noise of line 9, by
+making the sum's noise 1 / alpha2 times as large, and accounts for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError
+from fedrec.privacy import sampling as samplings
+from fedrec.privacy.adjacency import Multipliers, sensitivity
+from fedrec.privacy.config import PrivacyConfig as PrivacyConfig  # re-exported: the two are used together
+from fedrec.privacy.events import TRAINING, Event, GaussianRound, LaplaceRound, NonPrivate
+from fedrec.privacy.noise import count_noise_std, default_delta, multipliers, refuse_unshareable
+from fedrec.privacy.sampling import Full, Sampling
+
+if TYPE_CHECKING:
+    from fedrec.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done to a round's updates, and what it costs.
+
+    Attributes:
+        config: the settings.
+        sampling: how cohorts are drawn.
+        clients: number of clients that may be drawn (N).
+        rounds: number of rounds of the experiment (T).
+        denominator: what sums are divided by: M, qN under Poisson sampling, N when everybody takes part.
+        clip_norm: the present clip norm S.
+        multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
+        delta: probability with which the guarantee may fail.
+    """
+
+    config: PrivacyConfig
+    sampling: Sampling
+    clients: int
+    rounds: int
+    denominator: float
+    clip_norm: float
+    multipliers: Multipliers
+    delta: float
+
+    @classmethod
+    def of(
+        cls,
+        config: PrivacyConfig,
+        sampler: str,
+        settings: Mapping[str, Any],
+        clients: int,
+        rounds: int,
+        *,
+        server_lr: float = 1.0,
+    ) -> Plan:
+        """The plan of an experiment.
+
+        Args:
+            config: the `[privacy]` table.
+            sampler: name of the sampler.
+            settings: the sampler's settings, with `cohort`.
+            clients: number of clients that may be drawn (N).
+            rounds: number of rounds (T); a target epsilon is for all of them.
+            server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
+
+        Raises:
+            ExperimentError: the settings do not fit together, or no noise reaches the target epsilon.
+        """
+        if clients < 1 or rounds < 1:
+            raise ExperimentError(
+                "nobody to protect", expected="at least one client and one round", got=f"{clients} and {rounds}"
+            )
+        sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients)
+        if config.placement == "local":
+            sampling = Full()  # the server sees who takes part, and each upload by itself
+        samplings.refuse_unproven(sampling, config.adjacency)
+        refuse_unshareable(config, sampler, denominator)
+        delta = default_delta(clients) if config.delta is None else config.delta
+        noise = multipliers(config, sampling, rounds, delta, denominator=denominator, server_lr=server_lr)
+        return cls(config, sampling, clients, rounds, denominator, config.clip_norm, noise, delta)
+
+    @classmethod
+    def of_experiment(cls, experiment: Experiment, clients: int) -> Plan:
+        """The plan of a resolved experiment with so many training clients, see `of`.
+
+        Raises:
+            ExperimentError: it has no `[privacy]` table, or its settings do not fit together.
+        """
+        if experiment.privacy is None:
+            raise ExperimentError(
+                f"experiment {experiment.name!r} has no differential privacy",
+                expected="a table [privacy]",
+                got="none, so epsilon is infinite",
+                fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
+            )
+        rate = float(experiment.strategy.options.get("server-lr", 1.0))
+        sampler = experiment.sampler
+        return cls.of(experiment.privacy, sampler.name, sampler.options, clients, experiment.rounds, server_lr=rate)
+
+    def at_clip_norm(self, clip_norm: float) -> Plan:
+        """The same plan at another clip norm (adaptive clipping): same multipliers, noise in proportion."""
+        return replace(self, clip_norm=clip_norm)
+
+    @property
+    def norm_order(self) -> int:
+        """2: updates are clipped in L2; 1: in L1, for Laplace noise."""
+        return 1 if self.config.mechanism == "laplace" else 2
+
+    @property
+    def sensitivity(self) -> float:
+        """Sensitivity of the sum in the clip's norm: 2S under replace-one, S under add-remove."""
+        return sensitivity(self.clip_norm, self.config.adjacency)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise scale / sensitivity, under the plan's adjacency."""
+        return self.multipliers.under(self.config.adjacency)
+
+    @property
+    def noise_scale(self) -> float:
+        """Scale of the noise that is accounted (of the sum; of one upload when local): std, or Laplace's b."""
+        return self.multipliers.add_remove * self.clip_norm
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation, per coordinate, of the noise in the sum that can be counted on."""
+        std = self.noise_scale * (math.sqrt(2) if self.config.mechanism == "laplace" else 1.0)
+        return std * math.sqrt(self.denominator) if self.config.placement == "local" else std
+
+    @property
+    def mean_noise_std(self) -> float:
+        """Standard deviation, per coordinate, of the noise in the mean."""
+        return self.noise_std / self.denominator
+
+    @property
+    def server_noise_scale(self) -> float:
+        """Scale of what the server adds to the sum; 0 when the clients do."""
+        return self.noise_scale if self.config.placement == "central" else 0.0
+
+    @property
+    def client_noise_scale(self) -> float:
+        """Scale of what each client adds to its clipped update; 0 when the server does.
+
+        A share of distributed noise is sized so that all but `max-dropouts` clients together add `noise_scale`.
+        """
+        if self.config.placement == "central":
+            return 0.0
+        if self.config.placement == "local":
+            return self.noise_scale
+        return self.noise_scale / math.sqrt(self.denominator - self.config.max_dropouts)
+
+    def missing_noise_std(self, answered: int) -> float:
+        """Distributed noise that is missing when only so many clients answered; 0 up to `max-dropouts` failures."""
+        if self.config.placement != "distributed":
+            return 0.0
+        needed = self.denominator - self.config.max_dropouts
+        return self.noise_scale * math.sqrt(max(0.0, needed - answered) / needed)
+
+    @property
+    def count_noise_std(self) -> float | None:
+        """Standard deviation of the noise on the count of unclipped clients; None without adaptive clipping."""
+        return count_noise_std(self.config, self.denominator)
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon that no round may exceed."""
+        return self.config.budget if self.config.epsilon is None else self.config.epsilon
+
+    def noise_norm(self, coordinates: int) -> float:
+        """Expected L2 norm of the mean's noise over so many coordinates; compare with the norm of the mean update."""
+        return self.mean_noise_std * math.sqrt(coordinates)
+
+    def event(self, phase: str = TRAINING) -> Event:
+        """What one round of a stage costs."""
+        if not self.config.covers(phase):
+            return NonPrivate(f"stage {phase!r} learns from users' data without noise", phase)
+        if self.noise_multiplier == 0:
+            return NonPrivate("the noise multiplier is 0", phase)
+        if self.config.mechanism == "laplace":
+            return LaplaceRound(self.sampling, self.config.adjacency, self.noise_multiplier, phase)
+        count = self.count_noise_std
+        # The count adds b - 1/2 per client, in [-1/2, 1/2]: its clip norm is 1/2.
+        counted = None if count is None else Multipliers.of(count, 0.5).under(self.config.adjacency)
+        return GaussianRound(self.sampling, self.config.adjacency, self.noise_multiplier, counted, phase)
+
+    def trained(self, names: Iterable[str]) -> list[str]:
+        """The parameters that are trained and released under noise; the others stay as they are.
+
+        Raises:
+            ExperimentError: a pattern fits no parameter.
+        """
+        names = list(names)
+        for pattern in self.config.parameters:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ExperimentError(
+                    f"no parameter fits the pattern {pattern!r} of 'privacy.parameters'",
+                    expected="patterns of the model's parameters",
+                    got=repr(pattern),
+                    fix=did_you_mean(pattern, names),
+                )
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)]

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A question about numbers alone, as the command line asks it: so many rounds of so many clients with so much noise."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.privacy.accounting import Accountant, Report
+from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.caveats import caveats
+from fedrec.privacy.noise import default_delta
+from fedrec.privacy.plan import Plan, PrivacyConfig
+
+
+class Question(Config):
+    """What is known; exactly one of `noise-multiplier` and `epsilon`."""
+
+    clients: int = Field(ge=1)
+    """Clients that may be drawn (N)."""
+    cohort: float = Field(gt=0)
+    """Clients per round (M), a whole number unless the sampler is poisson; at most the number of clients."""
+    rounds: int = Field(ge=1)
+    """Number of rounds (T)."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Noise scale / sensitivity, > 0: the sensitivity is 2S under replace-one and S under add-remove."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """Target for all rounds, > 0."""
+    delta: float | None = Field(default=None, ge=0, lt=1)
+    """A probability, 0 <= delta < 1; default: the smaller of N^-1.1 and 1e-5."""
+    sampler: Literal["fixed", "poisson"] = "fixed"
+    """How cohorts are drawn: fixed (without replacement) goes with replace-one, poisson with add-remove."""
+    adjacency: Adjacency = "replace-one"
+    """replace-one (with fixed) or add-remove (with poisson)."""
+    backend: Literal["autodp", "tight-rdp", "pld", "paper"] = "autodp"
+    """Accountant."""
+    mechanism: Literal["gaussian", "laplace"] = "gaussian"
+    """Distribution of the noise."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("exactly one of noise-multiplier and epsilon")
+        if self.epsilon is not None and self.backend == "paper":
+            raise ValueError("backend autodp, tight-rdp or pld: noise is not calibrated to the paper's arithmetic")
+        if self.epsilon is not None and self.delta == 0 and self.mechanism == "gaussian":
+            raise ValueError("delta > 0 to calibrate gaussian noise")
+        return self
+
+    @property
+    def failing(self) -> float:
+        """The delta that was given, or the default."""
+        return default_delta(self.clients) if self.delta is None else self.delta
+
+    def plan(self) -> Plan:
+        """The plan of such rounds, with clip norm 1.
+
+        Raises:
+            ExperimentError: there is no bound for such rounds, or no noise reaches the target.
+        """
+        config = PrivacyConfig(
+            clip_norm=1.0,
+            noise_multiplier=self.noise_multiplier,
+            epsilon=self.epsilon,
+            delta=self.failing or (0.0 if self.mechanism == "laplace" else None),
+            mechanism=self.mechanism,
+            adjacency=self.adjacency,
+            backend="autodp" if self.backend == "paper" else self.backend,
+        )
+        name = "fixed-size" if self.sampler == "fixed" else "poisson"
+        return Plan.of(config, name, {"cohort": self.cohort}, self.clients, self.rounds)
+
+    def answer(self, plan: Plan) -> Report:
+        """What the rounds of a plan cost, with the best known attack beside it."""
+        return report(plan, backend=self.backend, delta=self.failing)
+
+
+def report(plan: Plan, *, backend: str | None = None, delta: float | None = None) -> Report:
+    """What all rounds of a plan cost.
+
+    Args:
+        plan: what is done.
+        backend: accountant; default: the plan's own.
+        delta: default: the plan's own.
+    """
+    accountant = Accountant(backend or plan.config.backend)
+    accountant.step(plan.event(), plan.rounds)
+    said = caveats(plan, backend=backend)
+    return accountant.epsilon(plan.delta if delta is None else delta, attack=True, caveats=said)
