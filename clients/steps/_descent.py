@@ -52,9 +52,7 @@ class LocalDescent:
         """One gradient step on `loss`, a function of the parameters; returns its value before the step."""
         leaves = {name: value.requires_grad_() for name, value in self.values.items()}
         measured = loss(leaves).sum()
-        gradients = torch.autograd.grad(
-            measured, list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
+        gradients = torch.autograd.grad(measured, list(leaves.values()), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
                 if self.sgd.weight_decay:

@@ -81,9 +81,7 @@ class CohortStep(Step):
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work, from the same random draws as `update`."""
 
-    def block(
-        self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device
-    ) -> Block:
+    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
         """Put clients together, see `Block.of`."""
         return Block.of(users, batches, device)
 

@@ -15,6 +15,7 @@ from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending
 from fedrec.pretext.task import SessionTask
+from fedrec.pretext.views import ViewLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +29,14 @@ class SessionBatches(Batches):
     views: np.ndarray
 
     @classmethod
-    def deal(cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int) -> Self:
+    def deal(cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: ViewLayout) -> Self:
         """Deal the views of each epoch evenly over the steps of the epoch, in order.
 
         Args:
             plain: batches of examples, equally many in each epoch; they say how many steps there are.
-            views: `int64 [views, width]` of each epoch.
+            views: `int64 [views, layout.width]` of each epoch.
             views_per_step: most views of a step, where there are no examples.
+            layout: how a view lies in a row.
         """
         width = plain.items.shape[1]
         if len(plain.sizes):
@@ -43,7 +45,14 @@ class SessionBatches(Batches):
             steps, examples = [-(-len(own) // views_per_step) for own in views], len(views[-1]) if len(views) else 0
             none = np.zeros((sum(steps), width))
             plain = Batches(none.astype(np.int64), none.astype(np.float32), np.zeros(len(none), np.int64), 0, 0)
-        return cls(plain.items, plain.labels, plain.sizes, examples, steps[-1] if steps else 0, _dealt(views, steps))
+        return cls(
+            plain.items,
+            plain.labels,
+            plain.sizes,
+            examples,
+            steps[-1] if steps else 0,
+            _dealt(views, steps, layout.width),
+        )
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Batches.references`; the items of the views come after those of the examples."""
@@ -99,14 +108,11 @@ class SessionObjective:
         return loss + self.weight * self.recommending(parameters, block, step, active)
 
 
-def _dealt(views: Sequence[np.ndarray], steps: Sequence[int]) -> np.ndarray:
-    """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding."""
-    width = views[0].shape[1] if len(views) else 0
+def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:
+    """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the first get more."""
     most = max((-(-len(own) // count) for own, count in zip(views, steps, strict=True) if count), default=0)
-    dealt = [np.zeros((0, most, width), dtype=np.int64)]
-    for own, count in zip(views, steps, strict=True):
-        bounds = np.arange(count + 1) * len(own) // max(count, 1)
-        place = bounds[:-1, None] + np.arange(most)
-        taken = np.concatenate([own, np.full((1, width), -1)])[np.minimum(place, len(own))]
-        dealt.append(np.where((place < bounds[1:, None])[..., None], taken, -1))
-    return np.concatenate(dealt)
+    dealt = [np.full((count, most, width), -1, dtype=np.int64) for count in steps]
+    for own, count, places in zip(views, steps, dealt, strict=True):
+        sizes = len(own) // max(count, 1) + (np.arange(count) < len(own) % max(count, 1))
+        places[np.arange(most) < sizes[:, None]] = own
+    return np.concatenate([np.zeros((0, most, width), dtype=np.int64), *dealt])

@@ -4,8 +4,8 @@
 Where this differs from the paper:
 
 - Equations 8 and 9 are maximised; this is their negative, which is minimised.
-- Their normalising sum runs over the negatives alone, which has no bound. Here the true item or segment is in it too, as
-  in InfoNCE (van den Oord et al. 2018), which the paper cites; the loss is then a cross-entropy and at least 0.
+- Their normalising sum runs over the negatives alone, which has no bound. Here the true item or segment is in it too,
+  as in InfoNCE (van den Oord et al. 2018), which the paper cites; the loss is then a cross-entropy and at least 0.
 """
 
 from __future__ import annotations

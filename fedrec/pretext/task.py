@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedrec.cohort.layers import gather_rows
 from fedrec.config import Config, did_you_mean
 from fedrec.data.population import ClientData
 from fedrec.errors import ExperimentError
@@ -111,3 +112,7 @@ class SessionTask:
             if weight:
                 loss = loss + weight * measure(parameters, embeddings, present, self.layout)
         return loss
+
+    def loss_from_table(self, parameters: Mapping[str, Tensor], views: Tensor) -> Tensor:
+        """The same, with the embeddings taken from the item table among the `parameters`, `[C, items, d]`."""
+        return self.loss(parameters, gather_rows(parameters[self.table], views.clamp(min=0)), views)

@@ -6,8 +6,8 @@ random segment of consecutive items is replaced by a negative segment.
 
 Where this differs from the paper:
 
-- A session is "within a certain time interval" there, which is not given. Here a user's sequence is cut into sessions of
-  nearly equal length, at most `ViewLayout.session` items; a session of one item gives no view.
+- A session is "within a certain time interval" there, which is not given. Here a user's sequence is cut into sessions
+  of nearly equal length, at most `ViewLayout.session` items; a session of one item gives no view.
 - The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the session.
 - Negative items are drawn outside the user's own sequence, the paper's from "the item sets".
 - The replacement in a view is the first of its negatives.
