@@ -57,7 +57,8 @@ class SessionBatches(Batches):
     def references(self) -> tuple[np.ndarray, np.ndarray]:
         """See `Batches.references`; the items of the views come after those of the examples."""
         items, real = super().references()
-        own = self.views.reshape(len(self.views), -1)
+        steps, views, width = self.views.shape
+        own = self.views.reshape(steps, views * width)
         return np.concatenate([items, own.clip(min=0)], axis=1), np.concatenate([real, own >= 0], axis=1)
 
 
@@ -102,7 +103,7 @@ class SessionObjective:
             raise TypeError(f"Expected a SessionBlock, got {type(block).__name__}.")
         views = block.views[step, :active]
         embeddings = parameters[self.task.table][:, block.items.shape[2] :]
-        loss = self.task.loss(parameters, embeddings.view(*views.shape, -1), views)
+        loss = self.task.loss(parameters, embeddings.unflatten(1, views.shape[1:]), views)
         if self.recommending is None:
             return loss
         return loss + self.weight * self.recommending(parameters, block, step, active)

@@ -59,7 +59,7 @@ def segment_loss(parameters: Mapping[str, Tensor], embeddings: Tensor, present: 
     shape = cohort, views * (1 + layout.segment_negatives), layout.segment
     candidates = encode_sessions(parameters, segments.reshape(*shape, width), in_segments.reshape(shape))
     queries = encode_sessions(parameters, masked, real)
-    return _mean(info_nce(queries, candidates.view(cohort, views, -1, candidates.shape[-1])), real[..., 0])
+    return _mean(info_nce(queries, candidates.unflatten(1, (views, 1 + layout.segment_negatives))), real[..., 0])
 
 
 def _mean(losses: Tensor, counted: Tensor) -> Tensor:

@@ -64,8 +64,7 @@ def encode_sessions(parameters: Mapping[str, Tensor], embeddings: Tensor, presen
         `[C, n, h]`; zeros for a session without items.
     """
     cohort, sessions, steps, _ = embeddings.shape
-    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2))
-    inputs = inputs.view(cohort, steps, sessions, -1)
+    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2)).unflatten(1, (steps, sessions))
     weight, bias = parameters[f"{PREFIX}gru.state.weight"], parameters[f"{PREFIX}gru.state.bias"].unsqueeze(1)
     hidden = weight.shape[1]
     state = inputs.new_zeros(cohort, sessions, hidden)
@@ -81,7 +80,7 @@ def encode_sessions(parameters: Mapping[str, Tensor], embeddings: Tensor, presen
 def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
     """f_Psi on each item's embedding: `[C, ..., d]` gives `[C, ..., h]`."""
     hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
-    return _linear(parameters, "item1", hidden).view(*embeddings.shape[:-1], -1)
+    return _linear(parameters, "item1", hidden).unflatten(1, embeddings.shape[1:-1])
 
 
 def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
