@@ -33,7 +33,7 @@ def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict
 
     Returns:
         `session.gru.input.weight` `[d, 3h]` and `.bias` `[3h]`, `session.gru.state.weight` `[h, 3h]` and `.bias`, in
-        the order reset, update, new; `session.item0.weight` `[d, h]`, `session.item1.weight` `[h, h]` and their biases.
+        the order reset, update, new; `session.item0.weight` `[d, h]` and `.bias`, `session.item1.weight` `[h, h]`.
     """
 
     def uniform(bound: float, *shape: int) -> Tensor:
@@ -48,7 +48,6 @@ def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict
         f"{PREFIX}item0.weight": uniform(first, width, hidden),
         f"{PREFIX}item0.bias": torch.zeros(hidden),
         f"{PREFIX}item1.weight": uniform(second, hidden, hidden),
-        f"{PREFIX}item1.bias": torch.zeros(hidden),
     }
 
 
@@ -80,7 +79,8 @@ def encode_sessions(parameters: Mapping[str, Tensor], embeddings: Tensor, presen
 def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
     """f_Psi on each item's embedding: `[C, ..., d]` gives `[C, ..., h]`."""
     hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
-    return _linear(parameters, "item1", hidden).unflatten(1, embeddings.shape[1:-1])
+    # A bias here would add the same to the scores of all candidates, which their softmax does not see.
+    return torch.bmm(hidden, parameters[f"{PREFIX}item1.weight"]).unflatten(1, embeddings.shape[1:-1])
 
 
 def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ def test_stage_one_leaves_the_recommender_and_the_main_stage_the_encoders_as_the
     begun, staged, ended = (saved_parameters(result.folder) for result in (start, first, whole))
     encoders = {name for name in begun if name.startswith("session.")}
     changed = {name for name in begun if not np.array_equal(begun[name], staged[name])}
-    assert changed == {"item.id", *encoders} and len(encoders) == 8
+    assert changed == {"item.id", *encoders} and len(encoders) == 7
     assert {name for name in begun if np.array_equal(staged[name], ended[name])} == encoders
     assert whole.rounds["stage"].tolist() == [1, 1, 2, 2] and np.isfinite(whole.rounds["loss"]).all()
 

@@ -67,10 +67,13 @@ def test_the_item_encoder_equals_two_linear_layers(clients):
     parameters, embeddings = clients
     found = encode_items(parameters, embeddings)
     for client in (0, 1):
-        layers = nn.Linear(4, 6), nn.Linear(6, 6)
-        for place, layer in enumerate(layers):
-            weight, bias = (parameters[f"session.item{place}.{part}"][client].detach() for part in ("weight", "bias"))
-            layer.load_state_dict({"weight": weight.T, "bias": bias})
+        own = {
+            name: parameters[f"session.{name}"][client].detach()
+            for name in ("item0.weight", "item0.bias", "item1.weight")
+        }
+        layers = nn.Linear(4, 6), nn.Linear(6, 6, bias=False)
+        layers[0].load_state_dict({"weight": own["item0.weight"].T, "bias": own["item0.bias"]})
+        layers[1].load_state_dict({"weight": own["item1.weight"].T})
         expected = nn.Sequential(layers[0], nn.ReLU(), layers[1])(embeddings[client])
         torch.testing.assert_close(found[client], expected, rtol=1e-6, atol=1e-6)
 
@@ -78,4 +81,4 @@ def test_the_item_encoder_equals_two_linear_layers(clients):
 def test_the_recommender_is_what_does_not_belong_to_the_encoders():
     added = initial_encoder(4, 6, torch.Generator().manual_seed(0))
     table = torch.zeros(3, 4)
-    assert recommender_part({"item.id": table, **added}) == {"item.id": table} and len(added) == 8
+    assert recommender_part({"item.id": table, **added}) == {"item.id": table} and len(added) == 7
