@@ -17,6 +17,7 @@ from clients.steps.sgd import Sgd, SgdConfig
 from clients.training import train_clients
 from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
+from fedrec.pretext.contrast import item_loss, segment_loss
 from fedrec.rng import stream
 from fedrec.wire import TrainOrder
 
@@ -179,6 +180,26 @@ def test_the_joint_gradient_is_the_weighted_sum_of_both(make):
         expected = 0.3 * supervised.delta[name] - 0.2 * gradient[0]
         torch.testing.assert_close(found.delta[name], expected, rtol=1e-4, atol=1e-6)
     assert found.loss == pytest.approx(0.3 * supervised.loss + own.item(), rel=1e-5)
+
+
+def test_equation_10_weighs_the_losses_on_items_and_on_segments(make):
+    step, parameters, population = make(Contrastive, ContrastiveConfig, lambda_im=0.5, lambda_sm=2.0)
+    views = torch.tensor(step.task.views(population.client(1), stream(0, "x"))[None])
+    own = {name: value.unsqueeze(0) for name, value in parameters.items()}
+    rows, present = own["item.id"][:, views[0].clamp(min=0)], views >= 0
+    items, segments = (measure(own, rows, present, step.task.layout) for measure in (item_loss, segment_loss))
+    assert step.task.loss_from_table(own, views).item() == pytest.approx((0.5 * items + 2 * segments).item())
+    assert items.item() != pytest.approx(segments.item(), rel=0.01)
+
+
+def test_a_client_trained_in_a_block_has_the_encoders_of_the_start(load_tiny):
+    staged = "strategy={name='two-stage', stage-one={rounds=1, step={name='contrastive', hidden=6}}}"
+    node = Node(load_tiny(staged), 0, 1, None)
+    parameters = node.initial()
+    for _, trained in train_in_blocks(node, node.step(node.experiment.step), parameters, np.arange(3), "client", 1):
+        own = trained.parameters_of(0)
+        assert set(own) == set(parameters) and not torch.equal(own["layer0.bias"][0], parameters["layer0.bias"])
+        assert all(torch.equal(own[name][0], parameters[name]) for name in parameters if name.startswith("session."))
 
 
 def test_views_follow_the_order_in_time(make):
