@@ -21,8 +21,8 @@ class Block:
         users: per user feature the clients' category codes, `int64 [C, width]`.
         active: `active[t]` is the number of clients that still train in step t; they are the first ones.
         items: `int64 [S, C, B]`, items of the examples.
-        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end, `[C * R]`, of all items
-            that a step needs: those of its examples, in their order, and then any others (`Batches.references`).
+        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end, `[C * R]`, of every
+            item that a step needs: those of its examples, in their order, and then any others (`Batches.references`).
         labels: `float32 [S, C, B]`.
         weights: `float32 [S, C, B]`, one over the size of the batch, 0 for padding: the loss is a weighted sum.
         touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending
+from fedrec.cohort.layers import first_rows
 from fedrec.pretext.task import SessionTask
 from fedrec.pretext.views import ViewLayout
 
@@ -106,7 +107,9 @@ class SessionObjective:
         loss = self.task.loss(parameters, embeddings.unflatten(1, views.shape[1:]), views)
         if self.recommending is None:
             return loss
-        return loss + self.weight * self.recommending(parameters, block, step, active)
+        tables = {name: parameters[name] for name in self.recommending.model.item_tables}
+        examples = {name: first_rows(rows, block.items.shape[2]) for name, rows in tables.items()}
+        return loss + self.weight * self.recommending({**parameters, **examples}, block, step, active)
 
 
 def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:

@@ -32,7 +32,7 @@ class Counting(CohortStrategy):
 
     def apply(self, theta, aggregate):
         self.rounds += 1
-        return {n: v + self.rounds / aggregate.clients * aggregate.total[n] for n, v in theta.items()}
+        return aggregate.added_to(theta, self.rounds / aggregate.clients)
 
     def state(self):
         return {"rounds": np.array(self.rounds)}
