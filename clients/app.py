@@ -12,7 +12,6 @@ from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting import node_of
 from clients.training import train_clients
 from fedrec import wire
-from fedrec.rng import torch_stream
 from fedrec.row_sum import apply_changes
 
 app = ClientApp()
@@ -30,8 +29,7 @@ def hello(message: Message, context: Context) -> Message:
 @app.query("initial")
 def initial(message: Message, context: Context) -> Message:
     """Give fresh parameters: a function of the experiment and its seed, so it does not matter which node is asked."""
-    node = node_of(context)
-    fresh = node.model.initial(torch_stream(node.experiment.seed, "init"))
+    fresh = node_of(context).initial()
     return Message(wire.pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message)
 
 

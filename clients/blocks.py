@@ -12,7 +12,6 @@ from torch import Tensor
 from clients.hosting import Node
 from clients.local import run_step
 from clients.steps.base import CohortStep, Step
-from fedrec.cohort.block import Block
 from fedrec.cohort.sizing import cut_blocks
 from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError, FedrecError
@@ -47,7 +46,7 @@ def train_in_blocks(
     memory = node.experiment.engine.memory_gib
     for places in cut_blocks(batches, parameters, node.model.item_tables, memory_gib=memory):
         users = [data[place].features for place in places]
-        block = Block.of(users, [batches[place] for place in places], node.device)
+        block = step.block(users, [batches[place] for place in places], node.device)
         try:
             trained = step.train_block(parameters, block)
         except FedrecError:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import Context
+from torch import Tensor
 
 from clients.state import PrivateState
 from clients.steps.base import Step
@@ -20,8 +21,10 @@ from fedrec import registry
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.device import resolve_device
+from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment, Section, component_settings, from_run_config
 from fedrec.models.base import Model
+from fedrec.rng import torch_stream
 
 
 class Node:
@@ -68,7 +71,28 @@ class Node:
 
         They may when nothing of a client stays on its node between rounds.
         """
-        return None if self.step(self.experiment.step).keeps else self.population.known_counts(self.training)
+        keeps = any(self.step(section).keeps for section in self.experiment.steps())
+        return None if keeps else self.population.known_counts(self.training)
+
+    def initial(self) -> dict[str, Tensor]:
+        """Fresh global parameters: the model's, and those that the experiment's steps train beside them.
+
+        Raises:
+            ExperimentError: two steps train a parameter of one name and different shapes.
+        """
+        seed, model = self.experiment.seed, self.model.initial(torch_stream(self.experiment.seed, "init"))
+        parameters = dict(model)
+        for section in self.experiment.steps():
+            added = self.step(section).added_parameters(model, torch_stream(seed, "init-added"))
+            for name, value in added.items():
+                if parameters.setdefault(name, value).shape != value.shape:
+                    raise ExperimentError(
+                        f"the experiment's steps disagree about parameter {name!r}",
+                        expected=f"the shape {tuple(parameters[name].shape)} in all of them",
+                        got=f"{tuple(value.shape)} in step {section.name!r}",
+                        fix="give the steps equal settings, such as `hidden`",
+                    )
+        return parameters
 
     def step(self, section: Section) -> Step:
         """A local step by name and settings."""

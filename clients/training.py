@@ -79,9 +79,9 @@ class _Total:
         weights = torch.tensor(shares, dtype=torch.float64)
         for name, value in trained.dense_sums(weights).items():
             self.dense[name] += value.cpu().numpy()
-        for name, table in self.tables.items():
+        for name in trained.item_tables:
             items, moved, drift = trained.row_sums(name, weights)
-            table.add(items.cpu().numpy(), moved.cpu().numpy(), drift)
+            self.tables[name].add(items.cpu().numpy(), moved.cpu().numpy(), drift)
         for share, examples, loss in zip(shares, trained.block.examples, trained.losses(), strict=True):
             self._count(share, examples, loss)
 

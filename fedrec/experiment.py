@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -152,10 +152,7 @@ class Experiment(Config):
         """
         sections = {}
         for kind in SECTIONS:
-            section: Section = getattr(self, kind.name)
-            settings = component_settings(kind, section)
-            table = settings.table() if isinstance(settings, Config) else settings
-            sections[kind.name] = Section.model_validate({"name": section.name, **table})
+            sections[kind.name] = _resolved(kind, getattr(self, kind.name))
         resolved = self.model_copy(update=sections)
         component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
         for name in resolved.evaluation.baselines:
@@ -165,6 +162,11 @@ class Experiment(Config):
     def fine_tune_step(self) -> Section:
         """The local step with the settings of on-device fine-tuning laid over it."""
         return Section.model_validate({"name": self.step.name, **self.step.options, **self.evaluation.fine_tune})
+
+    def steps(self) -> list[Section]:
+        """Every local step that clients may be ordered to take: the experiment's own, and those of its strategy."""
+        nested = nested_sections(self.settings(registry.STRATEGY))
+        return [self.step, *(section for kind, section in nested if kind is registry.STEP)]
 
     def settings(self, kind: registry.Kind) -> Any:
         """Settings of the component in the section of that kind: its `Config`, or keyword arguments without one."""
@@ -242,7 +244,7 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
     cls = registry.resolve(kind, section.name)
     config_class = getattr(cls, "Config", None)
     if config_class is not None:
-        return config_class.parse(section.options, at=at)
+        return _with_nested(config_class.parse(section.options, at=at), at)
     if inspect.isabstract(cls):
         raise ExperimentError(
             f"{section.name!r} is an abstract {kind.name}",
@@ -266,6 +268,42 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
             shown = name.replace("_", "-")
             raise ExperimentError(f"missing key '{at}.{shown}'", expected=f"a value, {section.name} has no default")
     return arguments
+
+
+def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
+    """The sections within a component's settings, at any depth, and the kind of component that each names.
+
+    A field that holds one is annotated with the kind: `inner: Annotated[Section, registry.STRATEGY]`.
+    """
+    if not isinstance(settings, Config):
+        return
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        for kind in field.metadata:
+            if isinstance(kind, registry.Kind) and isinstance(value, Section):
+                yield kind, value
+                yield from nested_sections(component_settings(kind, value))
+        if not isinstance(value, Section):
+            yield from nested_sections(value)
+
+
+def _with_nested(settings: Config, at: str) -> Config:
+    """The same settings with the sections within them checked by their components and every default filled in."""
+    changes: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value, key = getattr(settings, name), f"{at}.{name.replace('_', '-')}"
+        kind = next((kind for kind in field.metadata if isinstance(kind, registry.Kind)), None)
+        if kind is not None and isinstance(value, Section):
+            changes[name] = _resolved(kind, value, at=key)
+        elif isinstance(value, Config):
+            changes[name] = _with_nested(value, key)
+    return settings.model_copy(update=changes) if changes else settings
+
+
+def _resolved(kind: registry.Kind, section: Section, *, at: str | None = None) -> Section:
+    settings = component_settings(kind, section, at=at)
+    table = settings.table() if isinstance(settings, Config) else settings
+    return Section.model_validate({"name": section.name, **table})
 
 
 def shipped_experiments() -> dict[str, Path]:

@@ -24,9 +24,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment import Experiment
+from fedrec.experiment import Experiment, Section, component_settings
 from fedrec.registry import SAMPLER, resolve
-from fedrec.rng import seed_sequence
+from fedrec.rng import seed_sequence, stream
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints, State
@@ -40,12 +40,30 @@ log = logging.getLogger("fedrec")
 
 
 class SampledCohorts:
-    """Who is in a round and where they live: a sampler over the training clients of a roster."""
+    """Who is in a round and where they live: a sampler over the training clients of a roster, or some of them."""
 
-    def __init__(self, experiment: Experiment, roster: Roster) -> None:
-        sampler = resolve(SAMPLER, experiment.sampler.name)
-        self.sampler = sampler(experiment.settings(SAMPLER), roster.training, experiment.seed)
+    def __init__(
+        self,
+        experiment: Experiment,
+        roster: Roster,
+        clients: np.ndarray | None = None,
+        sampler: Section | None = None,
+    ) -> None:
+        self.experiment, self.roster = experiment, roster
+        self.section = experiment.sampler if sampler is None else sampler
+        self.clients = roster.training if clients is None else clients
+        settings = component_settings(SAMPLER, self.section)
+        self.sampler = resolve(SAMPLER, self.section.name)(settings, self.clients, experiment.seed)
         self.by_node = roster.for_training
+
+    def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
+        """See `Cohorts.among`."""
+        return SampledCohorts(self.experiment, self.roster, clients, self.section if sampler is None else sampler)
+
+    def draw(self, name: str, share: float) -> np.ndarray:
+        """See `Cohorts.draw`."""
+        count = min(len(self.clients), max(1, round(share * len(self.clients))))
+        return np.sort(stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False))
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round."""

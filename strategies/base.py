@@ -21,11 +21,15 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
 from fedrec.config import Config
+from fedrec.experiment import Section
 from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
 
 
 class Cohorts(Protocol):
     """What a strategy needs to know of the clients: who is in a round, and which node hosts whom."""
+
+    clients: np.ndarray
+    """`int64`, ascending: all who may be sampled."""
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round, `int64`, ascending."""
@@ -33,6 +37,14 @@ class Cohorts(Protocol):
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
         """The cohort grouped by the node that trains it, in node order."""
+        ...
+
+    def draw(self, name: str, share: float) -> np.ndarray:
+        """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the seed and the name."""
+        ...
+
+    def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
+        """Cohorts of some of the clients only, drawn by the same sampler or by another."""
         ...
 
 
@@ -92,6 +104,10 @@ class CohortStrategy(Strategy):
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""
+
+    def phase(self, round_number: int) -> str:
+        """The phase of training that a round belongs to; `main` for a strategy without phases."""
+        return "main"
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

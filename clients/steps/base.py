@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,6 +60,10 @@ class Step(ABC):
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort dimension, unchanged)."""
 
+    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """Fresh parameters that this step trains beside those of the `model`; none by default."""
+        return {}
+
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""
         return []
@@ -76,6 +80,10 @@ class CohortStep(Step):
     @abstractmethod
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work, from the same random draws as `update`."""
+
+    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
+        """Put clients together, see `Block.of`."""
+        return Block.of(users, batches, device)
 
     @abstractmethod
     def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:

@@ -12,7 +12,8 @@ further negatives, because ranking is against items the user never saw.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,28 +21,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps.base import CohortStep, StepConfig, Update
+from clients.steps._descent import DescentConfig, LocalDescent
+from clients.steps.base import CohortStep, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.descent import SgdSettings, descend
+from fedrec.cohort.descent import descend
 from fedrec.cohort.trained import Trained
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import ClientData
+from fedrec.pretext.encoder import recommender_part
 
 
-class SgdConfig(StepConfig):
+class SgdConfig(DescentConfig):
     """Settings of local SGD."""
 
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Step size (alpha1 in PrivRec)."""
-    batch_size: int = Field(default=32, ge=1)
-    """Examples per gradient step; the last batch of an epoch may be smaller."""
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Heavy-ball momentum; starts at zero in every round."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """L2 penalty added to the gradient."""
-    proximal_mu: float = Field(default=0.0, ge=0)
-    """Weight of FedProx's pull towards the global parameters; a server may also send it as `proximal-mu`."""
     negatives: int = Field(default=4, ge=0)
     """Unobserved items per positive (ranking only), drawn uniformly outside the training positives."""
     negatives_policy: Literal["round", "epoch"] = "round"
@@ -61,18 +54,16 @@ class Sgd(CohortStep):
 
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """See `Step.update`."""
-        local = {name: value.detach().unsqueeze(0).clone() for name, value in parameters.items()}
-        buffers = {name: torch.zeros_like(value) for name, value in local.items()} if self.config.momentum else {}
+        descent = LocalDescent(recommender_part(parameters), self.config.sgd())
         users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
         examples, loss = 0, float("nan")
         for items, labels in self._epochs(data, random):
             examples = len(items)
             starts = range(0, examples, self.config.batch_size)
             batches = [slice(start, start + self.config.batch_size) for start in starts]
-            losses = [self._descend(local, parameters, buffers, users, items[b], labels[b]) for b in batches]
+            losses = [descent.step(self._loss(users, items[batch], labels[batch])) for batch in batches]
             loss = float(torch.stack(losses).mean()) if losses else loss
-        delta = {name: value.squeeze(0) - parameters[name] for name, value in local.items()}
-        return Update(delta, examples, loss)
+        return Update(descent.delta(parameters), examples, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """See `CohortStep.batches`: the same draws as in `update`."""
@@ -80,9 +71,8 @@ class Sgd(CohortStep):
 
     def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
         """See `CohortStep.train_block`."""
-        config = self.config
-        sgd = SgdSettings(config.learning_rate, config.momentum, config.weight_decay, config.proximal_mu)
-        return descend(self.model, parameters, block, sgd)
+        trained = descend(self.model, recommender_part(parameters), block, self.config.sgd())
+        return replace(trained, start=parameters)
 
     def private_names(self, names: list[str]) -> list[str]:
         """See `Step.private_names`."""
@@ -116,27 +106,9 @@ class Sgd(CohortStep):
         drawn = draw_negatives(data.positives, self.model.schema.num_items, count, random)
         return np.concatenate([items, drawn]), np.concatenate([labels, np.zeros(count, dtype=np.float32)])
 
-    def _descend(
-        self,
-        local: dict[str, Tensor],
-        anchor: Mapping[str, Tensor],
-        buffers: dict[str, Tensor],
-        users: tuple[Tensor, ...],
-        items: np.ndarray,
-        labels: np.ndarray,
-    ) -> Tensor:
-        """One gradient step on one batch, in place; returns its loss before the step."""
-        leaves = {name: value.requires_grad_() for name, value in local.items()}
+    def _loss(
+        self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray
+    ) -> Callable[[dict[str, Tensor]], Tensor]:
+        """The loss of one client on a batch, as a function of its parameters."""
         batch, wanted = torch.tensor(items[None], device=self.device), torch.tensor(labels[None], device=self.device)
-        loss = self.model.loss(self.model.predict(leaves, users, batch), wanted).sum()
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
-        with torch.no_grad():
-            for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
-                if self.config.weight_decay:
-                    gradient = gradient + self.config.weight_decay * value
-                if self.config.proximal_mu:
-                    gradient = gradient + self.config.proximal_mu * (value - anchor[name])
-                if self.config.momentum:
-                    gradient = buffers[name].mul_(self.config.momentum).add_(gradient)
-                value.detach_().sub_(gradient, alpha=self.config.learning_rate)
-        return loss.detach()
+        return lambda parameters: self.model.loss(self.model.predict(parameters, users, batch), wanted)

@@ -16,7 +16,7 @@ class Batches:
     Attributes:
         items: `int64 [S, B]`, S gradient steps of at most B examples; places beyond a batch's size hold 0.
         labels: `float32 [S, B]`.
-        sizes: `int64 [S]`, number of examples in each batch, in `[1, B]`.
+        sizes: `int64 [S]`, number of examples in each batch, in `[0, B]`.
         examples: number of examples in the last epoch.
         last_epoch: number of steps in the last epoch.
     """
@@ -44,3 +44,7 @@ class Batches:
                 sizes[stop - 1] = length - (count - 1) * batch_size
             start = stop
         return cls(items, labels, sizes, len(epochs[-1][0]) if epochs else 0, steps[-1] if steps else 0)
+
+    def references(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding, `bool [S, N]`."""
+        return self.items, np.arange(self.items.shape[1]) < self.sizes[:, None]

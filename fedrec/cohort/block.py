@@ -21,7 +21,8 @@ class Block:
         users: per user feature the clients' category codes, `int64 [C, width]`.
         active: `active[t]` is the number of clients that still train in step t; they are the first ones.
         items: `int64 [S, C, B]`, items of the examples.
-        places: `int64 [S, C, B]`, their rows in the compact item tables of all clients laid end to end, `[C * R]`.
+        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end, `[C * R]`, of every
+            item that a step needs: those of its examples, in their order, and then any others (`Batches.references`).
         labels: `float32 [S, C, B]`.
         weights: `float32 [S, C, B]`, one over the size of the batch, 0 for padding: the loss is a weighted sum.
         touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.
@@ -53,16 +54,19 @@ class Block:
         steps = np.array([len(batch.sizes) for batch in batches])
         width = batches[0].items.shape[1]
         shape = (int(steps.max(initial=0)), len(batches), width)
-        items, rows = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        needed = [batch.references() for batch in batches]
+        items = np.zeros(shape, dtype=np.int64)
+        rows = np.zeros((*shape[:2], max(own.shape[1] for own, _ in needed)), dtype=np.int64)
         labels, weights = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
         places, touched = np.arange(width), []
         for place, batch in enumerate(batches):
             real = places < batch.sizes[:, None]
-            own, index = np.unique(batch.items[real], return_inverse=True)
+            references, named = needed[place]
+            own, index = np.unique(references[named], return_inverse=True)
             items[: steps[place], place] = batch.items
-            rows[: steps[place], place][real] = index
+            rows[: steps[place], place, : references.shape[1]][named] = index
             labels[: steps[place], place] = batch.labels
-            weights[: steps[place], place] = real / batch.sizes[:, None]
+            weights[: steps[place], place] = real / np.maximum(batch.sizes, 1)[:, None]
             touched.append(own)
         table = np.zeros((len(batches), max(1, max(map(len, touched)))), dtype=np.int64)
         for place, own in enumerate(touched):

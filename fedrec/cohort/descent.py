@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,26 +38,67 @@ class SgdSettings:
         return not (self.momentum or self.weight_decay or self.proximal_mu)
 
 
-def descend(model: Model, start: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
+class Objective(Protocol):
+    """What local training minimises."""
+
+    def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
+        """Loss of a step, `[active]`.
+
+        Args:
+            parameters: of the first `active` clients, `[active, ...]` each; of an item table the rows that the step
+                needs, `[active, N, d]`, in the order of `Block.places`.
+            block: the clients.
+            step: which step.
+            active: how many clients still train.
+        """
+        ...
+
+
+class Recommending:
+    """The model's own loss on the examples of a step."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._views: tuple[Block, int, tuple[Tensor, ...], Tensor] | None = None
+
+    def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
+        """See `Objective`."""
+        users, slots = self._prefix(block, active)
+        predicted = self.model.predict(parameters, users, block.items[step, :active], rows=slots)
+        return self.model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
+
+    def _prefix(self, block: Block, active: int) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Codes and item slots of the first `active` clients; made once for all steps with the same clients."""
+        if self._views is None or self._views[0] is not block or self._views[1] != active:
+            slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
+            self._views = block, active, tuple(codes[:active] for codes in block.users), slots
+        return self._views[2:]
+
+
+def descend(
+    model: Model, start: Mapping[str, Tensor], block: Block, sgd: SgdSettings, objective: Objective | None = None
+) -> Trained:
     """Train every client of a block on its batches.
 
     Args:
         model: the model; its `item_tables` become compact.
-        start: the global parameters, without cohort dimension; unchanged.
+        start: the parameters that are trained, without cohort dimension; unchanged.
         block: the clients.
         sgd: settings of the gradient steps.
+        objective: what is minimised; None: the model's own loss.
 
     Returns:
         The trained parameters of every client.
     """
-    cohort = len(block)
+    cohort, objective = len(block), objective or Recommending(model)
+    item_tables = [name for name in model.item_tables if name in start]
     dense = {
         name: _Group(value.expand(cohort, *value.shape).clone(), value, sgd)
         for name, value in start.items()
-        if name not in model.item_tables
+        if name not in item_tables
     }
     tables = {}
-    for name in model.item_tables:
+    for name in item_tables:
         rows = start[name][block.touched]
         tables[name] = _Group(rows, rows.clone() if sgd.proximal_mu else 0.0, sgd)
     # A row that is in no batch decays or is pulled like any other: it becomes its start times one number per client.
@@ -66,10 +108,10 @@ def descend(model: Model, start: Mapping[str, Tensor], block: Block, sgd: SgdSet
     for step, active in enumerate(block.active):
         if prefix is None or prefix.active != active:
             prefix = _Prefix(block, dense, active, sgd)
-        losses[step, :active] = prefix.descend(model, block, step, tables)
+        losses[step, :active] = prefix.descend(objective, block, step, tables)
         untouched.descend(None, active)
     values = {name: group.value for name, group in {**dense, **tables}.items()}
-    return Trained(start, block, values, tuple(model.item_tables), untouched.value.view(-1), losses.cpu())
+    return Trained(start, block, values, tuple(item_tables), untouched.value.view(-1), losses.cpu())
 
 
 class _Prefix:
@@ -85,18 +127,15 @@ class _Prefix:
         self.descents = [FusedDescent(sgd.learning_rate, self.anchor) for _ in dense] if sgd.plain else []
         for leaf, descent in zip(self.leaves.values(), self.descents, strict=False):
             leaf.descent = descent  # type: ignore[attr-defined]
-        self.users = tuple(codes[:active] for codes in block.users)
-        self.slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
 
-    def descend(self, model: Model, block: Block, step: int, tables: Mapping[str, _Group]) -> Tensor:
+    def descend(self, objective: Objective, block: Block, step: int, tables: Mapping[str, _Group]) -> Tensor:
         """One step of these clients; returns each one's loss before it."""
         active = self.active
         for descent in self.descents:
             descent.claimed = False
         places = block.places[step, :active].reshape(-1)
         gathered = {name: group.rows(places, active) for name, group in tables.items()}
-        predicted = model.predict({**self.leaves, **gathered}, self.users, block.items[step, :active], rows=self.slots)
-        loss = model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
+        loss = objective({**self.leaves, **gathered}, block, step, active)
         left = [name for name, leaf in self.leaves.items() if not (self.descents and leaf.descent.claimed)]  # type: ignore[attr-defined]
         inputs = [self.anchor, *(self.leaves[name] for name in left), *gathered.values()]
         gradients = iter(torch.autograd.grad(loss.sum(), inputs, allow_unused=True)[1:])

@@ -28,6 +28,13 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     return F.embedding(index + shift, table.reshape(cohort * rows, width))
 
 
+def first_rows(gathered: Tensor, count: int) -> Tensor:
+    """The first `count` of rows that hold the wanted ones already, `[C, N, d]`, marked as such; see `gather_rows`."""
+    rows = gathered[:, :count]
+    rows.gathered = True  # type: ignore[attr-defined]
+    return rows
+
+
 def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
     """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`, `[C, ..., w]` -> `[C, ..., d]`.
 

@@ -40,8 +40,8 @@ def cut_blocks(
     block: list[int] = []
     taken = 0.0
     for place in order:
-        examples = batches[place].items.size
-        need = 4 * _COPIES * (dense + examples * widths) + 40 * examples
+        rows = batches[place].references()[0].size
+        need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
         if block and (len(block) == largest or taken + need > budget):
             yield block
             block, taken = [], 0.0

@@ -17,7 +17,7 @@ class Trained:
     """The trained parameters of a block of C clients.
 
     Attributes:
-        start: the global parameters, without cohort dimension.
+        start: the global parameters, without cohort dimension; those that are not in `values` stayed as they are.
         block: the clients.
         values: `[C, ...]` per parameter; of an item table only the touched rows, `[C, R, d]`.
         item_tables: names of the parameters that are compact.
@@ -87,7 +87,8 @@ class Trained:
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size."""
-        own = {name: value[place : place + 1] for name, value in self.values.items() if name not in self.item_tables}
+        own = {name: value.unsqueeze(0) for name, value in self.start.items() if name not in self.values}
+        own |= {name: value[place : place + 1] for name, value in self.values.items() if name not in self.item_tables}
         items, count = self._touched(place)
         for name in self.item_tables:
             table = self.start[name] * self.untouched[place]

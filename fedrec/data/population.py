@@ -29,6 +29,7 @@ class ClientData:
         labels: `float32 [n]`; ranking: 1 positive, 0 not; rating: the rating.
         positives: `int64`, ascending, distinct: the positive items among them. Negatives are drawn outside of these,
             and of nothing else: an item held out for testing must be as likely a negative as one never seen.
+        times: `int64 [n]`, when each training row happened; None where the dataset has no times.
     """
 
     client: int
@@ -36,6 +37,14 @@ class ClientData:
     items: np.ndarray
     labels: np.ndarray
     positives: np.ndarray
+    times: np.ndarray | None = None
+
+    def order(self) -> np.ndarray:
+        """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order without times.
+
+        Rows of the same time keep the source's order.
+        """
+        return np.arange(len(self.items)) if self.times is None else np.argsort(self.times, kind="stable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +122,8 @@ class Population:
         rows = self._train.rows_of(client)
         items, labels = self.interactions.items[rows], self._labels[rows]
         positives = np.unique(items[labels > 0]) if self.task == "ranking" else np.unique(items)
-        return ClientData(client, tuple(codes[client] for codes in self._user_codes), items, labels, positives)
+        times = None if self.interactions.times is None else self.interactions.times[rows]
+        return ClientData(client, tuple(codes[client] for codes in self._user_codes), items, labels, positives, times)
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for none."""

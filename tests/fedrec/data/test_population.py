@@ -116,3 +116,12 @@ def test_ratings_are_asked_for_only_where_they_are_needed(world):
     for task, above in (("ranking", 3.0), ("rating", None)):
         with pytest.raises(DataError, match="world has no ratings"):
             Population(bare, full.partition, task=task, positive_above=above)
+
+
+def test_a_clients_rows_can_be_put_in_the_order_of_time(load_tiny, world):
+    population = Population.of(load_tiny("split={name='ratio', train=0.5, validation=0.25, test=0.25}"))
+    data, train = population.interactions, population.partition.train_rows
+    client = population.client(3)
+    dated = sorted((data.times[row], row) for row in train.tolist() if data.users[row] == 3)
+    assert client.items[client.order()].tolist() == [data.items[row] for _, row in dated] != client.items.tolist()
+    assert world().client(1).times is None and world().client(1).order().tolist() == [0, 1]
