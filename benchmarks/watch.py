@@ -3,7 +3,7 @@
 
 Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended children lack them. So
 the user and system time of every process of the tree is read ten times a second; a process that has ended keeps the
-time that was seen last. Processes that live less than a tenth of a second can be missed.
+time that was seen last. Processes that live, or whose parents live, less than a tenth of a second can be missed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Chosen in its favour, all of it FedJAX's own:
 The batches are those of the work in its order, by one `ClientDataset` per epoch. `shuffle_repeat_batch` would draw an
 order of its own, and fill the last batch of an epoch with examples of the next.
 
-FedJAX 0.0.17 needs `jax.tree_map` and `jax.device_put_sharded`, which newer jax lacks: 0.5.3 ends the 0.5 line.
+FedJAX 0.0.17 calls `jax.tree_map`, which jax 0.6.0 removed: 0.5.3 is the newest jax that it runs with.
 """
 
 from __future__ import annotations
