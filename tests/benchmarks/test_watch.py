@@ -65,16 +65,18 @@ def test_time_is_linear_between_samples_and_ends_with_them(sampled):
 
 
 def test_an_orphan_of_a_real_tree_is_counted():
-    burn = "import os, time\nparent = os.getppid()\nwhile os.getppid() == parent: time.sleep(0.01)\n"
+    burn = "import os, sys, time\nend = time.monotonic() + 60\n"
+    burn += "while str(os.getppid()) == sys.argv[1] and time.monotonic() < end: time.sleep(0.01)\n"
     burn += "while time.process_time() < 0.6: pass\ntime.sleep(0.5)"
-    middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}]); sys.stdin.read()"
+    middle = "import os, subprocess, sys\n"
+    middle += f"subprocess.Popen([sys.executable, '-c', {burn!r}, str(os.getpid())])\nsys.stdin.read()"
     root = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}], stdout=subprocess.PIPE)"
     process = subprocess.Popen([sys.executable, "-c", root], stdin=subprocess.PIPE)
     tree = watch.TreeWatch(process)
     tree.start()
-    while len(tree._ticks) < 3:
+    while len(tree._ticks) < 3 and process.poll() is None:
         time.sleep(0.01)
-    process.stdin.close()  # the one in the middle ends; root waits for the orphan, which holds the other pipe
+    process.stdin.close()  # the one in the middle ends; the root waits for the orphan, which holds the other pipe
     tree.join()
     assert tree.cpu_seconds(0.0, float("inf")) >= 0.5
     assert tree.peak_mib > 1
