@@ -6,11 +6,11 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint constraints clean
+.PHONY: help demo test lint benchmark-venvs constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is to make
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
 demo: $(VENV)/.installed  ## PrivRec on the embedded synthetic dataset, offline: a table and a run folder
 	$(BIN)/fedrec run privrec-synthetic
@@ -22,6 +22,8 @@ lint: $(VENV)/.installed-test  ## Style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks
 
 constraints: $(VENV)/.installed-test  ## Write down the versions that are installed now
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^#' > constraints.txt
@@ -45,3 +47,8 @@ $(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 $(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.installed
+
+benchmarks/.venvs/%/.installed: benchmarks/requirements-%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@

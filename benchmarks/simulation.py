@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Users per second of several simulators on one piece of work, side by side, with equal results checked.
 
-    python benchmarks/simulation.py --cohort 20 --items 3706 --contestants fedrec,flower,loop --repeats 3 --json OUT
+    python benchmarks/simulation.py --cohort 100 --items 3706 --contestants fedrec,flower,pfl,fedjax,loop \\
+        --repeats 3 --json OUT
 
-Every repeat runs all contestants in turn, each in a process of its own. The first rounds of a run are not counted. A
-contestant's figure is the median over its repeats of (cohort / median seconds of a counted round). Memory is the peak
-proportional set size of its process tree.
+First all contestants do one round, and must change the parameters by the same squared norm: this tells another order
+of the examples from rounding, which grows over more rounds. Then every repeat runs all contestants in turn, each in a
+process of its own. The first round of a run is not counted: it holds the starting of workers and, for FedJAX, all
+compilation (every batch has one padded shape, so nothing is compiled later).
+
+A contestant's figures are medians over its repeats: of cohort / median seconds of a counted round, and of users per
+CPU second (user and system time of the whole process tree) from the begin of the first counted round to the end of the
+last. Memory is the largest proportional set size of the process tree, start included.
+
+pfl and FedJAX need environments of their own: `make benchmark-venvs`, see `contestants/commands.py`.
 """
 
 from __future__ import annotations
@@ -17,76 +25,79 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.whole_run import descendants, pss_mib  # noqa: E402
+from benchmarks.contestants.commands import command  # noqa: E402
+from benchmarks.watch import TreeWatch  # noqa: E402
 from benchmarks.workload import write  # noqa: E402
 
 WARM_UP = 1
-TOLERANCE = 1e-4  # relative, of the sum of squared parameters
-
-
-def command(name: str, work: Path, cohort: int, items: int) -> list[str]:
-    """How a contestant is started."""
-    ours = ["-m", "benchmarks.contestants.ours", str(work), str(cohort), str(items)]
-    modules = {
-        "fedrec": [*ours, "ray"],
-        "fedrec-serial": [*ours, "serial"],
-        "loop": ["-m", "benchmarks.contestants.loop", str(work)],
-        "loop-sparse": ["-m", "benchmarks.contestants.loop", str(work), "--sparse"],
-        "flower": ["-m", "benchmarks.contestants.stock_flower", str(work)],
-    }
-    if name not in modules:
-        raise SystemExit(f"unknown contestant {name!r}; known: {', '.join(modules)}")
-    return [sys.executable, *modules[name]]
+SUM_TOLERANCE = 1e-4  # relative, of the sum of squared parameters after all rounds
+# Relative, of the squared norm of the change in one round. One ReLU that rounding turned over, in one user, made 2e-4;
+# another order of the batches makes 2e-2.
+CHANGE_TOLERANCE = 2e-3
 
 
 def measure(name: str, work: Path, cohort: int, items: int) -> dict[str, Any]:
-    """Run one contestant once."""
+    """Run one contestant once; without speeds when the work has no counted round."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            command(name, work, cohort, items), stdout=said, stderr=subprocess.DEVNULL, env=environment, cwd=ROOT
-        )
-        peak = [0.0]
-        watcher = threading.Thread(target=watch, args=(process, peak))
-        watcher.start()
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+", errors="replace") as complained:
+        line = command(name, str(work), cohort, items)
+        process = subprocess.Popen(line, stdout=said, stderr=complained, env=environment, cwd=ROOT)
+        watch = TreeWatch(process)
+        watch.start()
         process.wait()
-        watcher.join()
+        watch.join()
         said.seek(0)
-        lines = said.read().strip().splitlines()
+        complained.seek(0)
+        lines, trouble = said.read().strip().splitlines(), complained.read().strip().splitlines()
     if process.returncode or not lines:
-        raise SystemExit(f"{name} failed with status {process.returncode}: {' '.join(process.args)}")
+        raise SystemExit("\n".join([*trouble[-20:], f"{name} failed with status {process.returncode}: {line}"]))
     report = json.loads(lines[-1])
-    seconds = report["seconds"][WARM_UP:]
+    counted = report.pop("rounds")[WARM_UP:]
+    return {**report, **(figures(counted, cohort, watch) if counted else {})}
+
+
+def figures(counted: list[tuple[float, float]], cohort: int, watch: TreeWatch) -> dict[str, float]:
+    """Speed by wall clock and by CPU time, and memory."""
+    cpu = watch.cpu_seconds(counted[0][0], counted[-1][1])
     return {
-        "users_per_second": cohort / statistics.median(seconds),
-        "squared_sum": report["squared_sum"],
-        "peak_mib": round(peak[0]),
+        "users_per_second": cohort / statistics.median(end - begin for begin, end in counted),
+        "users_per_cpu_second": cohort * len(counted) / cpu,
+        "peak_mib": round(watch.peak_mib),
     }
 
 
-def watch(process: subprocess.Popen[bytes], peak: list[float]) -> None:
-    """Sample the memory of a process tree until it ends."""
-    while process.poll() is None:
-        peak[0] = max(peak[0], sum(pss_mib(child) for child in descendants(process.pid)))
-        time.sleep(0.5)
+def check(names: list[str], folder: Path, cohort: int, items: int) -> dict[str, float]:
+    """Contestant -> squared norm of the parameters' change in one round."""
+    work = folder / "one-round.npz"
+    write(work, cohort, items, 1)
+    return {name: measure(name, work, cohort, items)["squared_change"] for name in names}
 
 
-def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over the repeats, and whether all ended with the same parameters."""
+def alike(values: Collection[float], tolerance: float) -> bool:
+    """Whether positive figures agree but for a relative difference."""
+    return max(values) - min(values) <= tolerance * max(values)
+
+
+def summary(runs: dict[str, list[dict[str, Any]]], changes: dict[str, float]) -> dict[str, Any]:
+    """Medians over the repeats, and whether all did the same work."""
     sums = [run["squared_sum"] for found in runs.values() for run in found]
+    speeds = {
+        kind: {name: statistics.median(run[kind] for run in found) for name, found in runs.items()}
+        for kind in ("users_per_second", "users_per_cpu_second")
+    }
     return {
-        "users_per_second": {n: statistics.median(r["users_per_second"] for r in found) for n, found in runs.items()},
+        **speeds,
         "peak_mib": {name: max(run["peak_mib"] for run in found) for name, found in runs.items()},
-        "equal_results": max(sums) - min(sums) <= TOLERANCE * max(sums),
+        "equal_results": alike(sums, SUM_TOLERANCE) and alike(changes.values(), CHANGE_TOLERANCE),
         "squared_sums": {name: found[0]["squared_sum"] for name, found in runs.items()},
+        "squared_changes_of_one_round": changes,
     }
 
 
@@ -104,19 +115,29 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work.npz"
+        for name in names:
+            command(name, str(work), given.cohort, given.items)  # ends here when one is unknown or not installed
+        changes = check(names, Path(folder), given.cohort, given.items)
+        print(f"squared change in one round: {changes}", file=sys.stderr, flush=True)
         write(work, given.cohort, given.items, given.rounds)
         for repeat in range(given.repeats):
             for name in names:
                 runs[name].append(measure(name, work, given.cohort, given.items))
                 print(f"{repeat + 1}/{given.repeats} {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
-    found = summary(runs)
+    found = summary(runs, changes)
     first = found["users_per_second"][names[0]]
     print(f"M={given.cohort}, {given.items:,} items, {given.repeats} repeats; equal results: {found['equal_results']}")
     for name in names:
         speed = found["users_per_second"][name]
-        print(f"{name:15s} {speed:8.1f} users/s  {names[0]} is {first / speed:6.2f}x  {found['peak_mib'][name]:6d} MiB")
+        per_cpu = found["users_per_cpu_second"][name]
+        print(
+            f"{name:15s} {speed:8.1f} users/s  {names[0]} is {first / speed:6.2f}x  "
+            f"{per_cpu:8.1f} users/CPU s  {found['peak_mib'][name]:6d} MiB"
+        )
     if given.json:
-        given.json.write_text(json.dumps({**vars(given), "json": str(given.json), **found}, indent=2) + "\n")
+        given.json.write_text(
+            json.dumps({**vars(given), "json": str(given.json), **found, "runs": runs}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

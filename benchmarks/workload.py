@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.archive import BATCH, EPOCHS, LEARNING_RATE
 from fedrec.data.population import Population
 from fedrec.experiment import Experiment, load
 from fedrec.registry import MODEL, SAMPLER, resolve
 from fedrec.rng import stream, torch_stream
-
-EPOCHS, BATCH, LEARNING_RATE = 5, 32, 0.05
 
 
 def experiment(cohort: int, items: int, rounds: int, engine: str) -> Experiment:
@@ -83,8 +82,3 @@ def write(path: Path, cohort: int, items: int, rounds: int) -> None:
         lengths=np.array(lengths),
         offsets=np.concatenate([[0], np.cumsum([len(part) for part in chosen_items])]),
     )
-
-
-def squared_sum(parameters: dict[str, np.ndarray]) -> float:
-    """Sum of squared parameters: equal work ends with an equal figure."""
-    return float(sum(np.square(value.astype(np.float64)).sum() for value in parameters.values()))

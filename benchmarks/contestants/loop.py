@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 
 import torch
 
-from benchmarks.contestants.plain_torch import Arrays, Net, batches, train
+from benchmarks.archive import Arrays, RoundClock
+from benchmarks.contestants.plain_torch import Net, batches, train
 
 
 def main(path: str, sparse: bool) -> None:
-    """Do the work and print seconds per round and the sum of squared parameters."""
+    """Do the work and print when the rounds were and how far the parameters went."""
     torch.set_num_threads(1)
     work = Arrays(path)
     net = Net(work, sparse=sparse)
     rounds, cohort = work["cohorts"].shape
     users = torch.from_numpy(work["users"])
-    seconds = []
+    clock = RoundClock()
     for number in range(rounds):
-        started = time.perf_counter()
+        clock.begin()
         theta = {name: value.detach().clone() for name, value in net.state_dict().items()}
         total = {name: torch.zeros_like(value) for name, value in theta.items()}
         for place in range(cohort):
@@ -30,8 +29,8 @@ def main(path: str, sparse: bool) -> None:
             for name, value in net.state_dict().items():
                 total[name] += value - theta[name]
         net.load_state_dict({name: theta[name] + total[name] / cohort for name in theta})
-        seconds.append(time.perf_counter() - started)
-    print(json.dumps({"seconds": seconds, "squared_sum": net.squared_sum()}))
+        clock.end()
+    print(clock.report(net.arrays(), Net(work, sparse=False).arrays()))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.workload import experiment, squared_sum
+from benchmarks.archive import Arrays, RoundClock
+from benchmarks.workload import experiment
 from fedrec.runs import RunFolder
 from server.callbacks.base import Callback
 from simulations.runner import run
@@ -23,25 +19,24 @@ class Clock(Callback):
     """Notes when each round is over, everything that belongs to it included."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.clock = RoundClock()
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        self.times.append(time.perf_counter())
+        self.clock.begin()
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        self.times.append(time.perf_counter())
+        self.clock.end()
         return False
 
 
 def main(path: str, cohort: int, items: int, engine: str) -> None:
-    """Do the work and print seconds per round and the sum of squared parameters."""
-    with np.load(path) as file:
-        rounds = len(file["cohorts"])
-    clock = Clock()
+    """Do the work and print when the rounds were and how far the parameters went."""
+    work = Arrays(path)
+    watch, table = Clock(), experiment(cohort, items, len(work["cohorts"]), engine)
     with tempfile.TemporaryDirectory() as folder:
-        result = run(experiment(cohort, items, rounds, engine), output=Path(folder) / "run", callbacks=[clock])
-    seconds = [end - start for start, end in itertools.pairwise(clock.times)]
-    print(json.dumps({"seconds": seconds, "squared_sum": squared_sum(result.parameters)}))
+        result = run(table, output=Path(folder) / "run", callbacks=[watch])
+    initial = work.initial()
+    print(watch.clock.report([result.parameters[name] for name in initial], list(initial.values())))
 
 
 if __name__ == "__main__":

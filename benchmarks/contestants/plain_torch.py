@@ -4,22 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-BATCH, LEARNING_RATE = 32, 0.05
+from benchmarks.archive import BATCH, LEARNING_RATE, Arrays
 
 
 class Net(nn.Module):
     """PrivRec's network with full tables."""
 
-    def __init__(self, work: Any, *, sparse: bool) -> None:
+    def __init__(self, work: Arrays, *, sparse: bool) -> None:
         super().__init__()
-        initial = {name.removeprefix("initial/"): work[name] for name in work.files if name.startswith("initial/")}
+        initial = work.initial()
         self.names = list(initial)
         tables = [name for name in self.names if not name.startswith("layer")]
         self.tables = nn.ModuleDict({name.replace(".", "_"): self._table(initial[name], sparse) for name in tables})
@@ -27,8 +25,8 @@ class Net(nn.Module):
         for place in range(sum(name.endswith("weight") and name.startswith("layer") for name in self.names)):
             weight = torch.from_numpy(initial[f"layer{place}.weight"])
             layer = nn.Linear(*weight.shape)
-            layer.weight.data = weight.T.contiguous()
-            layer.bias.data = torch.from_numpy(initial[f"layer{place}.bias"])
+            layer.weight.data = weight.T.clone(memory_format=torch.contiguous_format)  # the work keeps its own
+            layer.bias.data = torch.from_numpy(initial[f"layer{place}.bias"]).clone()
             self.layers.append(layer)
         self.users = [name.replace(".", "_") for name in tables if name.startswith("user.")]
         genres = torch.from_numpy(work["genres"])
@@ -48,18 +46,15 @@ class Net(nn.Module):
             hidden = torch.relu(layer(hidden))
         return self.layers[-1](hidden).squeeze(1)
 
-    def squared_sum(self) -> float:
-        return float(sum(value.detach().double().square().sum() for value in self.parameters()))
+    def arrays(self) -> list[np.ndarray]:
+        """The parameters, always in the same order."""
+        return [value.detach().numpy() for value in self.parameters()]
 
 
-def batches(work: Any, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(work: Arrays, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of one user in one round; `place` counts through the rounds and their cohorts."""
-    start, stop, length = work["offsets"][place], work["offsets"][place + 1], work["lengths"][place]
-    items, labels = torch.from_numpy(work["items"][start:stop]), torch.from_numpy(work["labels"][start:stop])
-    for epoch in range(0, stop - start, length):
-        for first in range(epoch, epoch + length, BATCH):
-            last = min(first + BATCH, epoch + length)
-            yield items[first:last], labels[first:last]
+    for items, labels in work.epochs(place):
+        yield from zip(torch.from_numpy(items).split(BATCH), torch.from_numpy(labels).split(BATCH), strict=True)
 
 
 def train(net: Net, user: torch.Tensor, examples: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -69,21 +64,3 @@ def train(net: Net, user: torch.Tensor, examples: Iterator[tuple[torch.Tensor, t
         optimiser.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(net(user, items), labels).backward()
         optimiser.step()
-
-
-class Arrays(dict):
-    """A numpy archive read into memory."""
-
-    def __init__(self, path: str) -> None:
-        with np.load(path) as file:
-            super().__init__({name: file[name] for name in file.files})
-
-    @property
-    def files(self) -> list[str]:
-        return list(self)
-
-
-@lru_cache(maxsize=1)
-def loaded(path: str) -> Arrays:
-    """The work, read once per process."""
-    return Arrays(path)

@@ -6,7 +6,6 @@ The message says which user's work to do, so that the result does not depend on 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -19,7 +18,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from benchmarks.contestants.plain_torch import Net, batches, loaded, train
+from benchmarks.archive import RoundClock, loaded
+from benchmarks.contestants.plain_torch import Net, batches, train
 
 USERS = 4800
 client_app, server_app = ClientApp(), ServerApp()
@@ -48,9 +48,9 @@ def main(grid: Grid, context: Context) -> None:
     rounds, cohort = work["cohorts"].shape
     while len(nodes := sorted(grid.get_node_ids())) < USERS:
         time.sleep(0.1)
-    seconds = []
+    clock = RoundClock()
     for number in range(rounds):
-        started = time.perf_counter()
+        clock.begin()
         arrays = ArrayRecord(net.state_dict())
         messages = [
             Message(
@@ -68,9 +68,8 @@ def main(grid: Grid, context: Context) -> None:
                 raise RuntimeError(answer.error.reason)
         replies = [answer.content["arrays"].to_torch_state_dict() for answer in answers]
         net.load_state_dict({name: sum(reply[name] for reply in replies) / cohort for name in replies[0]})
-        seconds.append(time.perf_counter() - started)
-    with open(os.environ["FEDREC_BENCHMARK_OUT"], "w") as file:
-        json.dump({"seconds": seconds, "squared_sum": net.squared_sum()}, file)
+        clock.end()
+    Path(os.environ["FEDREC_BENCHMARK_OUT"]).write_text(clock.report(net.arrays(), Net(work, sparse=False).arrays()))
 
 
 if __name__ == "__main__":

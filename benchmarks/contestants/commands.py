@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each contestant is started, and in which environment.
+
+pfl and FedJAX have environments of their own (`make benchmark-venvs`), below `benchmarks/.venvs` or where
+`FEDREC_BENCHMARK_VENVS` points.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+VENVS = Path(__file__).resolve().parent.parent / ".venvs"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+HOME = "benchmarks.contestants"
+
+
+def commands(work: str, cohort: int, items: int) -> dict[str, tuple[str, list[str]]]:
+    """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's Python."""
+    ours = ["-m", f"{HOME}.ours", work, str(cohort), str(items)]
+    loop, pfl, fedjax = (["-m", f"{HOME}.{module}", work] for module in ("loop", "pfl_research", "fedjax_clients"))
+    return {
+        "fedrec": ("", [*ours, "ray"]),
+        "fedrec-serial": ("", [*ours, "serial"]),
+        "loop": ("", loop),
+        "loop-sparse": ("", [*loop, "--sparse"]),
+        "flower": ("", ["-m", f"{HOME}.stock_flower", work]),
+        "pfl": ("pfl", [*TORCHRUN, *pfl]),
+        "pfl-sparse": ("pfl", [*TORCHRUN, *pfl, "--sparse"]),
+        "pfl-1": ("pfl", pfl),
+        "pfl-1-sparse": ("pfl", [*pfl, "--sparse"]),
+        "fedjax": ("fedjax", [*fedjax, "pmap"]),
+        "fedjax-jit": ("fedjax", [*fedjax, "jit"]),
+    }
+
+
+def command(name: str, work: str, cohort: int, items: int) -> list[str]:
+    """The command line of one contestant. Ends the program when it is unknown or its environment is missing."""
+    known = commands(work, cohort, items)
+    if name not in known:
+        raise SystemExit(f"unknown contestant {name!r}; known: {', '.join(known)}")
+    environment, arguments = known[name]
+    return [interpreter(environment), *arguments]
+
+
+def interpreter(environment: str) -> str:
+    """The Python of a contestant's environment."""
+    if not environment:
+        return sys.executable
+    python = Path(os.environ.get("FEDREC_BENCHMARK_VENVS", VENVS)) / environment / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(
+            f"no environment for {environment}: {python} is not there; "
+            "make it with `make benchmark-venvs`, or let FEDREC_BENCHMARK_VENVS name the folder that holds it"
+        )
+    return str(python)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time and memory of a process tree, sampled from `/proc` while it runs. Linux only.
+
+Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended children lack them. So
+the user and system time of every process of the tree is read ten times a second; a process that has ended keeps the
+time that was seen last. Processes that live, or whose parents live, less than a tenth of a second can be missed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from bisect import bisect_left
+from pathlib import Path
+
+from benchmarks.whole_run import pss_mib
+
+CPU_INTERVAL, MEMORY_EVERY = 0.1, 5  # seconds; samples of CPU time per sample of memory
+
+
+class TreeWatch(threading.Thread):
+    """Watches the tree below a process until that process ends."""
+
+    def __init__(self, root: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        self.peak_mib = 0.0
+        self._root = root
+        self._ticks: dict[tuple[int, int], int] = {}  # (process id, start time) -> user + system time in clock ticks
+        self._samples: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
+
+    def run(self) -> None:
+        """Sample until the root has ended."""
+        number = 0
+        while self._root.poll() is None:
+            alive = self.sample()
+            if number % MEMORY_EVERY == 0:
+                self.peak_mib = max(self.peak_mib, sum(pss_mib(process) for process in alive))
+            number += 1
+            time.sleep(CPU_INTERVAL)
+
+    def sample(self) -> list[int]:
+        """Add a sample of CPU time; the ids of the processes of the tree that are alive."""
+        now, found = time.monotonic(), processes()
+        members = {number for number, (_, start, _) in found.items() if (number, start) in self._ticks}
+        members.add(self._root.pid)
+        grown = True
+        while grown:  # a parent may have a higher id than its child
+            below = {number for number, (parent, _, _) in found.items() if parent in members} - members
+            members, grown = members | below, bool(below)
+        alive = [number for number in members if number in found]
+        self._ticks |= {(number, found[number][1]): found[number][2] for number in alive}
+        self._samples.append((now, sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")))
+        return alive
+
+    def cpu_seconds(self, begin: float, end: float) -> float:
+        """CPU seconds of the tree between two times of the monotonic clock, linear between samples."""
+        return self._until(end) - self._until(begin)
+
+    def _until(self, moment: float) -> float:
+        place = bisect_left(self._samples, (moment, 0.0))
+        if place in (0, len(self._samples)):
+            return self._samples[min(place, len(self._samples) - 1)][1]
+        (before, low), (after, high) = self._samples[place - 1], self._samples[place]
+        return low + (high - low) * (moment - before) / (after - before)
+
+
+def processes() -> dict[int, tuple[int, int, int]]:
+    """Process id -> parent's id, start time, user + system time, the times in clock ticks."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it ended while we looked
+                continue
+            found[int(entry)] = (int(fields[1]), int(fields[19]), int(fields[11]) + int(fields[12]))
+    return found
