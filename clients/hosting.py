@@ -24,6 +24,7 @@ from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment, Section, component_settings, from_run_config
 from fedrec.models.base import Model
+from fedrec.privacy.mechanisms import Source, source_of
 from fedrec.rng import torch_stream
 
 
@@ -93,6 +94,12 @@ class Node:
                         fix="give the steps equal settings, such as `hidden`",
                     )
         return parameters
+
+    @cached_property
+    def noise(self) -> Source:
+        """Where clients take noise from that they add themselves."""
+        privacy = self.experiment.privacy
+        return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)
 
     def step(self, section: Section) -> Step:
         """A local step by name and settings."""

@@ -50,7 +50,7 @@ CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback"
 
 KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, BASELINE, CALLBACK)
 
-_NOT_COMPONENTS = {"base", "evaluate"}
+_NOT_COMPONENTS = {"base", "evaluate", "dp"}
 
 
 def resolve(kind: Kind, name: str) -> type:

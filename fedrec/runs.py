@@ -57,6 +57,7 @@ class Result:
         users: one row per evaluated user, one column per metric.
         groups: means over groups of users, one row per group.
         parameters: the final global parameters, by name.
+        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty without `[privacy]`.
     """
 
     experiment: Experiment
@@ -68,6 +69,7 @@ class Result:
     users: pd.DataFrame
     groups: pd.DataFrame
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+    privacy: tuple[str, ...] = ()
 
 
 class RunFolder:
@@ -230,6 +232,7 @@ class RunFolder:
             rounds=pd.read_csv(self.path / "rounds.csv"),
             users=pd.read_csv(self.path / "users.csv", index_col=0),
             groups=pd.read_csv(self.path / "groups.csv", index_col=0),
+            privacy=tuple(summary.get("privacy", {}).get("in words", ())),
         )
 
     def _read_json(self, name: str) -> dict[str, Any]:

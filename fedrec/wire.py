@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
 from fedrec.shared import SharedArray, is_shared, private
 
@@ -41,6 +42,7 @@ class TrainOrder:
         weighting: an update enters the sum with weight 1 (`uniform`) or with its number of examples.
         step: name and settings of the local step; None: the experiment's own.
         overrides: settings that some of Flower's strategies send beside, such as FedProx's `proximal-mu`.
+        protection: what is done to each client's update before it is added; then every client counts the same.
     """
 
     round: int
@@ -48,6 +50,7 @@ class TrainOrder:
     weighting: Weighting = "uniform"
     step: dict[str, Any] | None = None
     overrides: Mapping[str, float] | None = None
+    protection: Protection | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,7 @@ class TrainSum:
         examples: sum of their numbers of examples.
         loss: sum of their losses, over those that had something to learn from.
         losses: how many those are.
+        unclipped: number of clients whose update was within the clip norm, if the order asked for it.
     """
 
     total: dict[str, Change]
@@ -69,6 +73,7 @@ class TrainSum:
     examples: int
     loss: float
     losses: int
+    unclipped: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +176,8 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     """The content of a training message; `arrays` is shared between the messages of a round, not copied."""
     config = _order_config(order.round, order.clients, order.step)
     config["weighting"] = order.weighting
+    if order.protection is not None:
+        config["protection"] = order.protection.text()
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
@@ -184,6 +191,7 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
         weighting=str(config.get("weighting", "uniform")),  # type: ignore[arg-type]
         step=_step_of(config),
         overrides=overrides,
+        protection=Protection.read(str(config["protection"])) if "protection" in config else None,
     )
     return _arrays_of(content), order
 
@@ -197,6 +205,7 @@ def pack_sum(reply: TrainSum) -> RecordDict:
             "weight": float(reply.weight),
             "loss-sum": float(reply.loss),
             "loss-count": int(reply.losses),
+            "unclipped": int(reply.unclipped),
         }
     )
     arrays = {key: array for name, change in reply.total.items() for key, array in _spelled(name, change)}
@@ -213,6 +222,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
         examples=int(metrics["num-examples"]),
         loss=float(metrics["loss-sum"]),
         losses=int(metrics["loss-count"]),
+        unclipped=int(metrics["unclipped"]),
     )
 
 

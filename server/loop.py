@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec import wire
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment, Section, component_settings
+from fedrec.privacy.mechanisms import secure_fixed_size, secure_poisson
 from fedrec.registry import SAMPLER, resolve
 from fedrec.rng import seed_sequence, stream
 from fedrec.runs import Result, RunFolder
@@ -32,11 +33,13 @@ from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints, State
 from server.estimate import estimate
 from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
+from server.privacy import guard_of
 from server.replies import answers
 from server.roster import Roster, call_roster
 from server.strategy_state import make_strategy, restore_strategy, strategy_state
 
 log = logging.getLogger("fedrec")
+_PRIVACY = "privacy:"  # marks what the guard remembers among what the strategy does
 
 
 class SampledCohorts:
@@ -66,8 +69,14 @@ class SampledCohorts:
         return np.sort(stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False))
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round."""
-        return self.sampler.sample(round_number)
+        """The cohort of a round; in secure mode drawn anew at each call, from the operating system's generator."""
+        privacy = self.experiment.privacy
+        if privacy is None or privacy.mode != "secure":
+            return self.sampler.sample(round_number)
+        cohort = self.section.options["cohort"]
+        if self.section.name == "poisson":
+            return secure_poisson(self.clients, cohort / len(self.clients))
+        return secure_fixed_size(self.clients, int(cohort))
 
 
 class Loop:
@@ -86,6 +95,7 @@ class Loop:
         self.roster = call_roster(grid, timeout=self.experiment.engine.timeout)
         self.cohorts = SampledCohorts(self.experiment, self.roster)
         self.strategy = make_strategy(self.experiment, self.cohorts)
+        self.guard = guard_of(run, self.strategy)
         _refuse_to_wait(self.strategy, len(self.roster.nodes))
         self.evaluator = Evaluator(self.experiment, self.roster, grid)
 
@@ -105,12 +115,15 @@ class Loop:
         self._forecast(state)
         stop = False
         while state.round < self.experiment.rounds and not stop:
+            if self.guard is not None and not self.guard.pays(state.round + 1):
+                self._tell(f"the privacy budget is spent after {state.round} rounds")
+                break
             state = self._round(state)
             self._save(state)
             seconds = state.timings[-1]["seconds"]
             log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
             stop = any([callback.after_round(state.rounds[-1], seconds) for callback in self.callbacks])
-        if stop:
+        if stop or state.round < self.experiment.rounds:
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         return self._finish(state, baselines)
 
@@ -126,11 +139,18 @@ class Loop:
             for callback in self.callbacks:
                 callback.on_estimate(dataclasses.replace(found, seconds=found.round_seconds * left))
 
+    def _tell(self, text: str) -> None:
+        log.info(text)
+        for callback in self.callbacks:
+            callback.on_stage(text)
+
     def _start(self) -> State:
         state = self.checkpoints.latest()
         if state is None:
             return State(0, self._initial_parameters())
-        restore_strategy(self.strategy, state.strategy)
+        restore_strategy(self.strategy, {k: v for k, v in state.strategy.items() if not k.startswith(_PRIVACY)})
+        if self.guard is not None:
+            self.guard.restore(_own(state.strategy))
         log.info("continuing after round %d", state.round)
         return state
 
@@ -164,6 +184,9 @@ class Loop:
         ended = time.perf_counter()
         timing = {"round": number, "seconds": ended - started, "train": trained - started, "evaluate": ended - trained}
         memory = {name: np.copy(array) for name, array in strategy_state(self.strategy).items()}
+        if self.guard is not None:
+            row["epsilon"] = self.guard.epsilon()
+            memory |= {f"{_PRIVACY}{name}": array for name, array in self.guard.state().items()}
         return State(number, parameters, memory, [*state.rounds, row], [*state.timings, timing])
 
     def _train(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
@@ -172,6 +195,8 @@ class Loop:
         random.seed(int(seed_sequence(self.experiment.seed, "flower", number).generate_state(1)[0]))
         messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), self.grid))
         engine = self.experiment.engine
+        if self.guard is not None:
+            self.guard.uncovered(number)
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
         place = {node: place for place, node in enumerate(self.roster.nodes)}
@@ -212,13 +237,17 @@ class Loop:
             users=metric_columns(table),
             groups=grouped(table),
             parameters=state.parameters,
+            privacy=() if self.guard is None else tuple(self.guard.lines()),
         )
         seconds = {
             "training": sum(timing["seconds"] for timing in state.timings),
             "evaluation-without-fine-tuning": shared,
             "evaluation": time.perf_counter() - started,
         }
-        self.run.write_result(result, {"seconds": seconds})
+        extra: dict[str, Any] = {"seconds": seconds}
+        if self.guard is not None:
+            extra["privacy"] = self.guard.table()
+        self.run.write_result(result, extra)
         log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)
         for callback in self.callbacks:
@@ -234,6 +263,11 @@ class Loop:
             callback.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
         clients = self.evaluator.sampled_clients(self.experiment.evaluation.final_users)
         return self.evaluator.evaluate(arrays, number, clients, fine_tune=fine_tune, progress=progress)
+
+
+def _own(memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the guard remembered, out of a checkpoint's memory."""
+    return {name.removeprefix(_PRIVACY): array for name, array in memory.items() if name.startswith(_PRIVACY)}
 
 
 def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:

@@ -23,6 +23,7 @@ from fedrec import wire
 from fedrec.config import Config
 from fedrec.experiment import Section
 from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
+from strategies.dp import DpFedAvg
 
 
 class Cohorts(Protocol):
@@ -30,6 +31,8 @@ class Cohorts(Protocol):
 
     clients: np.ndarray
     """`int64`, ascending: all who may be sampled."""
+    section: Section
+    """Name and settings of the sampler."""
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round, `int64`, ascending."""
@@ -54,12 +57,12 @@ class Aggregate:
 
     Attributes:
         changes: weighted sum of the updates, per parameter, float64; of a table with few changed rows these alone.
-        clients: number of clients in it.
-        weight: sum of the weights.
+        clients: number of clients in it; under differential privacy the fixed denominator.
+        weight: sum of the weights; likewise.
     """
 
     changes: dict[str, Change]
-    clients: int
+    clients: float
     weight: float
 
     def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -85,11 +88,27 @@ class CohortStrategy(Strategy):
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
-    weighting: ClassVar[wire.Weighting] = "uniform"
+    weighting: wire.Weighting = "uniform"
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
         self.config, self.cohorts, self.step = config, cohorts, step
         self._theta: dict[str, np.ndarray] = {}
+        self._asked: dict[int, int] = {}
+        self.privacy: DpFedAvg | None = None
+
+    def protect(self, privacy: DpFedAvg) -> None:
+        """Make the rounds of this strategy differentially private.
+
+        Raises:
+            ExperimentError: clients do not all count the same.
+        """
+        privacy.refuse_unequal(type(self).__name__, self.weighting)
+        self.privacy = privacy
+
+    @property
+    def parts(self) -> dict[str, CohortStrategy]:
+        """The strategies that do the work, by the phase that each is for; this one, unless it has others inside."""
+        return {self.phase(1): self}
 
     @abstractmethod
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
@@ -114,26 +133,41 @@ class CohortStrategy(Strategy):
     ) -> Iterable[Message]:
         """One message per node that hosts a member of the round's cohort."""
         self._theta = wire.live_arrays(arrays)
-        cohort = self.cohorts.sample(server_round)
-        for node, clients in self.cohorts.by_node(cohort):
-            order = wire.TrainOrder(server_round, clients, self.weighting, self.step)
+        protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
+        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
+        self._asked = {node: len(clients) for node, clients in groups.items()}
+        for node, clients in groups.items():
+            order = wire.TrainOrder(server_round, clients, self.weighting, self.step, protection=protection)
             yield Message(wire.pack_train(arrays, order), node, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the nodes' sums in node order and apply them; without any client the parameters stay."""
-        sums = [wire.unpack_sum(reply.content) for reply in replies if not reply.has_error()]
+        """Add the nodes' sums in node order and apply them; without any client the parameters stay.
+
+        Under differential privacy they are applied whoever answered, because what is released must not tell.
+        """
+        good = [reply for reply in replies if not reply.has_error()]
+        sums = [wire.unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
         metrics = MetricRecord({"num-clients": clients, "num-examples": sum(reply.examples for reply in sums)})
         losses = sum(reply.losses for reply in sums)
         if losses:
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
-        if not clients:
+        if self.privacy is not None:
+            asked = [
+                self._asked.pop(reply.metadata.src_node_id, 0) for reply in good
+            ]  # a second answer counts for none
+            told = list(zip(sums, asked, strict=True))
+            changes, denominator = self.privacy.release(server_round, self._theta, told), self.privacy.plan.denominator
+            aggregate = Aggregate(changes, denominator, denominator)
+        elif clients:
+            changes = {name: self._summed(name, [reply.total[name] for reply in sums]) for name in self._theta}
+            aggregate = Aggregate(changes, clients, sum(reply.weight for reply in sums))
+        else:
             return None, metrics
-        changes = {name: self._summed(name, [reply.total[name] for reply in sums]) for name in self._theta}
         kinds = {name: value.dtype for name, value in self._theta.items()}
-        theta = self.apply(self._theta, Aggregate(changes, clients, sum(reply.weight for reply in sums)))
+        theta = self.apply(self._theta, aggregate)
         return wire.to_record({name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}), metrics
 
     def _summed(self, name: str, changes: list[Change]) -> Change:

@@ -6,22 +6,31 @@ theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 
 from fedrec.config import Config
-from strategies.base import Aggregate, CohortStrategy
+from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
 class FedAvgConfig(Config):
-    """FedAvg has no settings."""
+    """Settings of FedAvg."""
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    """What a client counts: its number of examples (n_k), or the same for all, as differential privacy needs it."""
 
 
 class FedAvg(CohortStrategy):
-    """Averages over examples instead of over clients."""
+    """Averages over examples, or over clients."""
 
     Config = FedAvgConfig
     paper = "FedAvg (McMahan et al. 2017), algorithm 1"
-    weighting = "examples"
+    config: FedAvgConfig
+
+    def __init__(self, config: FedAvgConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self.weighting = config.weighting
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """See `CohortStrategy.apply`; a cohort without any example changes nothing."""

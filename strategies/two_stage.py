@@ -101,6 +101,11 @@ class TwoStage(CohortStrategy):
         """`stage-one` for its rounds, from 1, and `main` for all after them."""
         return STAGE_ONE if round_number <= self.config.stage_one.rounds else MAIN
 
+    @property
+    def parts(self) -> dict[str, CohortStrategy]:
+        """See `CohortStrategy.parts`."""
+        return self.stages
+
     def strategy_of(self, round_number: int) -> CohortStrategy:
         """The strategy of a round's stage."""
         return self.stages[self.phase(round_number)]

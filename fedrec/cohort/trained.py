@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,29 +39,38 @@ class Trained:
         ends = zip(steps, self.block.last_epoch, strict=True)
         return [float(self.step_losses[end - last : end, place].mean()) for place, (end, last) in enumerate(ends)]
 
-    def norms(self) -> Tensor:
-        """`float64 [C]`: L2 norm of each client's whole update, sparse and dense parts together."""
-        square = torch.zeros(len(self.block), dtype=torch.float64)
-        for name, value in self.values.items():
-            if name in self.item_tables:
-                for place in range(len(self.block)):
-                    square[place] += self._table_square(name, place)
-            else:
-                square += (value - self.start[name]).double().square().flatten(1).sum(1).cpu()
-        return square.sqrt()
-
-    def dense_sums(self, shares: Tensor) -> dict[str, Tensor]:
-        """Sum over the clients of share times update, `float64`, of the parameters that are no item tables.
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm of each client's whole update, sparse and dense parts together.
 
         Args:
-            shares: `float64 [C]`.
+            names: the parameters that count; None: all.
+            order: 2 for the L2 norm, 1 for L1.
+        """
+        total = torch.zeros(len(self.block), dtype=torch.float64)
+        for name, value in self.values.items():
+            if names is not None and name not in names:
+                continue
+            if name in self.item_tables:
+                for place in range(len(self.block)):
+                    total[place] += self._table_power(name, place, order)
+            else:
+                total += _power((value - self.start[name]).double(), order).flatten(1).sum(1).cpu()
+        return total.sqrt() if order == 2 else total
+
+    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
+        """Sum over the clients of share times update, `float64`, of those of the named parameters that are no tables.
+
+        Args:
+            shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+            names: the parameters that are wanted.
         """
         sums = {}
         for name, value in self.values.items():
-            if name not in self.item_tables:
+            if name in names and name not in self.item_tables:
                 total = self.start[name].double() * -float(shares.sum())
                 for place, share in enumerate(shares.tolist()):
-                    total.add_(value[place], alpha=share)  # client by client: a float64 copy of all would cost more
+                    if share:  # of a client that does not count even NaN may not enter
+                        total.add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
                 sums[name] = total
         return sums
 
@@ -76,8 +85,9 @@ class Trained:
             Items `int64 [n]`, which may repeat; what to add to their rows, `float64 [n, d]`; and the sum of shares
             times drifts, which is how often the table itself is to be added, to every row.
         """
-        drifts = shares * (self.untouched.double().cpu() - 1)
-        real = torch.arange(self.block.touched.shape[1]) < torch.tensor(self.block.touched_counts)[:, None]
+        drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
+        counts = torch.where(shares != 0, torch.tensor(self.block.touched_counts), 0)
+        real = torch.arange(self.block.touched.shape[1]) < counts[:, None]
         real = real.to(self.block.touched.device)
         items = self.block.touched[real]
         rows = self.start[name][items].double()
@@ -100,12 +110,17 @@ class Trained:
         count = self.block.touched_counts[place]
         return self.block.touched[place, :count], count
 
-    def _table_square(self, name: str, place: int) -> float:
+    def _table_power(self, name: str, place: int, order: int) -> float:
+        """Sum over a table's coordinates of the change's square (order 2) or magnitude (1)."""
         items, count = self._touched(place)
         rows = self.start[name][items].double()
-        square = (self.values[name][place, :count].double() - rows).square().sum()
+        total = _power(self.values[name][place, :count].double() - rows, order).sum()
         drift = float(self.untouched[place]) - 1
         if drift:
-            rest = self.start[name].double().square().sum() - rows.square().sum()
-            square = square + drift**2 * rest
-        return float(square)
+            rest = _power(self.start[name].double(), order).sum() - _power(rows, order).sum()
+            total = total + abs(drift) ** order * rest
+        return float(total)
+
+
+def _power(change: Tensor, order: int) -> Tensor:
+    return change.square() if order == 2 else change.abs()

@@ -96,4 +96,6 @@ def _print_table(result: Result) -> None:
     shown += [name for name in ("ndcg@10",) if name in result.metrics]
     console = Console()
     console.print(comparison_table(rows, shown))
+    for line in result.privacy:
+        console.print(line, highlight=False)
     console.print(f"{len(result.users)} users, {len(result.rounds)} rounds. Run folder:")

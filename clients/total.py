@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running sums of a node: weighted updates, or updates that each client protects before they are added.
+
+A client whose update is not a number counts as a zero update where updates are protected: it is among the clients of
+the sum, and nothing of it is in the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from clients.steps.base import Update
+from fedrec.cohort.trained import Trained
+from fedrec.privacy.mechanisms import Source
+from fedrec.privacy.protection import Protection
+from fedrec.row_sum import Change, RowAccumulator, RowSum
+from fedrec.wire import TrainSum, Weighting
+
+
+class Total:
+    """Sums in float64, in the order in which clients are added.
+
+    Args:
+        arrays: the global parameters.
+        item_tables: names of those of which clients touch few rows.
+        weighting: how much a client's update counts, where it is not protected.
+        protection: what each client does to its update first.
+        source: where a client's own noise comes from.
+        round_: the round, which noise is drawn for.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        item_tables: Collection[str],
+        weighting: Weighting,
+        protection: Protection | None,
+        source: Source,
+        round_: int,
+    ) -> None:
+        self.arrays, self.weighting, self.protection = arrays, weighting, protection
+        self.source, self.round = source, round_
+        sent = arrays if protection is None else protection.names
+        self.tables = {name: RowAccumulator(arrays[name].shape) for name in sent if name in item_tables}
+        self.dense = {name: np.zeros(arrays[name].shape) for name in sent if name not in item_tables}
+        self.clients, self.weight, self.examples, self.unclipped = 0, 0.0, 0, 0
+        self.loss, self.losses = 0.0, 0
+
+    def add(self, client: int, update: Update) -> None:
+        """One client's update."""
+        delta = {name: value.cpu().numpy().astype(np.float64) for name, value in update.delta.items()}
+        norm = self._clip.measure({name: delta[name] for name in self._sent}) if self.protection else 0.0
+        (share,) = self._shares([update.examples], np.array([norm]))
+        for name in self._sent if share else ():
+            change = share * delta[name]
+            if name in self.tables:
+                rows = np.flatnonzero(change.any(axis=1))
+                self.tables[name].add(rows, change[rows])
+            else:
+                self.dense[name] += change
+        self._count([client], [share], [update.examples], [update.loss])
+
+    def add_block(self, clients: Sequence[int], trained: Trained) -> None:
+        """The updates of a whole block."""
+        examples = trained.block.examples
+        norms = trained.norms(self._sent, self.protection.order).numpy() if self.protection else np.zeros(len(clients))
+        shares = self._shares(examples, norms)
+        weights = torch.tensor(shares, dtype=torch.float64)
+        for name, value in trained.dense_sums(weights, self.dense).items():
+            self.dense[name] += value.cpu().numpy()
+        for name in self.tables:
+            items, moved, drift = trained.row_sums(name, weights)
+            self.tables[name].add(items.cpu().numpy(), moved.cpu().numpy(), drift)
+        self._count(clients, shares, examples, trained.losses())
+
+    def sum(self) -> TrainSum:
+        """The sums so far, in the parameters' own type; of a table with less than half its rows changed, these rows."""
+        found: dict[str, Change] = {name: value.astype(self.arrays[name].dtype) for name, value in self.dense.items()}
+        for name, table in self.tables.items():
+            total, kind = table.total(), self.arrays[name].dtype
+            if 2 * len(total.rows) < total.shape[0]:
+                found[name] = RowSum(total.shape, total.rows, total.values.astype(kind), total.drift)
+            else:
+                found[name] = total.dense(self.arrays[name]).astype(kind)
+        ordered = {name: found[name] for name in self.arrays if name in found}
+        if self.protection is not None and self.protection.silent:
+            return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0, self.unclipped)
+        return TrainSum(ordered, self.clients, self.weight, self.examples, self.loss, self.losses, self.unclipped)
+
+    @property
+    def _sent(self) -> list[str]:
+        return list(self.arrays) if self.protection is None else list(self.protection.names)
+
+    @property
+    def _clip(self):
+        return self.protection.clip  # type: ignore[union-attr]
+
+    def _shares(self, examples: Sequence[int], norms: np.ndarray) -> list[float]:
+        """What each client's update is multiplied by."""
+        if self.protection is None:
+            return [1.0 if self.weighting == "uniform" else float(count) for count in examples]
+        if self.protection.counted:
+            self.unclipped += int((norms <= self.protection.clip_norm).sum())
+        return self.protection.clip.factors(norms).tolist()
+
+    def _count(
+        self, clients: Sequence[int], shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]
+    ) -> None:
+        self.clients += len(clients)
+        # A protected client counts the same whatever it was multiplied by.
+        self.weight += sum(shares) if self.protection is None else len(clients)
+        self.examples += sum(examples)
+        for client, loss in zip(clients, losses, strict=True):
+            if math.isfinite(loss):
+                self.loss, self.losses = self.loss + loss, self.losses + 1
+            self._add_noise(client)
+
+    def _add_noise(self, client: int) -> None:
+        """A client's own noise, on every coordinate."""
+        if self.protection is None or not self.protection.noise_scale:
+            return
+        shapes = {name: array.shape for name, array in self.arrays.items()}
+        for name, noise in self.protection.noise(shapes, self.source, self.round, client).items():
+            if name in self.tables:
+                self.tables[name].add(np.arange(len(noise)), noise)
+            else:
+                self.dense[name] += noise

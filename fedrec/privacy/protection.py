@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client does to its update before it leaves the device, as the server asks for it in a training message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.mechanisms import Source, add_noise
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Clipping, and noise where clients add it.
+
+    Attributes:
+        clip_norm: bound S on the norm of a client's whole update, over `names` together.
+        order: 2 for the L2 norm, 1 for L1.
+        names: parameters that may leave the device; the update of all others counts as zero.
+        noise_scale: noise that each client adds to its clipped update; 0 where the server adds it.
+        mechanism: distribution of that noise.
+        counted: whether the node also says how many clients were not clipped (adaptive clipping).
+        silent: whether losses and numbers of examples stay on the device.
+    """
+
+    clip_norm: float
+    order: int
+    names: tuple[str, ...]
+    noise_scale: float = 0.0
+    mechanism: Literal["gaussian", "laplace"] = "gaussian"
+    counted: bool = False
+    silent: bool = False
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Protection:
+        """From JSON as `text` wrote it."""
+        table = json.loads(text)
+        return cls(**{**table, "names": tuple(table["names"])})
+
+    @property
+    def clip(self) -> Clip:
+        """The clip."""
+        return Clip(self.clip_norm, self.order)
+
+    def noise(self, shapes: Mapping[str, tuple[int, ...]], source: Source, *address: int) -> dict[str, np.ndarray]:
+        """One client's noise on every coordinate of `names`, touched or not.
+
+        Args:
+            shapes: shapes of the parameters.
+            source: where it comes from.
+            address: round and client.
+        """
+        zeros = {name: np.zeros(shapes[name]) for name in self.names}
+        return add_noise(zeros, self.noise_scale, source, *address, mechanism=self.mechanism)

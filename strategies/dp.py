@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User-level differential privacy around any additive strategy (DP-FedAvg; PrivRec section 2.3, algorithm 2).
+
+In a round every client clips its whole update, the nodes add them, noise is added once to the sum on every coordinate,
+and the noisy sum over a fixed denominator is what the strategy applies: its learning rate scales signal and noise
+alike, which costs no privacy. Each round is charged before its noise is drawn.
+
+What fails counts as a zero update: a client whose update is not a number, a node that does not answer in time or sends
+no numbers. The denominator stays and nobody is drawn in its place. A node's sum is bounded once more on the server, to
+the clip norm times the clients that it was asked for (one, for a phone), so that no node moves the sum further than
+its clients may.
+
+Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning rate, and
+`fedrec.privacy.clipping` for where the clip stands.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy.clipping import AdaptiveClip, Clip
+from fedrec.privacy.events import Event
+from fedrec.privacy.mechanisms import Source, add_noise, noisy_count
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.protection import Protection
+from fedrec.row_sum import Change, RowSum, added, dense_change
+from fedrec.wire import TrainSum, Weighting
+
+log = logging.getLogger("fedrec")
+
+
+class DpFedAvg:
+    """Makes a strategy's rounds differentially private.
+
+    Args:
+        plan: sampler, clip, noise and denominator.
+        phase: the stage of training that this is for.
+        source: where noise comes from.
+        charge: pays for a round; called before its noise is drawn.
+    """
+
+    def __init__(self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]) -> None:
+        self.plan, self.phase, self.source, self.charge = plan, phase, source, charge
+
+    def refuse_unequal(self, strategy: str, weighting: Weighting) -> None:
+        """Refuse a strategy that weights clients by their data.
+
+        Raises:
+            ExperimentError: it does.
+        """
+        if weighting != "uniform":
+            raise ExperimentError(
+                f"strategy {strategy!r} cannot be made private as it is",
+                expected="every client counts the same",
+                got=f"weighting {weighting!r}: one client's share of the sum has no bound",
+                fix="set strategy.weighting = 'uniform', or strategy.name = 'reptile'",
+            )
+
+    def protection(self, names: Sequence[str]) -> Protection:
+        """What clients do to their updates in the next round."""
+        plan = self.plan
+        return Protection(
+            clip_norm=plan.clip_norm,
+            order=plan.norm_order,
+            names=tuple(plan.trained(names)),
+            noise_scale=plan.client_noise_scale,
+            mechanism=plan.config.mechanism,
+            counted=plan.config.adaptive_clip is not None,
+            silent=plan.config.mode == "secure",
+        )
+
+    def release(
+        self, round_number: int, theta: Mapping[str, np.ndarray], sums: Sequence[tuple[TrainSum, int]]
+    ) -> dict[str, Change]:
+        """The noisy sum of a round; parameters that are not trained under noise do not change.
+
+        Args:
+            round_number: the round.
+            theta: the parameters that the clients started from.
+            sums: what each node answered, with the number of clients that it was asked for, in node order.
+        """
+        self.charge(round_number, self.plan.event(self.phase))
+        names = self.plan.trained(theta)
+        bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
+        total = {name: _total(name, bounded, theta) for name in names}
+        answered = sum(min(reply.clients, asked) for reply, asked in sums)
+        plan = self.plan
+        noisy = add_noise(total, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
+        missing = plan.missing_noise_std(answered)
+        if missing:
+            log.warning("round %d: noise of %d missing clients added by the server", round_number, answered)
+            noisy = add_noise(noisy, missing, self.source, round_number, 0)
+        self._follow_quantile(round_number, sums)
+        return {name: noisy.get(name, _nothing(value)) for name, value in theta.items()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The present clip norm, which adaptive clipping moves."""
+        return {"clip-norm": np.asarray(self.plan.clip_norm)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take back what `state` gave."""
+        self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
+
+    def _bounded(
+        self, total: Mapping[str, Change], names: Sequence[str], theta: Mapping[str, np.ndarray], asked: int
+    ) -> Mapping[str, Change]:
+        """A node's sum with the norm that its clients' clipped updates can have at most; zero if it is no such sum."""
+        if not all(name in total and _is_change(total[name], theta[name]) for name in names):
+            log.warning("a node's sum has wrong shapes or is not finite, and counts as zero")
+            return {name: _nothing(theta[name]) for name in names}
+        own = {name: total[name] for name in names}
+        if self.plan.client_noise_scale:
+            return own  # the clients' noise has no bound
+        return _scaled(own, theta, Clip(self.plan.clip_norm * asked, self.plan.norm_order))
+
+    def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
+        adaptive, std = self.plan.config.adaptive_clip, self.plan.count_noise_std
+        if adaptive is None or std is None:
+            return
+        clip = AdaptiveClip(self.plan.clip_norm, adaptive.quantile, adaptive.learning_rate, self.plan.denominator)
+        counted = [(min(max(reply.unclipped, 0), asked), min(reply.clients, asked)) for reply, asked in sums]
+        count = sum(unclipped - clients / 2 for unclipped, clients in counted)
+        self.plan = self.plan.at_clip_norm(clip.after(noisy_count(count, std, self.source, round_number)).norm)
+
+
+def _is_change(change: Change, table: np.ndarray) -> bool:
+    """Whether a change fits a table and is made of numbers."""
+    if not isinstance(change, RowSum):
+        return change.shape == table.shape and bool(np.isfinite(change).all())
+    rows = change.rows
+    fits = change.shape == table.shape and change.values.shape == (len(rows), *table.shape[1:])
+    inside = fits and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < len(table) and (np.diff(rows) > 0).all()))
+    return bool(inside and np.isfinite(change.values).all() and np.isfinite(change.drift))
+
+
+def _scaled(total: Mapping[str, Change], theta: Mapping[str, np.ndarray], clip: Clip) -> Mapping[str, Change]:
+    """Changes scaled so that their norm, over all of them together, is at most that of the clip."""
+    parts = {}
+    for name, change in total.items():
+        sparse = isinstance(change, RowSum) and not change.drift
+        parts[name] = change.values if isinstance(change, RowSum) and sparse else dense_change(change, theta[name])
+    factor = float(clip.factors(np.array([clip.measure(parts)]))[0])
+    if factor == 1:
+        return total
+    scaled: dict[str, Change] = {}
+    for name, change in total.items():
+        if isinstance(change, RowSum):
+            scaled[name] = RowSum(change.shape, change.rows, change.values * factor, change.drift * factor)
+        else:
+            scaled[name] = change * factor
+    return scaled
+
+
+def _total(name: str, sums: Sequence[Mapping[str, Change]], theta: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The nodes' sums of a parameter as one whole array, float64."""
+    total: Change = _nothing(theta[name])
+    for own in sums:
+        total = added(total, own[name], theta[name])
+    return dense_change(total, theta[name])
+
+
+def _nothing(table: np.ndarray) -> Change:
+    """A change that changes nothing."""
+    if table.ndim < 2:
+        return np.zeros(table.shape)
+    return RowSum(table.shape, np.empty(0, dtype=np.int64), np.empty((0, *table.shape[1:])))
