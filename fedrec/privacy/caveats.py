@@ -25,10 +25,16 @@ def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
         plan: what was done.
         backend: accountant, when it is not the plan's own.
     """
-    return [*_about_the_number(plan, backend or plan.config.backend), *_about_the_system(plan), *_about_the_rest(plan)]
+    return [
+        *warnings(plan, backend=backend),
+        *_about_the_number(plan),
+        *_about_the_system(plan),
+        *_about_the_rest(plan),
+    ]
 
 
-def _about_the_number(plan: Plan, backend: str) -> Iterator[str]:
+def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
+    """Those sentences without which the number misleads, see `caveats`."""
     if backend == "paper":
         yield (
             "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client of a round as a "
@@ -39,6 +45,9 @@ def _about_the_number(plan: Plan, backend: str) -> Iterator[str]:
             f"delta {plan.delta:g} is above 1/N = {1 / plan.clients:.2g}: publishing one client's data whole, picked "
             f"at random, would be allowed. Choose delta below 1/N."
         )
+
+
+def _about_the_number(plan: Plan) -> Iterator[str]:
     if plan.config.adjacency == "replace-one":
         yield "Neighbours differ in all data of one client, exchanged for another's; the number of clients is public."
     else:

@@ -98,11 +98,13 @@ class RdpBackend(Backend):
 
     def epsilons(self, before: Mapping[Release, int], release: Release, rounds: np.ndarray, delta: float) -> np.ndarray:
         """See `Backend.epsilons`; all rounds at once."""
-        curves = self._sum(before) + np.asarray(rounds, dtype=np.float64)[:, None] * self.whole_curve(release)
-        return epsilon_of(curves, delta)[0]
+        counts = np.asarray(rounds, dtype=np.float64)[:, None]
+        curves = np.zeros((len(counts), len(ORDERS)))
+        np.multiply(counts, self.whole_curve(release), out=curves, where=counts > 0)  # no release costs 0, not 0 * inf
+        return epsilon_of(self._sum(before) + curves, delta)[0]
 
     def _sum(self, releases: Mapping[Release, int]) -> np.ndarray:
         total = np.zeros(len(ORDERS))
         for release, count in releases.items():
-            total += count * self.whole_curve(release)
+            total += count * self.whole_curve(release) if count else 0.0
         return total

@@ -170,6 +170,7 @@ def _print_table(question: Question, plan: Plan, report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedrec.privacy.caveats import warnings
     from fedrec.privacy.explain import sentence
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -179,5 +180,5 @@ def _print_table(question: Question, plan: Plan, report: Report) -> None:
             table.add_row(key.replace("_", " "), shown)
     Console().print(table)
     typer.echo(sentence(report, plan.config.adjacency))
-    if question.backend == "paper":
-        typer.echo(report.caveats[0])
+    for warning in warnings(plan, backend=question.backend):
+        typer.echo(warning)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain words: the ceilings are the published ones, and the caveats are those of the plan."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedrec.privacy.explain import attack_ceiling, lines, odds_ceiling, posterior_ceiling
+from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.question import report
+
+
+def said(sampler="fixed-size", clients=500, backend=None, **settings):
+    settings = {key.replace("_", "-"): value for key, value in settings.items()}
+    config = PrivacyConfig.parse({"clip-norm": 1.0, "noise-multiplier": 3.0, **settings})
+    plan = Plan.of(config, sampler, {"cohort": 50}, clients, 20)
+    return " ".join(lines(report(plan, backend=backend), config.adjacency))
+
+
+@pytest.mark.parametrize(("epsilon", "accuracy"), [(0, 0.5), (2, 0.881), (5, 0.9933), (15, 1.0), (math.inf, 1.0)])
+def test_accuracy_of_membership_attacks(epsilon, accuracy):
+    assert attack_ceiling(epsilon, 0.0) == pytest.approx(accuracy, abs=5e-4)
+    assert attack_ceiling(epsilon, 1.0) == pytest.approx(1.0) and attack_ceiling(epsilon, 1e-5) <= 1.0
+
+
+def test_odds_and_beliefs():
+    assert odds_ceiling(math.log(3)) == pytest.approx(3) and odds_ceiling(1e4) == math.inf
+    assert posterior_ceiling(math.log(3)) == pytest.approx(0.75)
+    assert posterior_ceiling(math.log(3), 0.25) == pytest.approx(0.5)  # odds 1 : 3 become 1 : 1
+    assert posterior_ceiling(5.0, 0.0) == 0 and posterior_ceiling(5.0, 1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "server is trusted"),
+        ({"placement": "distributed", "max_dropouts": 4}, "when 4 clients"),
+        ({"placement": "local"}, "all 20 rounds"),
+        ({"delta": 0.01}, "above 1/N"),
+        ({}, "Whoever knows the seed"),
+        ({}, "exchanged for another's"),
+        ({}, "early stopping"),
+        ({}, "drawn uniformly from all 500"),
+        ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
+        ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
+        ({"stages": ["main"]}, "item sequences are users' data"),
+        ({"paper_noise_order": True}, "algorithm 2"),
+        ({"backend": "paper"}, "comparison only"),
+        ({"noise_multiplier": 0.0}, "epsilon is infinite"),
+    ],
+    ids=str,
+)
+def test_what_the_plan_leaves_out_is_said(settings, expected):
+    assert expected in said(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unsaid"),
+    [
+        ({"mode": "secure"}, "Whoever knows the seed"),
+        ({"delta": 1e-4}, "above 1/N"),
+        ({"placement": "local"}, "server is trusted"),
+        ({"clients": 50}, "Amplification"),
+        ({}, "item sequences"),
+        ({}, "comparison only"),
+    ],
+    ids=str,
+)
+def test_what_does_not_concern_the_plan_is_not_said(settings, unsaid):
+    assert unsaid not in said(**settings)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: on the disk before it counts, never refunded, whole after a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+
+from fedrec.errors import ExperimentError, RunError
+from fedrec.privacy.accounting import Accountant
+from fedrec.privacy.events import GaussianRound, NonPrivate
+from fedrec.privacy.ledger import Charge, Ledger
+from fedrec.privacy.sampling import FixedSize, Poisson
+
+EVENT = GaussianRound(FixedSize(7, 90), "replace-one", 1.1, count_multiplier=1 / 3)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "privacy.jsonl"
+
+
+def epsilon_of(count, *others):
+    accountant = Accountant("tight-rdp")
+    accountant.step(EVENT, count)
+    for event in others:
+        accountant.step(event)
+    return accountant.epsilon(1e-5).epsilon
+
+
+def test_charges_are_kept_exactly(path):
+    ledger = Ledger(path, "tight-rdp")
+    assert ledger.spent(1e-5).epsilon == 0 and not path.exists()
+    for number in (1, 2, 3):
+        ledger.charge(number, EVENT)
+    ledger.charge(4, EVENT, 2)
+    again = Ledger(path, "tight-rdp")
+    assert again.charges == [Charge(1, EVENT), Charge(2, EVENT), Charge(3, EVENT), Charge(4, EVENT, 2)]
+    assert again.spent(1e-5) == ledger.spent(1e-5)
+    assert again.spent(1e-5).epsilon == pytest.approx(epsilon_of(5), rel=1e-12)
+
+
+def test_a_round_that_is_run_again_is_charged_again(path):
+    for _ in range(3):
+        Ledger(path).charge(1, EVENT)
+    assert [charge.round_number for charge in Ledger(path).charges] == [1, 1, 1]
+
+
+def test_a_charge_is_synced_before_it_returns(path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (real(handle), synced.append(path.read_bytes() if path.exists() else b""))
+    )
+    Ledger(path).charge(1, EVENT)
+    assert synced[-1].endswith(b"\n") and json.loads(synced[-1])["round"] == 1
+
+
+def test_a_last_line_that_was_cut_off_is_dropped_and_overwritten(path, caplog):
+    ledger = Ledger(path)
+    ledger.charge(1, EVENT)
+    whole = path.read_bytes()
+    ledger.charge(2, EVENT)
+    line = path.read_bytes()[len(whole) :]
+    for kept in (1, len(line) // 2, len(line) - 1):
+        path.write_bytes(whole + line[:kept])
+        torn = Ledger(path)
+        assert torn.charges == [Charge(1, EVENT)] and "cut off" in caplog.text
+        torn.charge(9, EVENT)
+        assert Ledger(path).charges == [Charge(1, EVENT), Charge(9, EVENT)]
+
+
+def test_damage_elsewhere_is_an_error(path):
+    ledger = Ledger(path)
+    ledger.charge(1, EVENT)
+    ledger.charge(2, EVENT)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged in (b"{}\n" + lines[1], lines[0][:20] + b"\n" + lines[1], lines[0] + b"\x00\x01\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(RunError, match="damaged"):
+            Ledger(path)
+
+
+def test_a_charge_that_cannot_be_written_is_an_error_and_counts(path, monkeypatch):
+    ledger = Ledger(path)
+    ledger.charge(1, EVENT)
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left"):
+        ledger.charge(2, EVENT)
+    monkeypatch.undo()
+    assert len(ledger.charges) == 2
+    ledger.charge(3, EVENT)
+    assert [charge.round_number for charge in Ledger(path).charges] == [1, 3]
+
+
+def test_a_round_beyond_the_budget_is_refused_before_it_is_run(path):
+    ledger = Ledger(path, "tight-rdp")
+    budget = (epsilon_of(3) + epsilon_of(4)) / 2
+    for number in (1, 2, 3):
+        assert not ledger.would_exceed(EVENT, budget, 1e-5)
+        ledger.refuse_beyond(EVENT, budget, 1e-5)
+        ledger.charge(number, EVENT)
+    size = path.stat().st_size
+    assert ledger.would_exceed(EVENT, budget, 1e-5) and Ledger(path, "tight-rdp").would_exceed(EVENT, budget, 1e-5)
+    assert not ledger.would_exceed(EVENT, None, 1e-5)
+    with pytest.raises(RunError, match="budget"):
+        ledger.refuse_beyond(EVENT, budget, 1e-5)
+    assert path.stat().st_size == size
+
+
+def test_what_was_not_private_is_remembered(path):
+    Ledger(path).charge(0, NonPrivate("item sequences", "ssl"))
+    ledger = Ledger(path, "tight-rdp")
+    ledger.charge(1, EVENT)
+    report = ledger.spent(1e-5)
+    assert report.epsilon == math.inf and report.phases["training"] == pytest.approx(epsilon_of(1))
+
+
+def test_events_that_do_not_add_up_are_refused_before_anything_is_written(path):
+    ledger = Ledger(path)
+    ledger.charge(1, EVENT)
+    before = path.read_bytes()
+    with pytest.raises(ExperimentError, match="adjacencies"):
+        ledger.charge(2, GaussianRound(Poisson(0.1), "add-remove", 1.0))
+    assert path.read_bytes() == before and len(ledger.charges) == 1

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise: its scale to well below one per cent, its shape, that it hits everything, and that it never repeats."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy.mechanisms import (
+    Reproducible,
+    Secure,
+    add_noise,
+    noisy_count,
+    secure_fixed_size,
+    secure_poisson,
+    source_of,
+)
+
+SIZE = 400_000
+SOURCES = [Reproducible(7), Secure()]
+KINDS = {"gaussian": (stats.norm, 1.0, 2.0), "laplace": (stats.laplace, math.sqrt(2), 5.0)}
+
+
+def draw(source, mechanism="gaussian", scale=3.0, size=SIZE, address=(1,)):
+    return add_noise({"x": np.zeros(size)}, scale, source, *address, mechanism=mechanism)["x"].astype(np.float64)
+
+
+def accepts(sample, mechanism, scale):
+    """Whether the sample's variance fits the scale: five standard errors, which is far below 1% of the scale."""
+    _, std, fourth = KINDS[mechanism]
+    error = math.sqrt((fourth if mechanism == "laplace" else 2.0) / len(sample))
+    return abs(np.mean((sample / (scale * std)) ** 2) - 1) < 5 * error
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["reproducible", "secure"])
+@pytest.mark.parametrize("mechanism", KINDS)
+def test_scale_and_shape(source, mechanism):
+    noise = draw(source, mechanism)
+    assert accepts(noise, mechanism, 3.0)
+    if mechanism == "gaussian":  # the test would see one per cent
+        assert not accepts(noise * 1.012, mechanism, 3.0) and not accepts(noise * 0.988, mechanism, 3.0)
+    else:
+        assert not accepts(noise * 1.02, mechanism, 3.0) and not accepts(noise * 0.98, mechanism, 3.0)
+    distribution = KINDS[mechanism][0]
+    assert stats.kstest(noise / 3.0, distribution.cdf).pvalue > 1e-4
+    assert stats.kstest(noise / 3.0 * 1.02, distribution.cdf).pvalue < 1e-4
+    assert abs(noise.mean()) < 5 * 3.0 * KINDS[mechanism][1] / math.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["reproducible", "secure"])
+@pytest.mark.parametrize("mechanism", KINDS)
+def test_rounds_parameters_and_clients_have_noise_of_their_own(source, mechanism):
+    size = 20_000
+    arrays = {"a": np.zeros(size), "b": np.zeros(size)}
+    first, second = (add_noise(arrays, 1.0, source, number, mechanism=mechanism) for number in (1, 2))
+    client = add_noise(arrays, 1.0, source, 1, 5, mechanism=mechanism)
+    all_noise = [first["a"], first["b"], second["a"], second["b"], client["a"], client["b"]]
+    correlation = np.corrcoef(all_noise) - np.eye(6)
+    assert np.abs(correlation).max() < 6 / math.sqrt(size)
+    halves = np.corrcoef(first["a"][::2], first["a"][1::2])[0, 1]
+    assert abs(halves) < 6 / math.sqrt(size / 2)
+
+
+def test_reproducible_noise_repeats_and_secure_noise_does_not():
+    assert (draw(Reproducible(3), size=100) == draw(Reproducible(3), size=100)).all()
+    assert (draw(Reproducible(3), size=100) != draw(Reproducible(4), size=100)).all()
+    assert (draw(Secure(), size=100) != draw(Secure(), size=100)).all()
+    assert isinstance(source_of("secure", 1), Secure) and isinstance(source_of("reproducible", 1), Reproducible)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["reproducible", "secure"])
+def test_every_coordinate_gets_noise_on_top_of_its_value(source):
+    arrays = {
+        "table": np.zeros((50, 3)),
+        "bias": np.full(4, 1000.0),
+        "scalar": np.array(-5.0),
+        "none": np.zeros((0, 2)),
+    }
+    found = add_noise(arrays, 0.01, source, 1)
+    assert {name: value.shape for name, value in found.items()} == {name: v.shape for name, v in arrays.items()}
+    assert all(value.dtype == np.float32 for value in found.values())
+    assert (found["table"] != 0).all() and np.abs(found["bias"] - 1000).max() < 0.1 and found["scalar"] != -5
+    assert (arrays["table"] == 0).all()
+
+
+def test_no_noise_is_no_noise():
+    exact = {"x": np.array([1.0, 2.5])}
+    assert (add_noise(exact, 0.0, Secure(), 1)["x"] == exact["x"]).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "address"),
+    [([math.nan], 1.0, (1,)), ([math.inf], 1.0, (1,)), ([0.0], -1.0, (1,)), ([0.0], math.nan, (1,)), ([0.0], 1.0, ())],
+    ids=str,
+)
+def test_what_noise_cannot_hide_is_refused(values, scale, address):
+    with pytest.raises(ExperimentError):
+        add_noise({"x": np.array(values)}, scale, Reproducible(0), *address)
+
+
+def test_a_count_gets_noise_of_its_standard_deviation():
+    source = Reproducible(11)
+    counts = np.array([noisy_count(40.0, 2.0, source, number) for number in range(4000)])
+    assert counts.mean() == pytest.approx(40.0, abs=5 * 2 / math.sqrt(4000))
+    assert counts.std() == pytest.approx(2.0, rel=5 / math.sqrt(2 * 4000))
+    beside = [source.gaussian(1, "x", number)[0] for number in range(4000)]
+    assert abs(np.corrcoef(counts, beside)[0, 1]) < 5 / math.sqrt(4000)
+
+
+def test_secure_cohorts_have_their_size_and_are_uniform():
+    clients = np.arange(100, 120)
+    fixed = [secure_fixed_size(clients, 5) for _ in range(4000)]
+    assert all(len(set(cohort)) == 5 and (np.diff(cohort) > 0).all() for cohort in fixed)
+    drawn = np.bincount(np.concatenate(fixed) - 100, minlength=20)
+    assert stats.chisquare(drawn).pvalue > 1e-5
+    sizes = np.array([len(secure_poisson(clients, 0.25)) for _ in range(4000)])
+    assert sizes.mean() == pytest.approx(5.0, abs=5 * math.sqrt(20 * 0.25 * 0.75 / 4000))
+    assert sizes.var() == pytest.approx(20 * 0.25 * 0.75, rel=0.15)
+    assert (secure_poisson(clients, 1.0) == clients).all()

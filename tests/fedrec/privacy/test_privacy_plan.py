@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: sensitivity, noise and event fit together, hand-computed; what does not fit is refused with its reason."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment import load
+from fedrec.privacy.accounting import Accountant
+from fedrec.privacy.adjacency import Multipliers
+from fedrec.privacy.events import GaussianRound, LaplaceRound, NonPrivate, Release
+from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.privacy.sampling import FixedSize, Full, Poisson
+
+
+def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, server_lr=1.0, **settings):
+    settings = {"clip-norm": 40.0, **{key.replace("_", "-"): value for key, value in settings.items()}}
+    if "epsilon" not in settings:
+        settings = {"noise-multiplier": 1.0, **settings}
+    config = PrivacyConfig.parse(settings, at="privacy")
+    return Plan.of(config, sampler, {"cohort": cohort}, clients, rounds, server_lr=server_lr)
+
+
+def test_privrecs_own_example():
+    """S = 40, M = 30, z = 1: sigma = 2 S z / M = 2.667 (section 2.3.2), whose norm over 237,184 coordinates is 1299."""
+    found = plan()
+    assert (found.sensitivity, found.noise_std, found.denominator) == (80.0, 80.0, 30.0)
+    assert found.mean_noise_std == pytest.approx(8 / 3)
+    assert found.noise_norm(3706 * 64) == pytest.approx(1298.7, abs=0.1)
+    assert found.event() == GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
+
+
+def test_the_two_conventions_differ_by_two():
+    assert Multipliers.of(80.0, 40.0) == Multipliers(replace_one=1.0, add_remove=2.0)
+    by_clip = plan(noise_relative_to="clip-norm")
+    assert (by_clip.noise_std, by_clip.noise_multiplier) == (40.0, 0.5)
+    poisson = plan("poisson", adjacency="add-remove")
+    assert (poisson.sensitivity, poisson.noise_std, poisson.event().noise_multiplier) == (40.0, 40.0, 1.0)
+    assert poisson.sampling == Poisson(30 / 4800) and poisson.denominator == 30.0
+    assert plan("poisson", adjacency="add-remove", noise_relative_to="clip-norm").noise_std == 40.0
+
+
+def test_delta_by_default_is_small_enough():
+    assert plan().delta == 1e-5
+    assert plan(clients=10**6).delta == pytest.approx(10 ** (-6.6))
+    assert plan(delta=1e-7).delta == 1e-7
+
+
+@pytest.mark.parametrize(("server_lr", "expected"), [(0.1, 0.0732), (0.5, 0.503), (1.0, 1.525), (2.0, 11.77)])
+def test_noise_in_the_papers_order_costs_what_it_really_costs(server_lr, expected):
+    """M = 30 of 4800, T = 1000, delta 1e-6, multiplier z / alpha2. The values come from an independent implementation;
+    for alpha2 = 0.1 dp-accounting's Poisson bound, 0.0707 on a fine grid, is the lower end of what it can be."""
+    found = plan(paper_noise_order=True, server_lr=server_lr, backend="pld")
+    # Times alpha2, the sum's noise is again the paper's 2 S z, whatever alpha2 is.
+    assert found.noise_std * server_lr == pytest.approx(80.0)
+    accountant = Accountant("pld")
+    accountant.step(found.event(), 1000)
+    assert accountant.epsilon(1e-6).epsilon == pytest.approx(expected, rel=6e-3)
+    assert plan(server_lr=server_lr).noise_std == 80.0
+
+
+def test_everybody_in_the_cohort_is_not_amplified():
+    found = plan(cohort=4800)
+    assert found.sampling == Full() and found.denominator == 4800
+
+
+def test_calibrated_noise_keeps_the_target_for_all_rounds_and_no_more():
+    found = plan(epsilon=3.0, rounds=200, backend="tight-rdp")
+    accountant = Accountant("tight-rdp")
+    accountant.step(found.event(), 199)
+    assert not accountant.would_exceed(found.event(), found.budget, found.delta)
+    accountant.step(found.event())
+    assert accountant.epsilon(found.delta).epsilon == pytest.approx(3.0, rel=1e-3)
+    assert accountant.would_exceed(found.event(), found.budget, found.delta)
+    assert plan().budget is None and plan(budget=2.5).budget == 2.5
+
+
+def test_laplace_is_clipped_in_l1_and_has_its_own_event():
+    found = plan(mechanism="laplace")
+    assert found.norm_order == 1 and plan().norm_order == 2
+    assert found.noise_scale == 80.0 and found.noise_std == pytest.approx(80 * math.sqrt(2))
+    assert found.event() == LaplaceRound(FixedSize(30, 4800), "replace-one", 1.0)
+
+
+def test_distributed_shares_add_up_with_the_tolerated_dropouts_and_the_rest_is_known():
+    found = plan(placement="distributed", max_dropouts=5)
+    share = found.client_noise_scale
+    assert math.sqrt(25) * share == pytest.approx(found.noise_scale) and found.server_noise_scale == 0
+    assert found.missing_noise_std(30) == found.missing_noise_std(25) == 0
+    assert math.hypot(found.missing_noise_std(20), math.sqrt(20) * share) == pytest.approx(found.noise_scale)
+    assert found.event() == plan().event()
+    assert plan().client_noise_scale == 0 and plan().server_noise_scale == 80.0 and plan().missing_noise_std(3) == 0
+
+
+def test_local_noise_is_not_amplified_and_adds_up():
+    found = plan(placement="local")
+    assert found.event() == GaussianRound(Full(), "replace-one", 1.0)
+    assert found.client_noise_scale == 80.0 and found.noise_std == pytest.approx(80 * math.sqrt(30))
+    assert plan("poisson", placement="local").event() == found.event()
+
+
+@pytest.mark.parametrize(("sampler", "adjacency"), [("fixed-size", "replace-one"), ("poisson", "add-remove")])
+def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
+    """Andrew et al. 2021, theorem 1, by hand: z_sum = (z^-2 - (2 sigma_b)^-2)^-1/2 with both relative to S."""
+    settings = {"adjacency": adjacency, "cohort": 100, "adaptive_clip": {"quantile": 0.4}}
+    found = plan(sampler, **settings)
+    joint = 2.0 if adjacency == "replace-one" else 1.0
+    assert found.count_noise_std == 5.0
+    assert found.multipliers.add_remove == pytest.approx((joint**-2 - 10.0**-2) ** -0.5)
+    assert found.event().release.noise_multiplier == pytest.approx(1.0)
+    smaller = found.at_clip_norm(10.0)
+    assert smaller.noise_std == pytest.approx(found.noise_std / 4) and smaller.event() == found.event()
+    own = plan(sampler, **{**settings, "adaptive_clip": {"count-noise": 30.0}})
+    assert own.event().count_multiplier == (30.0 if adjacency == "replace-one" else 60.0)
+
+
+def test_no_noise_or_a_stage_without_noise_is_not_private():
+    assert isinstance(plan(noise_multiplier=0.0).event(), NonPrivate)
+    only_main = plan(stages=["main*"])
+    assert only_main.event("main") == GaussianRound(FixedSize(30, 4800), "replace-one", 1.0, phase="main")
+    assert isinstance(only_main.event("ssl"), NonPrivate) and only_main.event("ssl").phase == "ssl"
+
+
+def test_only_parameters_that_fit_a_pattern_are_trained():
+    names = ["item_id", "user_age", "layer0.weight", "layer0.bias"]
+    assert plan().trained(names) == names
+    assert plan(parameters=["layer*", "user_?ge"]).trained(names) == ["user_age", "layer0.weight", "layer0.bias"]
+    with pytest.raises(ExperimentError, match="item_idd"):
+        plan(parameters=["layer*", "item_idd"]).trained(names)
+
+
+REFUSED = [
+    ({"noise_multiplier": None}, "exactly one"),
+    ({"epsilon": 1.0, "noise_multiplier": 1.0}, "exactly one"),
+    ({"epsilon": 1.0, "budget": 2.0}, "budget"),
+    ({"clip_norm": None}, "clip-norm"),
+    ({"clip_norm": 0.0}, "greater than 0"),
+    ({"noise_multiplier": -1.0}, "greater than or equal to 0"),
+    ({"delta": 1.0}, "less than 1"),
+    ({"delta": 0.0}, "delta > 0"),
+    ({"backend": "paper"}, "autodp"),
+    ({"max_dropouts": 3}, "distributed"),
+    ({"placement": "distributed", "max_dropouts": 30}, "fewer than the 30"),
+    ({"placement": "distributed", "mechanism": "laplace"}, "Laplace"),
+    ({"placement": "distributed", "sampler": "poisson", "adjacency": "add-remove"}, "known size"),
+    ({"placement": "local", "adjacency": "add-remove"}, "sees who takes part"),
+    ({"placement": "local", "paper_noise_order": True}, "central"),
+    ({"placement": "local", "adaptive_clip": {}}, "central"),
+    ({"mechanism": "laplace", "adaptive_clip": {}}, "one release"),
+    ({"noise_multiplier": 0.0, "adaptive_clip": {}}, "noise-multiplier > 0"),
+    ({"paper_noise_order": True, "adaptive_clip": {}}, "fixed norm"),
+    ({"paper_noise_order": True, "epsilon": 1.0}, "undo the order"),
+    ({"adaptive_clip": {}, "cohort": 20}, "alone costs more"),
+    ({"sampler": "poisson"}, "no proven bound"),
+    ({"adjacency": "add-remove"}, "no proven bound"),
+    ({"sampler": "pkg.mod:Mine"}, "no privacy amplification"),
+    ({"cohort": 4801}, "1 to 4800"),
+    ({"cohort": 2.5}, "whole number"),
+    ({"rounds": 0}, "at least one"),
+    ({"clip_nrom": 1.0}, "clip-norm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_what_does_not_fit_is_refused_with_its_reason(settings, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        plan(**settings)
+
+
+def test_an_experiment_carries_its_privacy(tiny_experiment):
+    overrides = ["privacy.clip-norm=2", "privacy.noise-multiplier=1.5", "privacy.paper-noise-order=true"]
+    experiment = load(tiny_experiment(), [*overrides, "strategy.server-lr=0.5"])
+    assert load(experiment.table()) == experiment
+    found = Plan.of_experiment(experiment, 18)
+    assert found.event() == GaussianRound(FixedSize(6, 18), "replace-one", 3.0)
+    with pytest.raises(ExperimentError, match="no differential privacy"):
+        Plan.of_experiment(load(tiny_experiment()), 18)
+
+
+def test_noise_that_protects_nobody_is_no_release():
+    for multiplier in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ExperimentError, match="protects nobody"):
+            Release("gaussian", Full(), "replace-one", multiplier)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold for any number of rounds, rate, noise and delta."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrec.errors import ExperimentError, RunError
+from fedrec.privacy.accounting import Accountant
+from fedrec.privacy.calibration import calibrate
+from fedrec.privacy.events import (
+    GaussianRound,
+    LaplaceRound,
+    NonPrivate,
+    QuantileEstimate,
+    Release,
+    from_record,
+    to_record,
+)
+from fedrec.privacy.sampling import FixedSize, Full, Poisson
+
+BACKENDS = ("autodp", "tight-rdp", "pld")
+backends = st.sampled_from(BACKENDS)
+rounds = st.integers(1, 2000)
+multipliers = st.floats(0.4, 20)
+deltas = st.floats(1e-9, 1e-2)
+
+
+@st.composite
+def samplings(draw):
+    clients = draw(st.integers(2, 5000))
+    cohort = draw(st.integers(1, clients))
+    fixed = draw(st.booleans())
+    return (FixedSize(cohort, clients), "replace-one") if fixed else (Poisson(cohort / clients), "add-remove")
+
+
+@st.composite
+def releases(draw):
+    kind = draw(st.sampled_from([GaussianRound, LaplaceRound, QuantileEstimate]))
+    return kind(*draw(samplings()), draw(multipliers), phase=draw(st.sampled_from(["training", "ssl"])))
+
+
+events = st.one_of(releases(), st.builds(NonPrivate, st.text(max_size=20), st.just("ssl")))
+
+
+def epsilon(backend, delta, *counted):
+    accountant = Accountant(backend)
+    for event, count in counted:
+        accountant.step(event, count)
+    return accountant.epsilon(delta).epsilon
+
+
+@settings(max_examples=15, deadline=None)
+@given(backends, releases(), rounds, deltas, st.floats(1.05, 3))
+def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(backend, event, count, delta, factor):
+    less_noise = type(event)(event.sampling, event.adjacency, event.noise_multiplier / factor)
+    here = epsilon(backend, delta, (event, count))
+    assert 0 <= here <= epsilon(backend, delta, (event, math.ceil(count * factor))) * (1 + 1e-9) + 1e-9
+    assert here <= epsilon(backend, delta, (less_noise, count)) * (1 + 1e-6) + 1e-9
+    assert here <= epsilon(backend, delta / factor, (event, count)) * (1 + 1e-9) + 1e-9
+
+
+@settings(max_examples=12, deadline=None)
+@given(backends, st.integers(10, 5000), st.floats(0.01, 0.5), st.floats(1.1, 2), multipliers, rounds, st.booleans())
+def test_epsilon_grows_with_the_rate(backend, clients, rate, factor, z, count, fixed):
+    def at(share):
+        cohort = max(1, round(share * clients))
+        sampling = FixedSize(cohort, clients) if fixed else Poisson(cohort / clients)
+        return epsilon(backend, 1e-6, (GaussianRound(sampling, "replace-one" if fixed else "add-remove", z), count))
+
+    assert at(rate) <= at(rate * factor) * (1 + 1e-6) + 1e-9
+
+
+@settings(max_examples=8, deadline=None)
+@given(backends, releases(), st.integers(1, 300), st.integers(1, 300))
+def test_ledgers_add_up(backend, event, first, second):
+    """Counted at once, in two steps, or as two phases: the same total, between each part and the sum of the parts."""
+    other = type(event)(event.sampling, event.adjacency, event.noise_multiplier, phase="later")
+    whole = epsilon(backend, 1e-6, (event, first + second))
+    assert epsilon(backend, 1e-6, (event, first), (event, second)) == whole
+    assert epsilon(backend, 1e-6, (event, first), (other, second)) == pytest.approx(whole, rel=1e-12)
+    parts = epsilon(backend, 5e-7, (event, first)), epsilon(backend, 5e-7, (event, second))
+    assert max(epsilon(backend, 1e-6, (event, n)) for n in (first, second)) <= whole * (1 + 1e-9) + 1e-9
+    if backend == "pld":  # basic composition: a tight accountant is never worse than adding epsilons and deltas
+        assert whole <= sum(parts) * (1 + 1e-3) + 1e-6
+
+
+def test_rdp_curves_add():
+    """Two kinds of rounds cost what the sum of their curves costs: checked against the conversion written out."""
+    one, two = Release("gaussian", Full(), "replace-one", 3.0), Release("gaussian", Full(), "replace-one", 7.0)
+    orders = np.arange(2, 65)
+    curve = orders / 2 * (5 / 9 + 40 / 49)
+    expected = min(curve + np.log(1 - 1 / orders) - np.log(1e-5 * orders) / (orders - 1))
+    first = GaussianRound(one.sampling, "replace-one", 3.0)
+    second = QuantileEstimate(two.sampling, "replace-one", 7.0)
+    assert epsilon("autodp", 1e-5, (first, 5), (second, 40)) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(events, st.integers(1, 50)), max_size=4))
+def test_events_and_state_survive_json_exactly(counted):
+    accountant = Accountant()
+    for event, count in counted:
+        assert from_record(json.loads(json.dumps(to_record(event)))) == event
+        if isinstance(event, NonPrivate) or event.adjacency == "replace-one":
+            accountant.step(event, count)
+    again = Accountant.restored(json.loads(json.dumps(accountant.state)))
+    assert again.state == accountant.state
+    assert again.epsilon(1e-5) == accountant.epsilon(1e-5)
+
+
+def test_what_is_no_event_is_refused():
+    good = to_record(GaussianRound(Full(), "replace-one", 1.0))
+    for bad in ({}, {"kind": "other"}, {**good, "extra": 1}, {k: v for k, v in good.items() if k != "adjacency"}):
+        with pytest.raises(RunError, match="no privacy event"):
+            from_record(bad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(backend):
+    accountant, alone = Accountant(backend), Accountant(backend)
+    event = GaussianRound(FixedSize(3, 30), "replace-one", 1.5)
+    alone.step(event, 20)
+    accountant.step(NonPrivate("item sequences", "ssl"))
+    accountant.step(event, 20)
+    report = accountant.epsilon(1e-5)
+    assert report.epsilon == math.inf
+    assert report.phases == {"ssl": math.inf, "training": alone.epsilon(1e-5).epsilon}
+    assert accountant.would_exceed(event, 1e9, 1e-5)
+
+
+def test_poisson_after_without_replacement_is_not_merged():
+    """autodp keeps both under one key; the order must not matter, and under one accountant they are refused."""
+    fixed = GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
+    poisson = GaussianRound(Poisson(30 / 4800), "add-remove", 1.0)
+    accountant = Accountant("autodp")
+    backend = accountant.backend
+    before = [backend.epsilon({event.release: 1000}, 1e-5).epsilon for event in (fixed, poisson)]
+    after = [Accountant("autodp").backend.epsilon({e.release: 1000}, 1e-5).epsilon for e in (poisson, fixed)]
+    assert before == after[::-1] == pytest.approx([2.158129, 1.410738], rel=1e-4)
+    accountant.step(fixed)
+    with pytest.raises(ExperimentError, match="adjacencies"):
+        accountant.step(poisson)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "adjacency"), [(Poisson(0.5), "replace-one"), (FixedSize(2, 9), "add-remove")], ids=str
+)
+def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
+    accountant = Accountant()
+    accountant.step(GaussianRound(sampling, adjacency, 1.0))
+    with pytest.raises(ExperimentError, match="no proven bound"):
+        accountant.epsilon(1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
+    event, base = GaussianRound(FixedSize(20, 500), "replace-one", 1.2), QuantileEstimate(Full(), "replace-one", 9.0)
+    accountant = Accountant(backend)
+    accountant.step(base, 2)
+    several = accountant.epsilons(event, [0, 1, 7, 30], 1e-5)
+    for count, value in zip([0, 1, 7, 30], several, strict=True):
+        assert value == pytest.approx(epsilon(backend, 1e-5, (base, 2), (event, count)), rel=1e-12)
+    assert not accountant.would_exceed(event, several[2], 1e-5, 7)
+    assert accountant.would_exceed(event, several[2] * (1 - 1e-9), 1e-5, 7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "release",
+    [
+        Release("gaussian", FixedSize(100, 943), "replace-one", 1.0),
+        Release("gaussian", Poisson(0.1), "add-remove", 1.0),
+        Release("laplace", FixedSize(100, 943), "replace-one", 1.0),
+    ],
+    ids=lambda release: f"{release.mechanism}-{release.adjacency}",
+)
+def test_calibrated_noise_keeps_the_target_and_a_little_less_does_not(backend, release):
+    z = calibrate(2.0, 1e-5, 100, release, backend=backend, tolerance=1e-3)
+
+    def at(multiplier):
+        changed = Release(release.mechanism, release.sampling, release.adjacency, multiplier)
+        return Accountant(backend).backend.epsilon({changed: 100}, 1e-5).epsilon
+
+    assert at(z) <= 2.0 < at(z * (1 - 1.1e-3))
+
+
+def test_a_target_that_cannot_be_proven_is_refused():
+    with pytest.raises(ExperimentError, match="no noise reaches"):
+        calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0))
+    assert calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0), backend="pld") > 100
+    assert calibrate(1e9, 1e-5, 1, Release("gaussian", Full(), "replace-one", 1.0), backend="tight-rdp") == 0.05
+
+
+@pytest.mark.parametrize("delta", [-0.1, 1.0, 2.0, math.nan])
+def test_delta_out_of_range_is_refused(delta):
+    with pytest.raises(ExperimentError, match="delta"):
+        Accountant().epsilon(delta)
