@@ -35,12 +35,13 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     parameters = to_device(arrays, node.device)
     clients = node.training if order.clients is None else np.sort(order.clients)
     total = _Total(arrays, node.model.item_tables)
-    if in_blocks(step, node, parameters):
-        for _, trained in train_in_blocks(node, step, parameters, clients, "client", order.round):
-            total.add_block(trained, order.weighting)
-    else:
-        for client in clients.tolist():
-            total.add(_train(node, step, parameters, client, order.round), order.weighting)
+    for worker, part in step.assign(clients):
+        if in_blocks(worker, node, parameters):
+            for _, trained in train_in_blocks(node, worker, parameters, part, "client", order.round):
+                total.add_block(trained, order.weighting)
+        else:
+            for client in part.tolist():
+                total.add(_train(node, worker, parameters, client, order.round), order.weighting)
     return TrainSum(total.changes(), len(clients), total.weight, total.examples, total.loss, total.losses)
 
 

@@ -87,7 +87,9 @@ class Loop:
         self._forecast(state)
         stop = False
         while state.round < self.experiment.rounds and not stop:
-            state = self._round(state)
+            before, state = state.parameters, self._round(state)
+            for callback in self.callbacks:
+                callback.on_update(state.round, before, state.parameters)
             self._save(state)
             seconds = state.timings[-1]["seconds"]
             log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])

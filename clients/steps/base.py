@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,6 +59,10 @@ class Step(ABC):
     @abstractmethod
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort dimension, unchanged)."""
+
+    def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
+        """Which step works for which of a round's clients, `int64` each; this one for all of them by default."""
+        yield self, clients
 
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""

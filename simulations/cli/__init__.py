@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import FedrecError
-from simulations.cli import data, doctor, listing, running
+from simulations.cli import attacks, data, doctor, listing, running
 from simulations.quiet import keep_quiet
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app.command("run")(running.run)
 app.command("resume")(running.resume)
 app.command("list")(listing.list_components)
 app.add_typer(data.app, name="data", help="Datasets: list, fetch, import, look at.")
+app.add_typer(attacks.app, name="attack", help="Membership attacks: who was trained on?")
+app.command("audit")(attacks.audit)
 app.command("doctor")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"
