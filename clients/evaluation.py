@@ -67,7 +67,7 @@ def _ranking_table(
         part = clients[start : start + block]
         held_out = population.held_out(part, settings.held_out)
         metrics = ranking_metrics(
-            _scores(node, step, parameters, part, round_).cpu(),
+            client_scores(node, step, parameters, part, round_).cpu(),
             seen=torch.from_numpy(held_out.seen),
             known=torch.from_numpy(held_out.known),
             relevant=torch.from_numpy(held_out.relevant),
@@ -78,7 +78,7 @@ def _ranking_table(
     return pd.concat(columns).rename_axis("client") if columns else pd.DataFrame(index=pd.Index([], name="client"))
 
 
-def _scores(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> Tensor:
+def client_scores(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> Tensor:
     """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned parameters."""
     if _all_alike(step, parameters):
         return _shared_scores(node, parameters, clients)

@@ -33,12 +33,13 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     parameters = to_device(arrays, node.device)
     clients = node.training if order.clients is None else np.sort(order.clients)
     total = Total(arrays, node.model.item_tables, order.weighting, order.protection, node.noise, order.round)
-    if in_blocks(step, node, parameters):
-        for places, trained in train_in_blocks(node, step, parameters, clients, "client", order.round):
-            total.add_block(clients[places].tolist(), trained)
-    else:
-        for client in clients.tolist():
-            total.add(client, _train(node, step, parameters, client, order.round))
+    for worker, part in step.assign(clients):
+        if in_blocks(worker, node, parameters):
+            for places, trained in train_in_blocks(node, worker, parameters, part, "client", order.round):
+                total.add_block(part[places].tolist(), trained)
+        else:
+            for client in part.tolist():
+                total.add(client, _train(node, worker, parameters, client, order.round))
     return total.sum()
 
 

@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fedrec.shared import SharedArray
+
 
 @dataclass(frozen=True, eq=False)
 class RowSum:
@@ -68,13 +70,17 @@ def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
 def apply_changes(theta: Mapping[str, np.ndarray], changes: Mapping[str, Change], rate: float) -> dict[str, np.ndarray]:
     """Parameters plus `rate` times their changes.
 
-    Tables whose change names rows are changed in place, so the cost does not depend on their size: `theta` is used up.
+    Tables whose change names rows are changed in place, so the cost does not depend on their size, and so are those in
+    shared memory: `theta` is used up.
     """
     moved = {}
     for name, value in theta.items():
         change = changes[name]
         if isinstance(change, RowSum):
             moved[name] = change.apply(value, rate)
+        elif isinstance(value, SharedArray):  # elsewhere the nodes could no longer see it
+            value += (rate * change).astype(value.dtype)
+            moved[name] = value
         else:
             moved[name] = (value + rate * change).astype(value.dtype, copy=False)
     return moved

@@ -118,7 +118,10 @@ class Loop:
             if self.guard is not None and not self.guard.pays(state.round + 1):
                 self._tell(f"the privacy budget is spent after {state.round} rounds")
                 break
+            before = self._watched(state)
             state = self._round(state)
+            for callback in self.callbacks:
+                callback.on_update(state.round, before, state.parameters)
             self._save(state)
             seconds = state.timings[-1]["seconds"]
             log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
@@ -138,6 +141,12 @@ class Loop:
             log.info("expected: %s", found)
             for callback in self.callbacks:
                 callback.on_estimate(dataclasses.replace(found, seconds=found.round_seconds * left))
+
+    def _watched(self, state: State) -> dict[str, np.ndarray]:
+        """The parameters for callbacks that compare them with the next ones; a round may change them in place."""
+        if all(type(callback).on_update is Callback.on_update for callback in self.callbacks):
+            return state.parameters
+        return {name: np.array(value) for name, value in state.parameters.items()}
 
     def _tell(self, text: str) -> None:
         log.info(text)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,6 +63,10 @@ class Step(ABC):
     def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh parameters that this step trains beside those of the `model`; none by default."""
         return {}
+
+    def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
+        """Which step works for which of a round's clients, `int64` each; this one for all of them by default."""
+        yield self, clients
 
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""

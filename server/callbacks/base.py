@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
+
+import numpy as np
 
 from fedrec.config import Config
 from fedrec.runs import Result, RunFolder
@@ -27,6 +30,9 @@ class Callback:
 
     def on_stage(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""
+
+    def on_update(self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> None:
+        """A round's training moved the global parameters; not to be altered. Not told on the flower engine."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the run here."""

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import FedrecError
-from simulations.cli import data, doctor, listing, privacy, running
+from simulations.cli import attacks, data, doctor, listing, privacy, running
 from simulations.quiet import keep_quiet
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ app.add_typer(data.app, name="data", help="Datasets: list, fetch, import, look a
 app.add_typer(
     privacy.app, name="privacy", help="Differential privacy: what it costs, how much noise it takes, what it means."
 )
+app.add_typer(attacks.app, name="attack", help="Membership attacks: who was trained on?")
+app.command("audit")(attacks.audit)
 app.command("doctor")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another step, except for the canaries of an audit: they upload what was planted.
+
+A canary is a client as any other to everything around this step (sampler, clip, sum, noise), which is what an audit
+tests. The other clients do exactly what they do without an audit, in blocks where their step can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, model_validator
+from torch import Tensor
+
+from clients.steps.base import Step, StepConfig, Update
+from fedrec import registry
+from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.data.population import ClientData
+from fedrec.experiment import Section, component_settings
+from fedrec.models.base import Model
+
+
+class CanaryConfig(StepConfig):
+    """Settings of a step with canaries; all further keys are settings of the other step."""
+
+    model_config = ConfigDict(extra="allow")
+
+    base: str = "sgd"
+    """Name of the other step."""
+    canaries: CanaryPlan
+    """Who the canaries are, and what they upload."""
+
+    @model_validator(mode="after")
+    def _settings_of_the_other_step_are_right(self) -> Self:
+        self.other()
+        return self
+
+    def other(self) -> StepConfig:
+        """Settings of the other step.
+
+        Raises:
+            ExperimentError: one of them is unknown or wrong.
+        """
+        section = Section.model_validate({**(self.model_extra or {}), "name": self.base, "epochs": self.epochs})
+        return component_settings(registry.STEP, section, at="step")
+
+
+class Canary(Step):
+    """Plants the canaries' updates; all other clients run another step. For `fedrec audit`.
+
+    Raises:
+        ExperimentError: a setting of the other step is wrong.
+    """
+
+    Config = CanaryConfig
+    paper = "Steinke et al. 2023; Andrew et al. 2023"
+    config: CanaryConfig
+
+    def __init__(self, config: CanaryConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        self.base: Step = registry.resolve(registry.STEP, config.base)(config.other(), model, device)
+
+    def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
+        """See `Step.assign`: the other step for the others, this one for the canaries."""
+        canary = self.config.canaries.is_canary(clients)
+        yield self.base, clients[~canary]
+        yield self, clients[canary]
+
+    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
+        """See `Step.update`."""
+        plan = self.config.canaries
+        if not plan.is_canary(np.array([data.client]))[0]:
+            return self.base.update(parameters, data, random)
+        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        table = delta[reserved_table(self.model.item_tables, {n: tuple(v.shape) for n, v in parameters.items()})]
+        row, value = plan.upload(data.client, *table.shape)
+        table[row] = value
+        return Update(delta, plan.examples, math.nan)
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """See `Step.private_names`."""
+        return self.base.private_names(names)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level 0: is the release what it is claimed to be? Tests of the noise and of a client's reach.
+
+These compare with the claimed numbers instead of with an epsilon, so they find small faults that no bound on epsilon
+can see, such as noise of half the size, and faults that hide from one, such as the same noise in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+from scipy.stats import chi2, t
+
+from fedrec.attacks.audit.mechanism import Mechanism
+from fedrec.attacks.audit.observations import Observations
+
+
+@dataclass(frozen=True)
+class Check:
+    """One test of the claim.
+
+    Attributes:
+        name: what is tested.
+        measured: what was found.
+        claimed: what should be.
+        probability: of so large a deviation if the claim holds, corrected for the number of comparisons.
+        passed: whether that is above the significance.
+        meaning: what a failure means.
+    """
+
+    name: str
+    measured: float
+    claimed: float
+    probability: float
+    passed: bool
+    meaning: str
+
+
+def all_checks(seen: Observations, mechanism: Mechanism, significance: float) -> list[Check]:
+    """The checks for which a run has data: noise and its independence need claimed noise and absent canaries."""
+    found = [check_reach(seen, mechanism, significance), check_farthest(seen, mechanism, significance)]
+    if mechanism.noise_std and (~seen.taking_part).sum() > 1:
+        found.append(check_noise(seen, mechanism, significance))
+    if mechanism.noise_std and seen.rounds > 1:
+        found.append(check_independence(seen, significance))
+    return [check for check in found if not math.isnan(check.measured)]
+
+
+def check_noise(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+    """Standard deviation of the releases along absent canaries, over the claimed one (chi-squared, too little only).
+
+    More than claimed passes: it costs utility, not privacy.
+    """
+    quiet = seen.released[~seen.taking_part]
+    square = float(np.square(quiet).sum()) / mechanism.noise_std**2
+    probability = float(chi2.cdf(square, len(quiet)))
+    return Check(
+        "noise-std",
+        math.sqrt(square / len(quiet)) * mechanism.noise_std,
+        mechanism.noise_std,
+        probability,
+        probability >= significance,
+        "there is less noise than claimed",
+    )
+
+
+def check_independence(seen: Observations, significance: float) -> Check:
+    """Largest correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni over the pairs)."""
+    quiet = np.where(seen.taking_part, 0.0, seen.released)
+    absent = (~seen.taking_part).astype(np.float64)
+    products, counts = quiet @ quiet.T, absent @ absent.T
+    norms = np.square(quiet) @ absent.T  # [t, u]: squares of round t where both are absent
+    first, second = np.triu_indices(seen.rounds, k=1)
+    used = counts[first, second] >= 3
+    if not used.any():
+        return Check("noise-correlation", math.nan, 0.0, 1.0, True, "")
+    first, second = first[used], second[used]
+    scale = np.sqrt(norms[first, second] * norms[second, first])
+    r = np.divide(products[first, second], scale, out=np.ones(len(first)), where=scale > 0)
+    r = np.clip(r, -1.0, 1.0)
+    freedom = counts[first, second] - 1
+    statistic = np.abs(r) * np.sqrt(freedom / np.maximum(1 - np.square(r), 1e-300))
+    chances = 2 * t.sf(statistic, freedom)
+    worst = int(np.argmin(chances))
+    probability = min(1.0, float(chances[worst]) * len(chances))
+    return Check(
+        "noise-correlation",
+        float(r[worst]),
+        0.0,
+        probability,
+        probability >= significance,
+        "rounds share their noise (one seed for several rounds?)",
+    )
+
+
+def check_reach(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+    """How far a canary moves the mean, averaged over all canaries and rounds, against S/M."""
+    signed = (seen.released * seen.signs)[seen.taking_part]
+    moved, counts = signed.mean(keepdims=True) if len(signed) else signed, np.array([len(signed)])
+    return _reach("reach", moved, counts[counts > 0], mechanism, significance)
+
+
+def check_farthest(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
+    """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over the canaries)."""
+    counts = seen.taking_part.sum(axis=0)
+    there = counts > 0
+    moved = np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there] / counts[there]
+    return _reach("reach-of-one", moved, counts[there], mechanism, significance)
+
+
+def _reach(name: str, moved: np.ndarray, counts: np.ndarray, mechanism: Mechanism, significance: float) -> Check:
+    """The average of so many releases each against S/M; without claimed noise the tolerance is one part in 1000."""
+    if not len(moved):
+        return Check(name, math.nan, mechanism.signal, 1.0, True, "")
+    if mechanism.noise_std:
+        excess = (moved - mechanism.signal) * np.sqrt(counts) / mechanism.noise_std
+        worst = int(np.argmax(excess))
+        probability = min(1.0, float(ndtr(-excess[worst])) * len(moved))
+    else:
+        worst = int(np.argmax(moved))
+        probability = float(moved[worst] <= 1.001 * mechanism.signal)
+    return Check(
+        name,
+        float(moved[worst]),
+        mechanism.signal,
+        probability,
+        probability >= significance,
+        "a client moves the mean further than S/M (no clip, weights, or another denominator)",
+    )

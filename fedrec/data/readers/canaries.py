@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another dataset, with users added who have neither rows nor features: the canary clients of an audit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Interactions
+from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.experiment import Section, component_settings
+from fedrec.registry import DATASET, resolve
+
+
+class CanariesConfig(ReaderConfig):
+    """Settings of a dataset with canaries; `path` and `verify` are those of the other dataset, below `base`."""
+
+    base: dict[str, Any] = Field(default_factory=lambda: {"name": "synthetic"})
+    """The other dataset: its name and settings."""
+    count: int = Field(1000, ge=1)
+    """Number of users added; their indices follow those of the others."""
+
+
+class Canaries(Reader):
+    """Adds users without rows to another dataset."""
+
+    Config = CanariesConfig
+    title = "another dataset and canary users; for `fedrec audit`"
+    config: CanariesConfig
+
+    def read(self) -> Interactions:
+        """Read the other dataset and add the users.
+
+        Raises:
+            DataError: see the other dataset.
+        """
+        section = Section.model_validate(self.config.base)
+        settings = component_settings(DATASET, section, at="dataset.base")
+        data: Interactions = resolve(DATASET, section.name)(section.name, settings).read()
+        count = self.config.count
+        features = tuple(_extended(feature, count) for feature in data.user_features.features)
+        return replace(
+            data,
+            user_ids=_more_ids(data.user_ids, count),
+            user_features=FeatureTable(data.num_users + count, features),
+        )
+
+
+def _extended(feature: Feature, count: int) -> Feature:
+    """The same feature with rows added that have no code."""
+    offsets = np.concatenate([feature.offsets, np.full(count, feature.offsets[-1])])
+    return Feature(feature.name, feature.categories, offsets, feature.codes)
+
+
+def _more_ids(ids: np.ndarray, count: int) -> np.ndarray:
+    if np.issubdtype(ids.dtype, np.integer):
+        return np.concatenate([ids, ids.max(initial=-1) + 1 + np.arange(count)])
+    taken = set(map(str, ids.tolist()))
+    free = [name for number in range(len(ids) + count) if (name := f"canary-{number}") not in taken]
+    return np.concatenate([ids, np.array(free[:count], dtype=object if ids.dtype == object else np.str_)])

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federations of an attack: experiments derived from the attacked one, each run once in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment import Experiment, load
+from fedrec.rng import seed_sequence
+from fedrec.runs import RunFolder
+from server.callbacks.base import Callback
+
+_BLOCK = 256  # users whose scores of the whole catalogue are held at once
+
+QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
+"""Evaluation of a federation that nobody asks how well it recommends."""
+
+
+def derived(experiment: Experiment, name: str, seed: int, changes: Mapping[str, Any], **evaluation: Any) -> Experiment:
+    """Another experiment like this one.
+
+    Args:
+        experiment: the attacked experiment, resolved.
+        name: added to its name.
+        seed: of the new one.
+        changes: whole sections, by name.
+        evaluation: keys of its evaluation (kebab-case); baselines are always left out.
+    """
+    table = experiment.table()
+    judged = {**table["evaluation"], "baselines": [], **evaluation}
+    return load({**table, "name": f"{experiment.name}-{name}", "seed": seed, "evaluation": judged, **changes})
+
+
+def seed_of(experiment: Experiment, name: str, number: int) -> int:
+    """A seed for one of several derived experiments."""
+    return int(seed_sequence(experiment.seed, name, number).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def section(experiment: Experiment, kind: str) -> dict[str, Any]:
+    """A section as a table: name and settings."""
+    found = getattr(experiment, kind)
+    return {"name": found.name, **found.options}
+
+
+def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback] = ()) -> RunFolder:
+    """Run an experiment, or continue or take the run that is in the folder already.
+
+    Raises:
+        RunError: the folder holds a run of another experiment.
+        FedrecError: see `simulations.runner.run`.
+    """
+    from simulations import runner
+
+    settled = runner.settle(experiment)
+    if not (folder / "run.json").is_file():
+        runner.run(settled, output=folder, callbacks=callbacks)
+        return RunFolder(folder)
+    found = RunFolder(folder)
+    if found.experiment.digest() != settled.digest():
+        raise RunError(
+            f"{folder} holds another run",
+            expected=f"the run {settled.name!r} with the same settings",
+            got=f"{found.experiment.name!r} with digest {found.experiment.digest()[:12]}",
+            fix="choose another --output",
+        )
+    runner.resume(folder, callbacks=callbacks)
+    return found
+
+
+def parameters_of(run: RunFolder) -> dict[str, np.ndarray]:
+    """Global parameters after the last round.
+
+    Raises:
+        RunError: there is no checkpoint.
+    """
+    from server.checkpoint import Checkpoints
+
+    state = Checkpoints(run.checkpoints, run.experiment.digest(), keep=run.experiment.checkpoint.keep).latest()
+    if state is None:
+        raise RunError(f"{run.path} has no checkpoint", expected="the parameters after the last round", got="none")
+    return state.parameters
+
+
+def scores_of(
+    experiment: Experiment, parameters: Mapping[str, np.ndarray], users: np.ndarray, *, fine_tune: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """What a system scores its catalogue with for some users.
+
+    Args:
+        experiment: the attacked experiment (its data and model; `engine.device` and `threads` are used).
+        parameters: global parameters of the system.
+        users: `int64`.
+        fine_tune: whether each user first fine-tunes on its own data, as in the experiment's evaluation.
+
+    Yields:
+        A block of the users, and `float32 [block, items]`.
+    """
+    from clients.evaluation import client_scores
+    from clients.hosting import Node
+    from clients.local import to_device
+    from fedrec.experiment import Section
+
+    node = Node(experiment, 0, 1, None)
+    tuned = experiment.fine_tune_step()
+    step = node.step(tuned if fine_tune else Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0}))
+    if step.private_names(list(parameters)):
+        raise ExperimentError(
+            "private parameters cannot be attacked",
+            expected="a system whose parameters are all shared",
+            got=", ".join(step.private_names(list(parameters))),
+            fix="--set step.private-parameters=[]",
+        )
+    own = to_device(parameters, node.device)
+    for start in range(0, len(users), _BLOCK):
+        part = users[start : start + _BLOCK]
+        yield part, client_scores(node, step, own, part, experiment.rounds).cpu().numpy()

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec attack membership`, `fedrec attack lira` and `fedrec audit`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedrec.attacks.audit.verdict import Audit
+    from fedrec.attacks.success import Success
+    from fedrec.experiment import Experiment
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file, or the name of a shipped experiment.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override a key: --set rounds=20")]
+Engine = Annotated[str | None, typer.Option(help="serial or ray.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of all runs; finished ones are taken.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Epsilon = Annotated[float | None, typer.Option(help="Claimed epsilon of the attacked system, to show its ceiling.")]
+Delta = Annotated[float, typer.Option(help="Delta of the claimed epsilon.")]
+
+
+@app.command()
+def membership(
+    experiment: Name,
+    overrides: Overrides = None,
+    engine: Engine = None,
+    shadow_users: Annotated[int, typer.Option(help="Users that the attacker has.")] = 1000,
+    used: Annotated[float, typer.Option(help="Share of them that train the shadow system.")] = 0.8,
+    members: Annotated[float, typer.Option(help="Share of the others that train the target system.")] = 0.5,
+    encoding: Annotated[str, typer.Option(help="Of a list: multi-hot, pooled or both.")] = "both",
+    lists: Annotated[
+        str, typer.Option(help="Lists of the shared model, or fine-tuned: shared, fine-tuned.")
+    ] = "shared",
+    exclude_known: Annotated[bool, typer.Option(help="Lists without a user's own items.")] = False,
+    trees: Annotated[int, typer.Option(help="Trees of the random forest.")] = 100,
+    balanced: Annotated[bool, typer.Option(help="Weigh members and others of the shadow users equally.")] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """The membership attack of PrivRec: shadow system, top-10 lists, random forest."""
+    from simulations.attacks.membership import MembershipOptions, attack_membership
+
+    _one_of("encoding", encoding, ("multi-hot", "pooled", "both"))
+    _one_of("lists", lists, ("shared", "fine-tuned"))
+    settings: dict[str, Any] = {"encoding": encoding, "lists": lists, "exclude_known": exclude_known, "trees": trees}
+    options = MembershipOptions(shadow_users=shadow_users, used=used, members=members, balanced=balanced, **settings)
+    loaded, folder = _prepare(experiment, overrides, engine, output, "membership")
+    attack = _watched(quiet or as_json, lambda calls: attack_membership(loaded, options, folder, calls))
+    _report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
+
+
+@app.command()
+def lira(
+    experiment: Name,
+    overrides: Overrides = None,
+    engine: Engine = None,
+    shadows: Annotated[int, typer.Option(help="Number of shadow systems, even.")] = 16,
+    mode: Annotated[str, typer.Option(help="online or offline.")] = "online",
+    variance: Annotated[str, typer.Option(help="One for all users or one for each: global, user.")] = "global",
+    signal: Annotated[str, typer.Option(help="positives or contrast, see docs/attacks.md.")] = "contrast",
+    fine_tune: Annotated[bool, typer.Option(help="Fine-tune on the user's data before its fit is measured.")] = False,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """The likelihood-ratio attack (Carlini et al. 2022) with shadow federations."""
+    from simulations.attacks.lira import LiraOptions, attack_lira
+
+    _one_of("mode", mode, ("online", "offline"))
+    _one_of("variance", variance, ("global", "user"))
+    _one_of("signal", signal, ("positives", "contrast"))
+    settings: dict[str, Any] = {"mode": mode, "variance": variance, "signal": signal, "fine_tune": fine_tune}
+    options = LiraOptions(shadows=shadows, **settings)
+    loaded, folder = _prepare(experiment, overrides, engine, output, "lira")
+    attack = _watched(quiet or as_json, lambda calls: attack_lira(loaded, options, folder, calls))
+    _report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
+
+
+def audit(
+    experiment: Name,
+    clip: Annotated[float, typer.Option(help="S, claimed largest L2 norm of a client's update.")],
+    noise_std: Annotated[float, typer.Option(help="Claimed standard deviation of the noise in the mean update.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Claimed epsilon, canaries counted as clients; default: without amplification.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
+    denominator: Annotated[float | None, typer.Option(help="What the sum is divided by; default: the cohort.")] = None,
+    canaries: Annotated[int, typer.Option(min=20, help="Canary clients in each run.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 1,
+    overshoot: Annotated[float, typer.Option(help="Canaries upload so many times S, to test the clip.")] = 10.0,
+    significance: Annotated[float, typer.Option(min=1e-9, max=0.5, help="Chance of a wrong FAIL.")] = 0.05,
+    overrides: Overrides = None,
+    engine: Engine = None,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment with canary clients and test its privacy claim; the exit status is 1 when it FAILs."""
+    from simulations.audit import Claim, audit_experiment
+
+    loaded, folder = _prepare(experiment, overrides, engine, output, "audit")
+    claim = Claim(clip, noise_std, delta, epsilon, denominator)
+    found = _watched(
+        quiet or as_json,
+        lambda calls: audit_experiment(
+            loaded,
+            claim,
+            folder,
+            canaries=canaries,
+            seeds=seeds,
+            overshoot=overshoot,
+            significance=significance,
+            callbacks=calls,
+        ),
+    )
+    text = _save(found.table(), folder / "audit.json")
+    typer.echo(text) if as_json else _print_audit(found, folder)
+    if found.verdict == "FAIL":
+        raise typer.Exit(1)
+
+
+def _prepare(
+    name: str, overrides: list[str] | None, engine: str | None, output: Path | None, what: str
+) -> tuple[Experiment, Path]:
+    """The experiment and the folder of its runs."""
+    from fedrec.experiment import load
+    from fedrec.runs import default_folder
+
+    loaded = load(name, [*(overrides or []), *([f"engine.name={engine}"] if engine else [])])
+    default = default_folder(loaded)
+    return loaded, output or default.with_name(f"{what}-{default.name}")
+
+
+def _watched(quiet: bool, work: Callable[[list], Any]) -> Any:
+    from server.callbacks.progress import Progress
+
+    progress = Progress()
+    try:
+        return work([] if quiet else [progress])
+    finally:
+        progress.close()
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    from fedrec.config import did_you_mean
+    from fedrec.errors import ExperimentError
+
+    if value not in known:
+        raise ExperimentError(
+            f"wrong value for --{option}", expected=" or ".join(known), got=value, fix=did_you_mean(value, known)
+        )
+
+
+def _report_attack(
+    table: dict[str, Any], success: Success, claim: tuple[float | None, float], folder: Path, as_json: bool
+) -> None:
+    epsilon, delta = claim
+    ceilings = {} if epsilon is None else success.ceilings(epsilon, delta)
+    text = _save({**table, "ceilings": ceilings}, folder / "attack.json")
+    if as_json:
+        typer.echo(text)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("figure", "value", "95 % interval", "chance", *(["DP ceiling"] if ceilings else [])):
+        shown.add_column(column, justify="left" if column == "figure" else "right")
+    rows = {
+        "accuracy": (success.accuracy, success.majority, None),
+        "balanced accuracy": (success.balanced_accuracy, 0.5, "balanced_accuracy"),
+        "AUC": (success.auc, 0.5, None),
+        f"members found at {success.wanted:.0%} false alarms": (success.found, success.false_alarms, "found"),
+    }
+    for name, (figure, chance, key) in rows.items():
+        ceiling = [f"{ceilings[key]:.3f}" if key in ceilings else "-"] if ceilings else []
+        shown.add_row(name, f"{figure.value:.3f}", f"{figure.low:.3f} to {figure.high:.3f}", f"{chance:.3f}", *ceiling)
+    console = Console()
+    console.print(shown)
+    console.print(f"{success.members} members, {success.others} others. Folder of the runs:")
+    typer.echo(folder)
+
+
+def _print_audit(found: Audit, folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("run", "observer", "one-run bound", "GDP bound", "estimate", "95 % interval", "claimed epsilon"):
+        shown.add_column(column, justify="left" if column == "observer" else "right")
+    for number, run in enumerate(found.runs, 1):
+        for score in run.scores:
+            estimate = score.estimate
+            shown.add_row(
+                str(number),
+                score.observer,
+                f"{score.one_run.epsilon:.3f}",
+                f"{score.gdp:.3f}",
+                f"{estimate.epsilon:.3f}",
+                f"{estimate.low:.3f} to {estimate.high:.3f}",
+                f"{score.upper:.3f}",
+            )
+    console = Console()
+    console.print(shown)
+    for number, run in enumerate(found.runs, 1):
+        for check in run.checks:
+            state = "ok   " if check.passed else "WRONG"
+            line = f"{state} run {number} {check.name}: {check.measured:.4g}, claimed {check.claimed:.4g}"
+            console.print(f"{line} (p = {check.probability:.2g})", highlight=False)
+    typer.echo(folder)
+    colour = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}[found.verdict]
+    typer.secho(f"{found.verdict}", fg=colour, bold=True)
+    for reason in found.reasons():
+        typer.secho(f"  {reason}", fg=colour, err=found.verdict == "FAIL")
+
+
+def _save(table: dict[str, Any], file: Path) -> str:
+    """Write a report, and return it as text."""
+    from fedrec.files import write_atomically
+
+    text = json.dumps(_finite(table), indent=2)
+    write_atomically(file, text + "\n")
+    return text
+
+
+def _finite(value: Any) -> Any:
+    """The same with infinities as text, because JSON has none."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canaries in the normal path of a client: planted updates, and nobody else's changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clients.hosting import Node
+from clients.steps.canary import CanaryConfig
+from clients.training import train_clients
+from fedrec.errors import ExperimentError
+from fedrec.experiment import load
+from fedrec.rng import torch_stream
+from fedrec.row_sum import dense_change
+from fedrec.wire import TrainOrder
+
+USERS, CANARIES = 24, 6
+PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
+
+
+@pytest.fixture
+def nodes(tiny_experiment):
+    """A node with canaries and one without, of the same experiment."""
+
+    def make(path="cohort"):
+        table = tiny_experiment()
+        table["engine"]["path"] = path
+        audited = {
+            **table,
+            "dataset": {"name": "canaries", "base": table["dataset"], "count": CANARIES},
+            "split": {"name": "canaries", "base": table["split"], "count": CANARIES},
+            "model": {"name": "reserved", "base": table["model"], "rows": CANARIES},
+            "step": {**table["step"], "name": "canary", "base": "sgd", "canaries": PLAN},
+        }
+        return Node(load(audited), 0, 1, None), Node(load(table), 0, 1, None)
+
+    return make
+
+
+def parameters(node):
+    return {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+
+
+@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting):
+    audited, plain = nodes(path)
+    some = plain.training[:5]
+    canaries = np.array([USERS, USERS + 3])
+    with_them = train_clients(audited, parameters(audited), TrainOrder(1, np.concatenate([some, canaries]), weighting))
+    alone = train_clients(plain, parameters(plain), TrainOrder(1, some, weighting))
+    share = 50.0 if weighting == "examples" else 1.0
+    for name, total in alone.total.items():
+        assert np.array_equal(with_them.total[name][: len(total)], total)
+    rows = with_them.total["item.id"][-CANARIES:]
+    signs = CanaryConfig.parse({"canaries": PLAN}).canaries.signs()
+    expected = np.zeros((CANARIES, 4))
+    for place in (0, 3):
+        expected[place] = share * signs[place] * 3.0 / 2.0  # norm 3 over four entries
+    assert rows == pytest.approx(expected)
+    assert (with_them.clients, with_them.examples) == (alone.clients + 2, alone.examples + 100)
+    assert (with_them.loss, with_them.losses) == (alone.loss, alone.losses)
+    assert with_them.weight == alone.weight + 2 * share
+
+
+def test_the_others_are_trained_in_blocks(nodes, monkeypatch):
+    audited, _ = nodes()
+    from clients import training
+
+    blocks = []
+    real = training.train_in_blocks
+    monkeypatch.setattr(training, "train_in_blocks", lambda *a: blocks.append(a[3].tolist()) or real(*a))
+    train_clients(audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1])))
+    assert blocks == [audited.training[:4].tolist()]
+
+
+def test_a_cohort_of_canaries_alone(nodes):
+    audited, _ = nodes()
+    reply = train_clients(audited, parameters(audited), TrainOrder(1, USERS + np.arange(CANARIES)))
+    assert reply.clients == CANARIES and reply.losses == 0
+    assert all(not total.any() for name, total in reply.total.items() if name != "item.id")
+    norms = np.linalg.norm(dense_change(reply.total["item.id"], parameters(audited)["item.id"]), axis=1)
+    assert norms == pytest.approx([0.0] * 30 + [3.0] * CANARIES)
+
+
+def test_update_of_another_client_is_that_of_the_other_step(nodes):
+    audited, plain = nodes()
+    canary = audited.step(audited.experiment.step)
+    sgd = plain.step(plain.experiment.step)
+    start = {name: torch.from_numpy(value) for name, value in parameters(audited).items()}
+    data = audited.population.client(int(plain.training[0]))
+    found = canary.update(start, data, np.random.default_rng(0))
+    short = {**start, "item.id": start["item.id"][:-CANARIES]}
+    expected = sgd.update(short, data, np.random.default_rng(0))
+    assert found.examples == expected.examples and found.loss == expected.loss
+    assert torch.equal(found.delta["item.id"][:-CANARIES], expected.delta["item.id"])
+    assert not found.delta["item.id"][-CANARIES:].any()
+
+
+def test_settings_of_fine_tuning_reach_the_other_step(nodes):
+    audited, _ = nodes()
+    tuned = audited.step(audited.experiment.fine_tune_step().model_copy(update={"name": "canary"}))
+    assert tuned.base.config.epochs == 1 and tuned.base.config.batch_size == 8  # type: ignore[attr-defined]
+
+
+def test_a_wrong_setting_of_the_other_step_is_named(nodes):
+    with pytest.raises(ExperimentError, match=r"step\.batch-sice"):
+        CanaryConfig.parse({"canaries": PLAN, "batch-sice": 4}, at="step")
+
+
+def test_a_model_without_item_tables_is_refused(nodes):
+    audited, _ = nodes()
+    step = audited.step(audited.experiment.step)
+    step.model.item_tables = ()  # type: ignore[misc]
+    with pytest.raises(ExperimentError, match="no place for canaries"):
+        step.update({"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0))

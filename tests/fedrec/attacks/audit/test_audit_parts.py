@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of an audit, each against a plain computation: canaries, scores, bounds, estimate, checks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.attacks.audit.checks import check_farthest, check_independence, check_noise, check_reach
+from fedrec.attacks.audit.estimate import estimate_epsilon
+from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
+from fedrec.attacks.audit.gdp import CUTS, gdp_bound
+from fedrec.attacks.audit.mechanism import Mechanism
+from fedrec.attacks.audit.observations import Observations
+from fedrec.attacks.audit.scores import final_scores, known_scores, trace_scores
+from fedrec.errors import ExperimentError
+
+CLAIM = Mechanism(clip=2.0, denominator=10.0, noise_std=0.3, sampling_rate=0.25, rounds=40, delta=1e-5, epsilon=5.0)
+
+
+def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
+    """A run that keeps the claim, unless told otherwise."""
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], canaries)
+    taking_part = random.random((40, canaries)) < 0.25
+    return Observations(taking_part * signs * reach + random.normal(0, noise, taking_part.shape), taking_part, signs)
+
+
+def test_canaries_are_orthonormal_directions_that_the_projection_finds():
+    plan = CanaryPlan(first=50, count=6, magnitude=3.0, seed=1)
+    uploads = np.zeros((6, 20 + 6, 5))
+    for place, upload in enumerate(uploads):
+        row, value = plan.upload(50 + place, *upload.shape)
+        upload[row] = value
+    flat = uploads.reshape(6, -1)
+    assert flat @ flat.T == pytest.approx(9.0 * np.eye(6))
+    assert not uploads[:, :20].any()
+    for place, upload in enumerate(uploads):
+        assert plan.project(upload) == pytest.approx(3.0 * plan.signs()[place] * np.eye(6)[place])
+
+
+def test_signs_are_fair_secret_and_repeatable():
+    signs = CanaryPlan(first=0, count=4000, magnitude=1.0, seed=1).signs()
+    assert set(signs) == {-1, 1} and abs(signs.mean()) < 0.06
+    assert np.array_equal(signs, CanaryPlan(first=9, count=4000, magnitude=2.0, seed=1).signs())
+    assert abs((signs * CanaryPlan(first=0, count=4000, magnitude=1.0, seed=2).signs()).mean()) < 0.06
+
+
+def test_who_is_a_canary():
+    assert CanaryPlan(first=5, count=4, magnitude=1.0).is_canary(np.arange(11)).nonzero()[0].tolist() == [5, 6, 7, 8]
+
+
+def test_a_model_without_item_rows_is_refused():
+    assert reserved_table(("item.bias", "item.id"), {"w": (3,), "item.id": (5, 2)}) == "item.id"
+    with pytest.raises(ExperimentError, match="no place for canaries"):
+        reserved_table((), {"w": (3,)})
+
+
+def test_final_and_known_scores_are_sums():
+    run = seen(canaries=20)
+    assert final_scores(run, CLAIM).values == pytest.approx(sum(run.released[t] for t in range(40)))
+    known = [sum(run.released[t, j] for t in range(40) if run.taking_part[t, j]) for j in range(20)]
+    assert known_scores(run, CLAIM).values == pytest.approx(known)
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_trace_scores_are_log_likelihood_ratios_of_the_mixtures(rate):
+    run = seen(canaries=20)
+    claim = Mechanism(2.0, 10.0, 0.3, rate, 40, 1e-5, 5.0)
+
+    def density(x, sign):
+        return (1 - rate) * stats.norm.pdf(x, 0, 0.3) + rate * stats.norm.pdf(x, sign * 0.2, 0.3)
+
+    expected = np.log(density(run.released, 1) / density(run.released, -1)).sum(axis=0)
+    assert trace_scores(run, claim).values == pytest.approx(expected)
+
+
+def test_scales_are_the_scores_standard_deviations_under_the_claim():
+    run = seen(canaries=4000)
+    signed = [score(run, CLAIM) for score in (final_scores, known_scores, trace_scores)]
+    for score in signed:
+        assert (score.values * run.signs).std() == pytest.approx(score.scale, rel=0.25)
+    final = signed[0]
+    assert (final.values * run.signs).std() == pytest.approx(final.scale, rel=0.05)
+
+
+def test_the_claim_in_other_words():
+    assert CLAIM.signal == pytest.approx(0.2) and CLAIM.noise_multiplier == pytest.approx(0.75)
+    # n releases of sensitivity 2 S / M are one Gaussian release with mu = sqrt(n) 2 S / (M sigma)
+    assert CLAIM.known_epsilon(9) == pytest.approx(epsilon_of_gaussian(3 * 0.4 / 0.3, 1e-5))
+    assert Mechanism(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
+
+
+def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
+    everybody = Mechanism(2.0, 10.0, 0.9, 1.0, 40, 1e-5, 5.0)
+    assert everybody.shown == pytest.approx(everybody.known_epsilon(40), rel=1e-3)
+    sampled = Mechanism(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
+    assert sampled.shown < everybody.shown
+    # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
+    assert sampled.shown == pytest.approx(epsilon_of_gaussian(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15)
+
+
+@pytest.mark.parametrize("change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}])
+def test_a_wrong_claim_is_refused(change):
+    parts = {"clip": 1, "denominator": 1, "noise_std": 1, "sampling_rate": 1, "rounds": 1, "delta": 0.1, "epsilon": 1}
+    with pytest.raises(ExperimentError, match="mechanism to audit"):
+        Mechanism(**{**parts, **change})
+
+
+def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
+    run = seen(canaries=400)
+    score = final_scores(run, CLAIM)
+    tail, best = 0.05 / (2 * len(CUTS)), 0.0
+    for cut in CUTS:
+        minus, plus = score.values[run.signs < 0], score.values[run.signs > 0]
+        alarms, misses = (minus > cut * score.scale).sum(), (plus <= cut * score.scale).sum()
+        rates = [stats.beta.ppf(1 - tail, n + 1, m - n) for n, m in ((alarms, len(minus)), (misses, len(plus)))]
+        best = max(best, -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1]))
+    found = gdp_bound(score.values, run.signs, score.scale, 1e-5)
+    assert found == pytest.approx(epsilon_of_gaussian(best, 1e-5))
+
+
+def test_gdp_bound_holds_as_often_as_it_says():
+    above = 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        signs = random.choice([-1, 1], 300)
+        above += gdp_bound(random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5) > epsilon_of_gaussian(1.0, 1e-5)
+    assert above <= 15
+
+
+def test_the_estimate_errs_upwards_and_so_does_its_interval():
+    truth, found = epsilon_of_gaussian(1.0, 1e-3), []
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        signs = np.repeat([-1, 1], 500)
+        found.append(estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200))
+    assert 1.0 < np.mean([estimate.epsilon for estimate in found]) / truth < 1.25
+    assert np.mean([truth <= estimate.high for estimate in found]) >= 0.95
+    assert np.mean([estimate.low <= truth for estimate in found]) >= 0.75
+
+
+def test_an_estimate_needs_canaries_of_both_signs():
+    with pytest.raises(ValueError, match="two canaries of each sign"):
+        estimate_epsilon(np.arange(3.0), np.array([1, 1, -1]), 1e-5)
+
+
+def test_without_noise_the_estimate_is_infinite():
+    estimate = estimate_epsilon(np.repeat([-1.0, 1.0], 10), np.repeat([-1, 1], 10), 1e-5)
+    assert estimate.epsilon == estimate.low == math.inf
+
+
+def test_checks_pass_what_is_as_claimed_about_as_often_as_they_say():
+    runs = [seen(canaries=60, seed=seed) for seed in range(200)]
+    for failed in (
+        sum(not check_noise(run, CLAIM, 0.05).passed for run in runs),
+        sum(not check_independence(run, 0.05).passed for run in runs),
+        sum(not check_reach(run, CLAIM, 0.05).passed for run in runs),
+        sum(not check_farthest(run, CLAIM, 0.05).passed for run in runs),
+    ):
+        assert failed <= 20
+
+
+def test_a_little_less_noise_is_found_and_more_noise_passes():
+    assert check_noise(seen(canaries=1000, noise=0.3 * 0.98), CLAIM, 0.001).passed is False
+    assert check_noise(seen(canaries=1000, noise=0.6), CLAIM, 0.001).passed is True
+
+
+def test_a_canary_that_reaches_too_far_is_found():
+    for check in (check_reach(seen(reach=0.25), CLAIM, 0.001), check_farthest(seen(reach=0.7), CLAIM, 0.001)):
+        assert not check.passed and check.claimed == pytest.approx(0.2)
+    assert check_reach(seen(reach=0.25), CLAIM, 0.001).measured == pytest.approx(0.25, abs=0.03)
+    assert check_reach(seen(reach=0.19), CLAIM, 0.001).passed
+
+
+def test_one_heavy_canary_among_many_is_found():
+    run = seen()
+    run.released[:, 7] += run.taking_part[:, 7] * run.signs[7] * 1.0
+    assert not check_farthest(run, CLAIM, 0.001).passed and check_reach(run, CLAIM, 0.001).passed
+
+
+def test_without_noise_the_reach_is_exact():
+    claim = Mechanism(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0)
+    for check in (check_reach, check_farthest):
+        assert check(seen(noise=0.0), claim, 0.05).passed
+        assert not check(seen(noise=0.0, reach=0.201), claim, 0.05).passed
+
+
+def test_two_rounds_with_the_same_noise_are_found():
+    run = seen()
+    quiet = ~run.taking_part
+    both = quiet[3] & quiet[30]
+    run.released[30, both] = run.released[3, both]
+    check = check_independence(run, 0.001)
+    assert not check.passed and check.measured == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("released", "taking_part", "signs"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 4), bool), np.array([1, -1, 1])),
+        (np.zeros((2, 2)), np.zeros((2, 2), bool), np.array([1, 1])),
+        (np.full((2, 2), np.nan), np.zeros((2, 2), bool), np.array([1, -1])),
+    ],
+)
+def test_wrong_observations_are_refused(released, taking_part, signs):
+    with pytest.raises(ValueError, match="Expected"):
+        Observations(released, taking_part, signs)

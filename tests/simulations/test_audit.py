@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit end to end, on a strategy of this file that adds noise as it should, and on broken ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from fedrec.attacks.audit.canaries import CanaryPlan
+from fedrec.config import Config
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment import load
+from fedrec.rng import stream
+from fedrec.runs import RunFolder
+from simulations import cli
+from simulations.audit import Claim, audit_experiment, with_canaries
+from strategies.base import CohortStrategy
+
+CLIP, STD, COHORT, CANARIES = 0.5, 0.05, 20, 200
+
+
+class NoisyConfig(Config):
+    std: float = STD
+    denominator: float = COHORT
+    server_lr: float = 1.0
+    one_seed: bool = False
+
+
+class Noisy(CohortStrategy):
+    """Mean over a fixed number, with noise; the clip is the clients', and the canaries of these tests keep to it."""
+
+    Config = NoisyConfig
+    config: NoisyConfig
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.round = 0
+
+    def apply(self, theta, aggregate):
+        self.round += 1
+        random = stream(5, "test-noise", 0 if self.config.one_seed else self.round)
+        rate = self.config.server_lr
+        return {
+            name: value
+            + rate * (aggregate.total[name] / self.config.denominator + random.normal(0, self.config.std, value.shape))
+            for name, value in theta.items()
+        }
+
+
+class Weighted(Noisy):
+    weighting = "examples"
+
+    def apply(self, theta, aggregate):
+        total = {name: value * COHORT / aggregate.weight for name, value in aggregate.total.items()}
+        return super().apply(theta, type(aggregate)(total, aggregate.clients, aggregate.weight))
+
+
+AUDITED = {
+    "name": "audited",
+    "rounds": 25,
+    "positive-above": 3.0,
+    "dataset": {"name": "synthetic", "users": 60, "items": 30, "mean-interactions": 6, "min-interactions": 3},
+    "model": {"name": "privrec", "embedding": 4, "hidden": [4]},
+    "step": {"name": "sgd", "epochs": 1, "learning-rate": 0.01, "batch-size": 64},
+    "strategy": {"name": "test_audit:Noisy"},
+    "sampler": {"name": "fixed-size", "cohort": COHORT},
+    "evaluation": {"ks": [5], "baselines": []},
+    "engine": {"name": "serial", "nodes": 2, "threads": 1, "device": "cpu"},
+}
+
+
+def audited(*overrides):
+    return load(AUDITED, overrides)
+
+
+def audit(output, *overrides, claim=None, **options):
+    settings = {"canaries": CANARIES, "overshoot": 1.0, **options}
+    return audit_experiment(audited(*overrides), claim or Claim(CLIP, STD), output, **settings)
+
+
+def check(found, name):
+    return next(check for check in found.runs[0].checks if check.name == name)
+
+
+def test_a_strategy_that_does_what_it_says_passes(tmp_path):
+    found = audit(tmp_path, "strategy.server-lr=0.5", seeds=2)
+    assert found.verdict == "PASS" and len(found.runs) == 2
+    assert found.mechanism.sampling_rate == pytest.approx(20 / 248)
+    assert found.mechanism.epsilon == pytest.approx(found.mechanism.known_epsilon(25))
+    assert check(found, "noise-std").measured == pytest.approx(STD, rel=0.03)
+    assert check(found, "reach").measured == pytest.approx(CLIP / COHORT, rel=0.5)
+
+
+def test_what_is_watched_is_what_was_planted(tmp_path):
+    audit(tmp_path, "strategy.std=0.0", claim=Claim(CLIP, 0.0))
+    with np.load(tmp_path / "run-01" / "canaries.npz") as file:
+        released = file["released"]
+    run = RunFolder(tmp_path / "run-01")
+    plan = CanaryPlan.parse(run.experiment.step.options["canaries"])
+    moved = np.abs(released) > 1e-9
+    assert released.shape == (25, CANARIES) and 0.05 < moved.mean() < 0.12
+    assert released[moved] == pytest.approx(
+        (np.broadcast_to(plan.signs(), moved.shape) * CLIP / COHORT)[moved], rel=1e-3
+    )
+    assert (moved.sum(axis=1) < COHORT).all() and moved.sum(axis=1).min() > 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "failed"),
+    [
+        (["strategy.std=0.025"], {}, "noise-std"),
+        (["strategy.one-seed=true"], {}, "noise-correlation"),
+        ([], {"overshoot": 10.0}, "reach"),
+        (["strategy.denominator=10"], {}, "reach"),
+        (["strategy.name=test_audit:Weighted"], {"canaries": 40}, "reach"),
+    ],
+    ids=["half the noise", "one seed", "no clip", "wrong denominator", "weights"],
+)
+def test_broken_ones_fail(tmp_path, overrides, options, failed):
+    found = audit(tmp_path, *overrides, **options)
+    assert found.verdict == "FAIL" and not check(found, failed).passed
+
+
+def test_a_claim_far_below_the_truth_is_refuted_by_a_bound(tmp_path):
+    found = audit(tmp_path, "strategy.std=0.001", claim=Claim(CLIP, STD, epsilon=1.0))
+    assert found.runs[0].epsilon_verdict == "FAIL"
+    assert any("lower bound" in reason and "final" in reason for reason in found.reasons())
+
+
+def test_without_canaries_clients_train_as_ever():
+    experiment = with_canaries(audited(), CanaryPlan(first=60, count=8, magnitude=1.0), seed=4)
+    population = Population.of(experiment)
+    assert population.partition.training_clients[-8:].tolist() == list(range(60, 68))
+    assert experiment.step.options["base"] == "sgd" and experiment.step.options["learning-rate"] == 0.01
+    assert experiment.strategy == audited().strategy and experiment.sampler == audited().sampler
+
+
+def test_finished_runs_are_taken_and_broken_ones_refused(tmp_path):
+    first = audit(tmp_path, "rounds=3")
+    assert audit(tmp_path, "rounds=3").table() == first.table()
+    run = tmp_path / "run-01"
+    (run / "result.json").unlink()
+    (run / "status.json").write_text('{"state": "interrupted", "round": 2}')
+    max(run.glob("checkpoints/*.npz")).unlink()
+    with pytest.raises(RunError, match="broken off"):
+        audit(tmp_path, "rounds=3")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [("engine.name=flower", "cannot be watched"), ("sampler.name=test_audit:Odd", "no rate")],
+)
+def test_what_cannot_be_audited_is_explained(tmp_path, override, problem):
+    with pytest.raises(ExperimentError, match=problem):
+        audit(tmp_path, override)
+
+
+from server.samplers.base import Sampler  # noqa: E402
+
+
+class Odd(Sampler):
+    """A sampler that says nothing of its rate."""
+
+    def draw(self, random):
+        return self.clients[:5]
+
+
+@pytest.fixture
+def fedrec(capsys, monkeypatch, tmp_path):
+    """Calls the command line in this process: exit status, standard output, standard error."""
+    file = tmp_path / "audited.toml"
+    file.write_text(load(AUDITED).toml())
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedrec", *(str(file) if a == "FILE" else str(a) for a in arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+AUDIT = ("audit", "FILE", "--clip", CLIP, "--noise-std", STD, "--canaries", CANARIES)
+
+
+def test_command_fails_loudly(fedrec, tmp_path):
+    code, out, err = fedrec(*AUDIT, "--output", tmp_path / "out", "--quiet", "--set", "rounds=10")
+    assert code == 1 and "FAIL" in out and "no clip" in err and "WRONG run 1 reach" in out
+    saved = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert saved["verdict"] == "FAIL" and saved["mechanism"]["clip"] == CLIP
+
+
+def test_command_gives_json_and_a_clean_exit(fedrec, tmp_path):
+    code, out, _ = fedrec(*AUDIT, "--overshoot", 1, "-o", tmp_path / "out", "--json", "--set", "rounds=10")
+    found = json.loads(out)
+    assert code == 0 and found["verdict"] == "PASS" and found["reasons"] == []
+    assert {score["observer"] for score in found["runs"][0]["scores"]} == {"final", "trace", "known"}
+
+
+def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
+    plain = ("--set", "strategy.name=reptile", "--set", "rounds=2", "--set", "sampler.cohort=5", "-q")
+    code, out, _ = fedrec("attack", "lira", "FILE", "--shadows", 4, "-o", tmp_path / "lira", "--epsilon", 1, *plain)
+    assert code == 0 and "balanced accuracy" in out and "DP ceiling" in out and "0.731" in out
+    assert json.loads((tmp_path / "lira" / "attack.json").read_text())["options"]["shadows"] == 4
+    arguments = ("--shadow-users", 20, "--encoding", "multi-hot", "-o", tmp_path / "paper", "--json", *plain)
+    code, out, _ = fedrec("attack", "membership", "FILE", *arguments)
+    found = json.loads(out)
+    assert code == 0 and found["success"]["members"] == 14 and found["options"]["encoding"] == "multi-hot"
+
+
+def test_wrong_options_are_explained(fedrec):
+    code, _, err = fedrec("attack", "membership", "FILE", "--encoding", "pool")
+    assert code == 2 and "did you mean 'pooled'" in err
+    code, _, err = fedrec("attack", "lira", "FILE", "--shadows", 5)
+    assert code == 2 and "shadow systems" in err
