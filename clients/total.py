@@ -45,37 +45,34 @@ class Total:
         self.arrays, self.weighting, self.protection = arrays, weighting, protection
         self.source, self.round = source, round_
         sent = arrays if protection is None else protection.names
-        self.tables = {name: RowAccumulator(arrays[name].shape) for name in sent if name in item_tables}
-        self.dense = {name: np.zeros(arrays[name].shape) for name in sent if name not in item_tables}
+        self._noisy = protection is not None and protection.noise_scale > 0  # then on every row
+        tables = [] if self._noisy else [name for name in sent if name in item_tables]
+        self.tables = {name: RowAccumulator(arrays[name].shape) for name in tables}
+        self.dense = {name: np.zeros(arrays[name].shape) for name in sent if name not in tables}
         self.clients, self.weight, self.examples, self.unclipped = 0, 0.0, 0, 0
         self.loss, self.losses = 0.0, 0
 
     def add(self, client: int, update: Update) -> None:
         """One client's update."""
         delta = {name: value.cpu().numpy().astype(np.float64) for name, value in update.delta.items()}
-        norm = self._clip.measure({name: delta[name] for name in self._sent}) if self.protection else 0.0
+        norm = self.protection.clip.measure({n: delta[n] for n in self._sent}) if self.protection else 0.0
         (share,) = self._shares([update.examples], np.array([norm]))
-        for name in self._sent if share else ():
-            change = share * delta[name]
-            if name in self.tables:
-                rows = np.flatnonzero(change.any(axis=1))
-                self.tables[name].add(rows, change[rows])
-            else:
-                self.dense[name] += change
-        self._count([client], [share], [update.examples], [update.loss])
+        self._add_whole(client, {name: delta[name] for name in self._sent}, share)
+        self._count([share], [update.examples], [update.loss])
 
     def add_block(self, clients: Sequence[int], trained: Trained) -> None:
         """The updates of a whole block."""
         examples = trained.block.examples
         norms = trained.norms(self._sent, self.protection.order).numpy() if self.protection else np.zeros(len(clients))
         shares = self._shares(examples, norms)
-        weights = torch.tensor(shares, dtype=torch.float64)
-        for name, value in trained.dense_sums(weights, self.dense).items():
-            self.dense[name] += value.cpu().numpy()
-        for name in self.tables:
-            items, moved, drift = trained.row_sums(name, weights)
-            self.tables[name].add(items.cpu().numpy(), moved.cpu().numpy(), drift)
-        self._count(clients, shares, examples, trained.losses())
+        if self._noisy:
+            for place, client in enumerate(clients):
+                whole = trained.parameters_of(place)
+                own = {name: (whole[name][0] - trained.start[name]).double().cpu().numpy() for name in self._sent}
+                self._add_whole(client, own, shares[place])
+        else:
+            self._add_sums(trained, torch.tensor(shares, dtype=torch.float64))
+        self._count(shares, examples, trained.losses())
 
     def sum(self) -> TrainSum:
         """The sums so far, in the parameters' own type; of a table with less than half its rows changed, these rows."""
@@ -95,10 +92,6 @@ class Total:
     def _sent(self) -> list[str]:
         return list(self.arrays) if self.protection is None else list(self.protection.names)
 
-    @property
-    def _clip(self):
-        return self.protection.clip  # type: ignore[union-attr]
-
     def _shares(self, examples: Sequence[int], norms: np.ndarray) -> list[float]:
         """What each client's update is multiplied by."""
         if self.protection is None:
@@ -107,25 +100,29 @@ class Total:
             self.unclipped += int((norms <= self.protection.clip_norm).sum())
         return self.protection.clip.factors(norms).tolist()
 
-    def _count(
-        self, clients: Sequence[int], shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]
-    ) -> None:
-        self.clients += len(clients)
-        # A protected client counts the same whatever it was multiplied by.
-        self.weight += sum(shares) if self.protection is None else len(clients)
-        self.examples += sum(examples)
-        for client, loss in zip(clients, losses, strict=True):
-            if math.isfinite(loss):
-                self.loss, self.losses = self.loss + loss, self.losses + 1
-            self._add_noise(client)
+    def _add_sums(self, trained: Trained, shares: torch.Tensor) -> None:
+        for name, value in trained.dense_sums(shares, self.dense).items():
+            self.dense[name] += value.cpu().numpy()
+        for name in self.tables:
+            items, moved, drift = trained.row_sums(name, shares)
+            self.tables[name].add(items.cpu().numpy(), moved.cpu().numpy(), drift)
 
-    def _add_noise(self, client: int) -> None:
-        """A client's own noise, on every coordinate."""
-        if self.protection is None or not self.protection.noise_scale:
-            return
-        shapes = {name: array.shape for name, array in self.arrays.items()}
-        for name, noise in self.protection.noise(shapes, self.source, self.round, client).items():
+    def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
+        """One client's update as whole arrays; of a client of share 0 nothing but its noise."""
+        change = {name: share * value if share else np.zeros_like(value) for name, value in delta.items()}
+        if self._noisy:
+            change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore[union-attr]
+        for name, value in change.items():
             if name in self.tables:
-                self.tables[name].add(np.arange(len(noise)), noise)
+                rows = np.flatnonzero(value.any(axis=1))
+                self.tables[name].add(rows, value[rows])
             else:
-                self.dense[name] += noise
+                self.dense[name] += value
+
+    def _count(self, shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]) -> None:
+        self.clients += len(shares)
+        # A protected client counts the same whatever it was multiplied by.
+        self.weight += sum(shares) if self.protection is None else len(shares)
+        self.examples += sum(examples)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        self.loss, self.losses = self.loss + sum(finite), self.losses + len(finite)

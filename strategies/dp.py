@@ -92,8 +92,10 @@ class DpFedAvg:
         noisy = add_noise(total, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
         missing = plan.missing_noise_std(answered)
         if missing:
-            log.warning("round %d: noise of %d missing clients added by the server", round_number, answered)
-            noisy = add_noise(noisy, missing, self.source, round_number, 0)
+            log.warning(
+                "round %d: %d clients answered; the server adds the noise that is missing", round_number, answered
+            )
+            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)  # no client has an address of that form
         self._follow_quantile(round_number, sums)
         return {name: noisy.get(name, _nothing(value)) for name, value in theta.items()}
 

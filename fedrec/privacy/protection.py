@@ -51,13 +51,12 @@ class Protection:
         """The clip."""
         return Clip(self.clip_norm, self.order)
 
-    def noise(self, shapes: Mapping[str, tuple[int, ...]], source: Source, *address: int) -> dict[str, np.ndarray]:
-        """One client's noise on every coordinate of `names`, touched or not.
+    def noisy(self, update: Mapping[str, np.ndarray], source: Source, *address: int) -> dict[str, np.ndarray]:
+        """A clipped update with the client's noise on every coordinate, touched or not.
 
         Args:
-            shapes: shapes of the parameters.
+            update: the clipped update, whole arrays of `names`; noise is added before anything is rounded.
             source: where it comes from.
             address: round and client.
         """
-        zeros = {name: np.zeros(shapes[name]) for name in self.names}
-        return add_noise(zeros, self.noise_scale, source, *address, mechanism=self.mechanism)
+        return add_noise(update, self.noise_scale, source, *address, mechanism=self.mechanism)

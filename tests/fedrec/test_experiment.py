@@ -157,7 +157,7 @@ def test_run_configuration_without_an_experiment_is_refused():
 
 def test_another_component_drops_the_settings_of_the_one_before():
     source = {**LEAST, "strategy": {"name": "reptile", "server-lr": 0.5}}
-    assert load(source, ["strategy.name=fedavg"]).strategy.options == {}
+    assert load(source, ["strategy.name=fedavg"]).strategy.options == {"weighting": "examples"}
     assert load(source, [f"strategy.name='{ADAM}'", "strategy.eta=0.2"]).strategy.options == {"eta": 0.2}
     assert load(source, ["strategy.name=reptile"]).strategy.options == {"server-lr": 0.5}
 
