@@ -59,11 +59,13 @@ class Aggregate:
         changes: weighted sum of the updates, per parameter, float64; of a table with few changed rows these alone.
         clients: number of clients in it; under differential privacy the fixed denominator.
         weight: sum of the weights; likewise.
+        round: number of the round, from 1.
     """
 
     changes: dict[str, Change]
     clients: float
     weight: float
+    round: int
 
     def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The sums as whole arrays, float64; `theta` are the parameters that the clients started from."""
@@ -160,10 +162,11 @@ class CohortStrategy(Strategy):
             ]  # a second answer counts for none
             told = list(zip(sums, asked, strict=True))
             changes, denominator = self.privacy.release(server_round, self._theta, told), self.privacy.plan.denominator
-            aggregate = Aggregate(changes, denominator, denominator)
+            aggregate = Aggregate(changes, denominator, denominator, server_round)
         elif clients:
             changes = {name: self._summed(name, [reply.total[name] for reply in sums]) for name in self._theta}
-            aggregate = Aggregate(changes, clients, sum(reply.weight for reply in sums))
+            weight = sum(reply.weight for reply in sums)
+            aggregate = Aggregate(changes, clients, weight, server_round)
         else:
             return None, metrics
         kinds = {name: value.dtype for name, value in self._theta.items()}

@@ -4,6 +4,9 @@
     theta <- theta + alpha2 * (1 / M) * sum_tau (theta_tau - theta)
 
 Every client counts the same, however much data it has. M is the number of clients that answered.
+
+Where this differs from the paper: alpha2 may fall linearly to zero, as in the experiments of Nichol et al.; the paper
+keeps it, and says not what it is.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ class ReptileConfig(Config):
 
     server_lr: float = Field(default=1.0, gt=0)
     """How far the shared parameters move towards the mean of the clients' (alpha2 in PrivRec)."""
+    anneal_rounds: int | None = Field(default=None, ge=1)
+    """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`, none after T."""
 
 
 class Reptile(CohortStrategy):
@@ -31,4 +36,10 @@ class Reptile(CohortStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """See `CohortStrategy.apply`."""
-        return aggregate.added_to(theta, self.config.server_lr / aggregate.clients)
+        return aggregate.added_to(theta, self.rate(aggregate.round) / aggregate.clients)
+
+    def rate(self, round_number: int) -> float:
+        """The server rate of a round, from 1."""
+        whole = self.config.anneal_rounds
+        left = 1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole)
+        return self.config.server_lr * left

@@ -48,8 +48,11 @@ class LocalDescent:
         self.values = {name: value.detach().unsqueeze(0).clone() for name, value in start.items()}
         self._buffers = {name: torch.zeros_like(v) for name, v in self.values.items()} if sgd.momentum else {}
 
-    def step(self, loss: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
-        """One gradient step on `loss`, a function of the parameters; returns its value before the step."""
+    def step(self, loss: Callable[[dict[str, Tensor]], Tensor], held: frozenset[str] = frozenset()) -> Tensor:
+        """One gradient step on `loss`, a function of the parameters; returns its value before the step.
+
+        The parameters that are `held` stay as they are; their momentum gathers all the same.
+        """
         leaves = {name: value.requires_grad_() for name, value in self.values.items()}
         measured = loss(leaves).sum()
         gradients = torch.autograd.grad(measured, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -61,7 +64,7 @@ class LocalDescent:
                     gradient = gradient + self.sgd.proximal_mu * (value - self.start[name])
                 if self.sgd.momentum:
                     gradient = self._buffers[name].mul_(self.sgd.momentum).add_(gradient)
-                value.detach_().sub_(gradient, alpha=self.sgd.learning_rate)
+                value.detach_().sub_(gradient, alpha=0.0 if name in held else self.sgd.rate(name))
         return measured.detach()
 
     def delta(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,15 +49,17 @@ class Joint(Sgd):
 
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """See `Step.update`; views count as examples only for a client without labelled ones."""
-        descent, size = LocalDescent(parameters, self.config.sgd()), self.config.batch_size
+        sgd, size = self._settings(list(parameters)), self.config.batch_size
+        descent = LocalDescent(parameters, sgd)
         users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
         examples, loss = 0, float("nan")
-        for (items, labels), views in self._joint_epochs(data, random):
+        for epoch, ((items, labels), views) in enumerate(self._joint_epochs(data, random)):
+            held = self._held(sgd, epoch)
             examples = len(items) or len(views)
             parts = np.array_split(views, -(-examples // size) or 1)
             batches = [slice(start, start + size) for start in range(0, len(parts) * size, size)]
             losses = [
-                descent.step(self._joint_loss(users, items[batch], labels[batch], part))
+                descent.step(self._joint_loss(users, items[batch], labels[batch], part), held)
                 for batch, part in zip(batches, parts, strict=True)
                 if examples
             ]
@@ -77,7 +79,7 @@ class Joint(Sgd):
     def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
         """See `CohortStep.train_block`."""
         objective = SessionObjective(self.task, Recommending(self.model), self.config.lambda_dssm)
-        return descend(self.model, parameters, block, self.config.sgd(), objective)
+        return descend(self.model, parameters, block, self._settings(list(parameters)), objective)
 
     def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """See `Step.added_parameters`: the encoders'."""

@@ -6,15 +6,18 @@ once (`fedrec.cohort`), from the same random draws.
 
 Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so they are settings.
 The paper turns ratings of 3 and below into negatives; here `low-rated` chooses, and unobserved items are drawn as
-further negatives, because ranking is against items the user never saw.
+further negatives, because ranking is against items the user never saw. There, all parameters move in every step with
+one learning rate. By `rates` and `late-parameters` some may move faster, slower or only after the others have adapted:
+a network that may move the embedding of each item at will learns its positives by heart instead of their common taste
+(ANIL, Raghu et al. 2020, and FedRep, Collins et al. 2021, treat body and head of a network differently likewise).
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -25,10 +28,11 @@ from clients.steps._descent import DescentConfig, LocalDescent
 from clients.steps.base import CohortStep, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.descent import descend
+from fedrec.cohort.descent import SgdSettings, descend
 from fedrec.cohort.trained import Trained
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import ClientData
+from fedrec.errors import ExperimentError
 from fedrec.pretext.encoder import recommender_part
 
 
@@ -41,6 +45,13 @@ class SgdConfig(DescentConfig):
     """`round`: one pool per round; `epoch`: drawn anew for each epoch, touching more of the catalogue."""
     low_rated: Literal["ignore", "negative"] = "ignore"
     """What a training row that is not positive counts as (ranking only)."""
+    rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Factors on the learning rate by pattern of parameter names, such as `{"item.id" = 500.0}`; 0 keeps a parameter as
+    it is. No parameter may fit two patterns, as tables have no order."""
+    late_parameters: tuple[str, ...] = ()
+    """Patterns of parameters that move in the last `late-epochs` epochs only, when the others have adapted."""
+    late_epochs: int = Field(default=1, ge=0)
+    """Number of epochs in which the late parameters move too."""
     private_parameters: tuple[str, ...] = ()
     """Patterns of parameters that stay on the device between rounds and are never sent, such as `layer4.*`."""
 
@@ -54,14 +65,17 @@ class Sgd(CohortStep):
 
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """See `Step.update`."""
-        descent = LocalDescent(recommender_part(parameters), self.config.sgd())
+        trained = recommender_part(parameters)
+        sgd = self._settings(list(trained))
+        descent = LocalDescent(trained, sgd)
         users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
         examples, loss = 0, float("nan")
-        for items, labels in self._epochs(data, random):
+        for epoch, (items, labels) in enumerate(self._epochs(data, random)):
+            held = self._held(sgd, epoch)
             examples = len(items)
             starts = range(0, examples, self.config.batch_size)
             batches = [slice(start, start + self.config.batch_size) for start in starts]
-            losses = [descent.step(self._loss(users, items[batch], labels[batch])) for batch in batches]
+            losses = [descent.step(self._loss(users, items[batch], labels[batch]), held) for batch in batches]
             loss = float(torch.stack(losses).mean()) if losses else loss
         return Update(descent.delta(parameters), examples, loss)
 
@@ -71,19 +85,47 @@ class Sgd(CohortStep):
 
     def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
         """See `CohortStep.train_block`."""
-        trained = descend(self.model, recommender_part(parameters), block, self.config.sgd())
-        return replace(trained, start=parameters)
+        trained = recommender_part(parameters)
+        return replace(descend(self.model, trained, block, self._settings(list(trained))), start=parameters)
 
     def private_names(self, names: list[str]) -> list[str]:
         """See `Step.private_names`."""
-        return [
-            name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in self.config.private_parameters)
-        ]
+        return [name for name in names if _fits(name, self.config.private_parameters)]
 
     @property
     def keeps(self) -> bool:
         """See `Step.keeps`."""
         return bool(self.config.private_parameters)
+
+    def _settings(self, names: list[str]) -> SgdSettings:
+        """Settings of the gradient steps for the parameters of these names."""
+        late, late_epochs = self._late(names), self.config.late_epochs
+        return replace(self.config.sgd(), rates=self._rates(names), late=late, late_epochs=late_epochs)
+
+    def _held(self, sgd: SgdSettings, epoch: int) -> frozenset[str]:
+        """The parameters that stand still in an epoch, from 0."""
+        return sgd.late if epoch < self.config.epochs - sgd.late_epochs else frozenset()
+
+    def _rates(self, names: list[str]) -> dict[str, float]:
+        """Factor on the learning rate of each parameter."""
+        _check_patterns(names, self.config.rates, "rates")
+        factors = {}
+        for name in names:
+            fitting = [pattern for pattern in self.config.rates if _fits(name, [pattern])]
+            if len(fitting) > 1:
+                raise ExperimentError(
+                    f"parameter {name!r} fits several patterns of step.rates",
+                    expected="one of them",
+                    got=" and ".join(map(repr, fitting)),
+                    fix="narrow one, for example `layer[1-4].*`",
+                )
+            factors[name] = self.config.rates[fitting[0]] if fitting else 1.0
+        return factors
+
+    def _late(self, names: list[str]) -> frozenset[str]:
+        """The late parameters."""
+        _check_patterns(names, self.config.late_parameters, "late-parameters")
+        return frozenset(name for name in names if _fits(name, self.config.late_parameters))
 
     def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Items and labels of each epoch, in the order of training."""
@@ -112,3 +154,15 @@ class Sgd(CohortStep):
         """The loss of one client on a batch, as a function of its parameters."""
         batch, wanted = torch.tensor(items[None], device=self.device), torch.tensor(labels[None], device=self.device)
         return lambda parameters: self.model.loss(self.model.predict(parameters, users, batch), wanted)
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(names: list[str], patterns: Iterable[str], key: str) -> None:
+    for pattern in patterns:
+        if not any(_fits(name, [pattern]) for name in names):
+            raise ExperimentError(
+                f"no parameter fits step.{key}", expected=f"a pattern of {', '.join(names)}", got=repr(pattern)
+            )

@@ -25,17 +25,34 @@ class SgdSettings:
         momentum: heavy-ball momentum in [0, 1); starts at zero.
         weight_decay: L2 penalty added to the gradient, >= 0.
         proximal_mu: pull towards the global parameters, >= 0.
+        rates: by name, factors >= 0 on the learning rate; 1 for a parameter that is not named.
+        late: names of the parameters that move in the last `late_epochs` epochs only.
+        late_epochs: see `late`.
     """
 
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+    late_epochs: int = 1
 
     @property
     def plain(self) -> bool:
         """Whether a parameter without a gradient stays as it is, so that only the rows of a batch need an update."""
         return not (self.momentum or self.weight_decay or self.proximal_mu)
+
+    def rate(self, name: str) -> float:
+        """Step size of one parameter."""
+        return self.learning_rate * self.rates.get(name, 1.0)
+
+    def begins(self, name: str, block: Block) -> Tensor | None:
+        """`int64 [C]`: the first step, from 0, in which a late parameter of each client moves; None: not late."""
+        if name not in self.late:
+            return None
+        steps = (torch.tensor(block.active)[:, None] > torch.arange(len(block))).sum(0)
+        return steps - self.late_epochs * torch.tensor(block.last_epoch)
 
 
 class Objective(Protocol):
@@ -89,27 +106,34 @@ def descend(
 
     Returns:
         The trained parameters of every client.
+
+    Raises:
+        ValueError: rows that are in no batch change (weight decay, momentum or a pull), and item tables differ in their
+            rates or in being late; one number per client could not say how such rows change.
     """
     cohort, objective = len(block), objective or Recommending(model)
     item_tables = [name for name in model.item_tables if name in start]
+    if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
+        raise ValueError("Expected item tables of one rate, all late or none, with decay, momentum or a pull.")
     dense = {
-        name: _Group(value.expand(cohort, *value.shape).clone(), value, sgd)
+        name: _Group(value.expand(cohort, *value.shape).clone(), value, sgd, name, block)
         for name, value in start.items()
         if name not in item_tables
     }
     tables = {}
     for name in item_tables:
         rows = start[name][block.touched]
-        tables[name] = _Group(rows, rows.clone() if sgd.proximal_mu else 0.0, sgd)
+        tables[name] = _Group(rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block)
     # A row that is in no batch decays or is pulled like any other: it becomes its start times one number per client.
-    untouched = _Group(torch.ones(cohort, 1, device=block.touched.device), 1.0, sgd)
+    factors = torch.ones(cohort, 1, device=block.touched.device)
+    untouched = _Group(factors, 1.0, sgd, next(iter(item_tables), ""), block)
     losses = torch.zeros(len(block.active), cohort, device=block.touched.device)
     prefix = None
     for step, active in enumerate(block.active):
         if prefix is None or prefix.active != active:
-            prefix = _Prefix(block, dense, active, sgd)
+            prefix = _Prefix(block, dense, active)
         losses[step, :active] = prefix.descend(objective, block, step, tables)
-        untouched.descend(None, active)
+        untouched.descend(None, active, step)
     values = {name: group.value for name, group in {**dense, **tables}.items()}
     return Trained(start, block, values, tuple(item_tables), untouched.value.view(-1), losses.cpu())
 
@@ -120,29 +144,31 @@ class _Prefix:
     The views are made once for all steps with the same clients, because making them costs as much as a small product.
     """
 
-    def __init__(self, block: Block, dense: Mapping[str, _Group], active: int, sgd: SgdSettings) -> None:
+    def __init__(self, block: Block, dense: Mapping[str, _Group], active: int) -> None:
         self.active, self.dense = active, dense
         self.anchor = torch.zeros((), device=block.items.device, requires_grad=True)
         self.leaves = {name: group.leaf(active) for name, group in dense.items()}
-        self.descents = [FusedDescent(sgd.learning_rate, self.anchor) for _ in dense] if sgd.plain else []
-        for leaf, descent in zip(self.leaves.values(), self.descents, strict=False):
-            leaf.descent = descent  # type: ignore[attr-defined]
+        fused = {name: group.rate for name, group in dense.items() if group.fusible}
+        self.descents = {name: FusedDescent(rate, self.anchor) for name, rate in fused.items()}
+        for name, descent in self.descents.items():
+            self.leaves[name].descent = descent  # type: ignore[attr-defined]
 
     def descend(self, objective: Objective, block: Block, step: int, tables: Mapping[str, _Group]) -> Tensor:
         """One step of these clients; returns each one's loss before it."""
         active = self.active
-        for descent in self.descents:
+        for descent in self.descents.values():
             descent.claimed = False
         places = block.places[step, :active].reshape(-1)
-        gathered = {name: group.rows(places, active) for name, group in tables.items()}
+        gathered = {name: group.rows(places, active, step) for name, group in tables.items()}
         loss = objective({**self.leaves, **gathered}, block, step, active)
-        left = [name for name, leaf in self.leaves.items() if not (self.descents and leaf.descent.claimed)]  # type: ignore[attr-defined]
-        inputs = [self.anchor, *(self.leaves[name] for name in left), *gathered.values()]
+        left = [name for name in self.leaves if name not in self.descents or not self.descents[name].claimed]
+        moving = [name for name, group in tables.items() if group.moves(step)]
+        inputs = [self.anchor, *(self.leaves[name] for name in left), *(gathered[name] for name in moving)]
         gradients = iter(torch.autograd.grad(loss.sum(), inputs, allow_unused=True)[1:])
         for name in left:
-            self.dense[name].descend(next(gradients), active)
-        for group in tables.values():
-            group.descend_rows(next(gradients), places, active)
+            self.dense[name].descend(next(gradients), active, step)
+        for name in moving:
+            tables[name].descend_rows(next(gradients), places, active, step)
         return loss.detach()
 
 
@@ -153,42 +179,57 @@ class _Group:
     value: Tensor
     anchor: Tensor | float
     sgd: SgdSettings
+    name: str
+    block: Block
     buffer: Tensor | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.buffer = torch.zeros_like(self.value) if self.sgd.momentum else None
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
+        self.rate, self._begins = self.sgd.rate(self.name), self.sgd.begins(self.name, self.block)
+
+    @property
+    def fusible(self) -> bool:
+        """Whether a layer may take the step in its backward pass: it knows one rate for all clients."""
+        return self.sgd.plain and self._begins is None
+
+    def moves(self, step: int) -> bool:
+        """Whether the gradient of this step can matter to any client."""
+        if not self.sgd.plain:
+            return True
+        return self.rate > 0 and (self._begins is None or bool((self._begins <= step).any()))
 
     def leaf(self, active: int) -> Tensor:
         """The first `active` clients' values, to be differentiated; they share memory with this group."""
         return self.value[:active].detach().requires_grad_()
 
-    def rows(self, places: Tensor, active: int) -> Tensor:
+    def rows(self, places: Tensor, active: int, step: int) -> Tensor:
         """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`, a copy."""
-        rows = self._flat().index_select(0, places).view(active, -1, self.value.shape[-1]).requires_grad_()
+        rows = self._flat().index_select(0, places).view(active, -1, self.value.shape[-1])
+        rows.requires_grad_(self.moves(step))
         rows.gathered = True  # type: ignore[attr-defined]
         return rows
 
-    def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int) -> None:
+    def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int, step: int) -> None:
         """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered twice gets both."""
         if gradient is None:
-            self.descend(None, active)
+            self.descend(None, active, step)
             return
-        flat = gradient.reshape(-1, gradient.shape[-1])
         if self.sgd.plain:
-            self._flat().index_add_(0, places, flat, alpha=-self.sgd.learning_rate)
+            flat = self._held(gradient, step).reshape(-1, gradient.shape[-1])
+            self._flat().index_add_(0, places, flat, alpha=-self.rate)
             return
         whole = torch.zeros_like(self.value)
-        whole.view(-1, whole.shape[-1]).index_add_(0, places, flat)
-        self.descend(whole[:active], active)
+        whole.view(-1, whole.shape[-1]).index_add_(0, places, gradient.reshape(-1, gradient.shape[-1]))
+        self.descend(whole[:active], active, step)
 
-    def descend(self, gradient: Tensor | None, active: int) -> None:
+    def descend(self, gradient: Tensor | None, active: int, step: int) -> None:
         """One step of the first `active` clients; None is a gradient of zero."""
         value = self.value[:active]
         if self.sgd.plain:
             if gradient is not None:
-                value.sub_(gradient, alpha=self.sgd.learning_rate)
+                value.sub_(self._held(gradient, step), alpha=self.rate)
             return
         gradient = torch.zeros_like(value) if gradient is None else gradient
         gradient = gradient + self.sgd.weight_decay * value
@@ -196,7 +237,14 @@ class _Group:
         gradient = gradient + self.sgd.proximal_mu * (value - anchor)
         if self.buffer is not None:
             gradient = self.buffer[:active].mul_(self.sgd.momentum).add_(gradient)
-        value.sub_(gradient, alpha=self.sgd.learning_rate)
+        value.sub_(self._held(gradient, step), alpha=self.rate)
+
+    def _held(self, gradient: Tensor, step: int) -> Tensor:
+        """A gradient `[a, ...]`, zero for the clients whose late parameters do not move yet."""
+        if self._begins is None:
+            return gradient
+        moving = (self._begins[: len(gradient)] <= step).to(gradient)
+        return gradient * moving.view(-1, *[1] * (gradient.dim() - 1))
 
     def _flat(self) -> Tensor:
         return self.value.view(-1, self.value.shape[-1])

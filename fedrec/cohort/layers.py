@@ -74,7 +74,8 @@ def mixed_rows(shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
     fused = _claimed(tables)
     if fused is None:
         return torch.cat([torch.bmm(s.to(t.dtype), t) for s, t in zip(shares, tables, strict=True)], -1)
-    return _MixedRows.apply(fused.anchor, fused.learning_rate, list(shares), list(tables))  # type: ignore[return-value]
+    rates = [descent.learning_rate for descent in fused]
+    return _MixedRows.apply(fused[0].anchor, rates, list(shares), list(tables))  # type: ignore[return-value]
 
 
 def perceptron(
@@ -99,8 +100,9 @@ def perceptron(
     if fused is not None:
         flat = [part for group in parts for part in group]
         sizes = [len(group) for group in parts]
-        settings = (fused.learning_rate, activation, sizes, list(weights), list(biases))
-        return _Perceptron.apply(fused.anchor, settings, *flat)  # type: ignore[return-value]
+        rates = [descent.learning_rate for descent in fused]
+        settings = (rates, activation, sizes, list(weights), list(biases))
+        return _Perceptron.apply(fused[0].anchor, settings, *flat)  # type: ignore[return-value]
     hidden = _first_product([_joined(group) for group in parts], weights[0], biases[0])
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         hidden = torch.baddbmm(bias.unsqueeze(1), _ACTIVATIONS[activation](hidden), weight)
@@ -123,8 +125,8 @@ class FusedDescent:
         self.claimed = False
 
 
-def _claimed(parameters: Sequence[Tensor]) -> FusedDescent | None:
-    """Note that a layer uses these parameters and will update them; None outside of fused local training.
+def _claimed(parameters: Sequence[Tensor]) -> list[FusedDescent] | None:
+    """Note that a layer uses these parameters and will update them; None unless all are to be updated there.
 
     Raises:
         ValueError: one is used already; the first use's update would change what the second computes with.
@@ -136,7 +138,7 @@ def _claimed(parameters: Sequence[Tensor]) -> FusedDescent | None:
         if descent.claimed:
             raise ValueError("Expected each parameter in one layer of a forward pass, got one in two of them.")
         descent.claimed = True
-    return descents[0]
+    return descents
 
 
 def _joined(group: Sequence[Tensor]) -> Tensor:
@@ -155,16 +157,16 @@ class _MixedRows(torch.autograd.Function):
     """`mixed_rows`, whose backward pass takes the SGD step of the tables."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, learning_rate: float, shares: list[Tensor], tables: list[Tensor]) -> Tensor:
-        ctx.learning_rate, ctx.shares, ctx.tables = learning_rate, shares, tables
+    def forward(ctx: Any, anchor: Tensor, rates: list[float], shares: list[Tensor], tables: list[Tensor]) -> Tensor:
+        ctx.rates, ctx.shares, ctx.tables = rates, shares, tables
         return _joined([torch.bmm(share, table) for share, table in zip(shares, tables, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
         start = 0
-        for share, table in zip(ctx.shares, ctx.tables, strict=True):
+        for rate, share, table in zip(ctx.rates, ctx.shares, ctx.tables, strict=True):
             own = gradient.narrow(-1, start, table.shape[2])
-            table.baddbmm_(share.transpose(1, 2), own, alpha=-ctx.learning_rate)
+            table.baddbmm_(share.transpose(1, 2), own, alpha=-rate)
             start += table.shape[2]
         return None, None, None, None
 
@@ -188,21 +190,22 @@ class _Perceptron(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rate, activation, _, weights, biases = ctx.settings
+        rates, activation, _, weights, biases = ctx.settings
+        rate, bias_rate = rates[: len(weights)], rates[len(weights) :]
         for layer in range(len(weights) - 1, 0, -1):
             hidden = ctx.hidden[layer - 1]
             before = _through(activation, torch.bmm(gradient, weights[layer].transpose(1, 2)), hidden)
-            weights[layer].baddbmm_(hidden.transpose(1, 2), gradient, alpha=-rate)
-            biases[layer].sub_(gradient.sum(1), alpha=rate)
+            weights[layer].baddbmm_(hidden.transpose(1, 2), gradient, alpha=-rate[layer])
+            biases[layer].sub_(gradient.sum(1), alpha=bias_rate[layer])
             gradient = before
         summed = gradient.sum(1, keepdim=True)
-        biases[0].sub_(summed.squeeze(1), alpha=rate)
+        biases[0].sub_(summed.squeeze(1), alpha=bias_rate[0])
         to_parts, start = [], 0
         for group in ctx.groups:
             own = summed if group.shape[1] == 1 else gradient
             weight = weights[0].narrow(1, start, group.shape[2])
             to_parts.append(torch.bmm(own, weight.transpose(1, 2)))
-            weight.baddbmm_(group.transpose(1, 2), own, alpha=-rate)
+            weight.baddbmm_(group.transpose(1, 2), own, alpha=-rate[0])
             start += group.shape[2]
         return None, None, *_split(to_parts, ctx.settings[2], ctx.widths)
 

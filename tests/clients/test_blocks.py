@@ -29,6 +29,17 @@ SETTINGS = {
     "proximal": {"proximal_mu": 0.7},
     "everything": {"momentum": 0.5, "weight_decay": 0.05, "proximal_mu": 0.3, "negatives_policy": "epoch"},
     "low-rated": {"low_rated": "negative"},
+    "rates": {"rates": {"item.id": 30.0, "user.gender": 0.0, "layer0.*": 0.5, "layer1.bias": 2.0}},
+    "late-table": {"late_parameters": ["item.id"], "rates": {"item.id": 20.0}},
+    "late-layers": {"late_parameters": ["layer?.weight", "user.*"], "late_epochs": 2},
+    "frozen-table": {"rates": {"item.id": 0.0}},
+    "late-everything": {
+        "momentum": 0.5,
+        "weight_decay": 0.05,
+        "proximal_mu": 0.3,
+        "late_parameters": ["item.*", "layer1.*"],
+        "rates": {"item.id": 3.0},
+    },
     "no-negatives": {"negatives": 0},
     "one-class": {"negatives": 0, "low_rated": "ignore"},
     "no-epoch": {"epochs": 0},
@@ -52,7 +63,13 @@ def pair(load_tiny):
 
 
 def options(settings):
-    return [f"step.{key.replace('_', '-')}={value!r}" for key, value in settings.items()]
+    return [f"step.{key.replace('_', '-')}={toml(value)}" for key, value in settings.items()]
+
+
+def toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{key}" = {one!r}' for key, one in value.items()) + "}"
+    return repr(value)
 
 
 def whole(reply, arrays):

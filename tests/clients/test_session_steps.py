@@ -48,6 +48,7 @@ JOINT_ONLY = {
     "low-rated": {"low-rated": "negative", "sessions-of": "all", "lambda-dssm": 0.3},
     "no-negatives": {"negatives": 0},
     "anew": {"negatives-policy": "epoch"},
+    "late": {"late-parameters": ["item.id", "layer1.*"], "rates": {"layer0.*": 0.5}},
 }
 CASES = [(name, case) for name in ("contrastive", "joint") for case in SETTINGS] + [
     ("joint", case) for case in JOINT_ONLY
@@ -60,7 +61,7 @@ def pair(load_tiny, tiny_experiment):
 
     def make(name, case, population=None):
         options = {"batch-size": 4, **SMALL, **{**SETTINGS, **JOINT_ONLY}[case]}
-        table = "{" + ", ".join([f'name = "{name}"', *(f"{k} = {v!r}" for k, v in options.items())]) + "}"
+        table = "{" + ", ".join([f'name = "{name}"', *(f"{k} = {toml(v)}" for k, v in options.items())]) + "}"
         nodes = [
             Node(load_tiny(f"engine.path={path}", f"step={table}", "evaluation.fine-tune={}"), 0, 1, None)
             for path in ("cohort", "reference")
@@ -71,6 +72,12 @@ def pair(load_tiny, tiny_experiment):
         return *nodes, nodes[1].initial()
 
     return make
+
+
+def toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{key}" = {one!r}' for key, one in value.items()) + "}"
+    return repr(value)
 
 
 def sums(node, arrays, order):

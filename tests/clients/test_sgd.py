@@ -10,8 +10,15 @@ from torch import nn
 
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.data.negatives import draw_negatives
+from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.rng import stream
+
+PARTS = {
+    "rates": {"item.id": 20.0, "user.gender": 0.0, "layer0.*": 0.5},
+    "late_parameters": ("item.id",),
+    "late_epochs": 2,
+}
 
 
 @pytest.fixture
@@ -27,15 +34,25 @@ def make(world):
     return step
 
 
+def expected_factor(config, name, epochs_left):
+    """The documented factors of the two cases below, written out by name instead of by pattern."""
+    if not config.rates:
+        return 1.0
+    if name == "item.id":
+        return 20.0 if epochs_left <= 2 else 0.0
+    return {"user.gender": 0.0, "layer0.weight": 0.5, "layer0.bias": 0.5}.get(name, 1.0)
+
+
 def by_torch(plain, config, data, batches):
     """Train the plain module with torch's own optimiser; returns the mean loss of the last epoch."""
     anchor = [value.detach().clone() for value in plain.parameters()]
-    optimiser = torch.optim.SGD(
-        plain.parameters(), lr=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+    groups = [{"params": [value], "name": name} for name, value in plain.named().items()]
+    optimiser = torch.optim.SGD(groups, config.learning_rate, config.momentum, weight_decay=config.weight_decay)
     users = [torch.from_numpy(codes) for codes in data.features]
-    for epoch in batches:
+    for number, epoch in enumerate(batches):
         losses = []
+        for group in optimiser.param_groups:
+            group["lr"] = config.learning_rate * expected_factor(config, group["name"], config.epochs - number)
         for items, labels in epoch:
             predicted = plain(users, torch.from_numpy(items))
             loss = nn.functional.binary_cross_entropy_with_logits(predicted, torch.from_numpy(labels))
@@ -67,6 +84,8 @@ def expected_batches(config, items, labels, positives, random):
         {"weight_decay": 0.1},
         {"proximal_mu": 0.7},
         {"momentum": 0.5, "weight_decay": 0.05, "proximal_mu": 0.3, "negatives_policy": "epoch"},
+        PARTS,
+        {**PARTS, "momentum": 0.5, "weight_decay": 0.05},
     ],
 )
 def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec, settings):
@@ -161,6 +180,23 @@ def test_ratings_are_learned_without_negatives(make):
     step, _, population = make("rating", epochs=1)
     ((items, labels),) = pools(step, population.client(0))
     assert items.tolist() == [0, 1] and labels.tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"rates": {"item.ids": 2.0}}, {"late_parameters": ("layer7.*",)}, {"rates": {"layer*": 1.0, "layer7*": 1.0}}],
+)
+def test_a_pattern_that_fits_nothing_is_refused(make, settings):
+    step, parameters, population = make(**settings)
+    with pytest.raises(ExperimentError, match=r"item\.ids|layer7"):
+        step.update(parameters, population.client(0), stream(0, "client", 0, 1))
+
+
+def test_a_parameter_that_fits_two_patterns_is_refused(make):
+    """A table's keys may be sorted on their way, so no rule of precedence would hold."""
+    step, parameters, population = make(rates={"layer*": 0.5, "layer0.*": 2.0})
+    with pytest.raises(ExperimentError, match=r"layer0\.weight.*several"):
+        step.update(parameters, population.client(0), stream(0, "client", 0, 1))
 
 
 def test_private_names_are_patterns(make):

@@ -31,8 +31,8 @@ class TwoNodes:
         return [(node, group) for node, group in groups if len(group)]
 
 
-def reptile(rate=0.5, cohort=(0, 1, 2)):
-    return Reptile(ReptileConfig(server_lr=rate), TwoNodes(cohort), STEP)
+def reptile(rate=0.5, cohort=(0, 1, 2), **settings):
+    return Reptile(ReptileConfig(server_lr=rate, **settings), TwoNodes(cohort), STEP)
 
 
 def fedavg():
@@ -74,6 +74,15 @@ def test_reptile_is_equation_6():
     assert found["w"].tolist() == [2.5, 1.5] and found["b"].tolist() == 10.25
     assert found["w"].dtype == np.float32 and found["b"].shape == ()
     assert dict(metrics) == {"num-clients": 3, "num-examples": 12, "loss": 0.5}
+
+
+@pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (2, 6), (4, 2), (5, 0), (9, 0)])
+def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
+    """Over T = 4 rounds the rate is 1, 3/4, 1/2, 1/4, and nothing after; one client moves w by 8."""
+    strategy = reptile(1.0, anneal_rounds=4)
+    one, _ = configured(strategy, round_number)
+    arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
+    assert wire.from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
 
 
 def test_fedavg_divides_by_the_examples():
