@@ -88,7 +88,8 @@ class Recommending:
         """Codes and item slots of the first `active` clients; made once for all steps with the same clients."""
         if self._views is None or self._views[0] is not block or self._views[1] != active:
             slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
-            self._views = block, active, tuple(codes[:active] for codes in block.users), slots
+            users = self.model.user_inputs(tuple(codes[:active] for codes in block.users))
+            self._views = block, active, users, slots
         return self._views[2:]
 
 
@@ -147,6 +148,7 @@ class _Prefix:
     def __init__(self, block: Block, dense: Mapping[str, _Group], active: int) -> None:
         self.active, self.dense = active, dense
         self.anchor = torch.zeros((), device=block.items.device, requires_grad=True)
+        self.ones = torch.ones(active, device=block.items.device)
         self.leaves = {name: group.leaf(active) for name, group in dense.items()}
         fused = {name: group.rate for name, group in dense.items() if group.fusible}
         self.descents = {name: FusedDescent(rate, self.anchor) for name, rate in fused.items()}
@@ -164,7 +166,7 @@ class _Prefix:
         left = [name for name in self.leaves if name not in self.descents or not self.descents[name].claimed]
         moving = [name for name, group in tables.items() if group.moves(step)]
         inputs = [self.anchor, *(self.leaves[name] for name in left), *(gathered[name] for name in moving)]
-        gradients = iter(torch.autograd.grad(loss.sum(), inputs, allow_unused=True)[1:])
+        gradients = iter(torch.autograd.grad(loss, inputs, self.ones, allow_unused=True)[1:])
         for name in left:
             self.dense[name].descend(next(gradients), active, step)
         for name in moving:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.cohort.layers import weighted_cross_entropy
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 
@@ -71,7 +72,8 @@ class Model(ABC):
 
         Args:
             parameters: each `[C, ...]`.
-            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
+            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category; or what
+                `user_inputs` makes of them.
             items: `int64 [C, B]`.
             rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items themselves.
 
@@ -79,11 +81,17 @@ class Model(ABC):
             `[C, B]`: logits for ranking, ratings for rating.
         """
 
+    def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What `predict` may be given instead of the users' codes: made once per client, for all its steps."""
+        return users
+
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error.
 
         With `weights`, `float32 [C, B]`, it is the weighted sum instead; padding has weight 0.
         """
+        if weights is not None and self.schema.task == "ranking":
+            return weighted_cross_entropy(predictions, labels, weights)
         measure = F.binary_cross_entropy_with_logits if self.schema.task == "ranking" else F.mse_loss
         losses = measure(predictions, labels, reduction="none")
         return losses.mean(-1) if weights is None else (losses * weights).sum(-1)

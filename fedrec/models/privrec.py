@@ -78,7 +78,7 @@ class PrivRec(Model):
     ) -> Tensor:
         """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
         tables = [parameters[f"user.{name}"] for name, _ in self.schema.user_features]
-        user = _joined_means(tables, [codes.unsqueeze(1) for codes in users])
+        user = _joined_means(tables, [own.unsqueeze(1) for own in users])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
         item += [feature(parameters, items) for feature in self._item_features]
         layers = range(len(self.config.hidden) + 1)
@@ -87,14 +87,25 @@ class PrivRec(Model):
         parts = [user, item] if user else [item]
         return perceptron(parts, weights, biases, self.config.activation).squeeze(-1)
 
+    def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """See `Model.user_inputs`: shares of the categories, `float32 [C, R]`, where no feature has many."""
+        sizes = [size for _, size in self.schema.user_features]
+        if max(sizes, default=0) > _FEW_CATEGORIES:
+            return users
+        return tuple(row_shares(codes, size) for codes, size in zip(users, sizes, strict=True))
 
-def _joined_means(tables: list[Tensor], codes: list[Tensor]) -> list[Tensor]:
-    """Means of the rows of tables `[C, R, d]` that codes `int64 [C, B, w]` name, `[C, B, d]` each or some joined."""
-    few = [table.shape[1] <= _FEW_CATEGORIES for table in tables]
-    if few and all(few):
-        shares = [row_shares(own, table.shape[1]) for own, table in zip(codes, tables, strict=True)]
+
+def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
+    """Means of the rows of tables `[C, R, d]` that users' codes `int64 [C, B, w]` or shares `[C, B, R]` name.
+
+    Returns:
+        `[C, B, d]` each, or some of them joined.
+    """
+    if tables and all(table.shape[1] <= _FEW_CATEGORIES for table in tables):
+        pairs = zip(users, tables, strict=True)
+        shares = [own if own.is_floating_point() else row_shares(own, table.shape[1]) for own, table in pairs]
         return [mixed_rows(shares, tables)]
-    return [pooled_rows(table, own) for own, table in zip(codes, tables, strict=True)]
+    return [pooled_rows(table, own) for own, table in zip(users, tables, strict=True)]
 
 
 class _ItemFeature:

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.cohort.layers import FusedDescent, gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
+from fedrec.cohort.layers import (
+    FusedDescent,
+    gather_rows,
+    mixed_rows,
+    perceptron,
+    pooled_rows,
+    row_shares,
+    weighted_cross_entropy,
+)
 
 RATE = 0.1
 ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
@@ -95,3 +103,16 @@ def test_a_parameter_is_refused_in_two_fused_layers():
     mixed_rows([torch.ones(1, 1, 2)], [table])
     with pytest.raises(ValueError, match="one in two of them"):
         mixed_rows([torch.ones(1, 1, 2)], [table])
+
+
+def test_weighted_cross_entropy_is_that_of_torch():
+    logits = draw(2, 5).requires_grad_()
+    labels, weights = (draw(2, 5, seed=1) > 0).float(), draw(2, 5, seed=2).abs()
+    scale = torch.tensor([2.0, -1.0])
+    (weighted_cross_entropy(logits, labels, weights) * scale).sum().backward()
+    plain = logits.detach().clone().requires_grad_()
+    losses = nn.functional.binary_cross_entropy_with_logits(plain, labels, reduction="none")
+    ((losses * weights).sum(-1) * scale).sum().backward()
+    torch.testing.assert_close(logits.grad, plain.grad)
+    found = weighted_cross_entropy(logits.detach(), labels, weights)
+    torch.testing.assert_close(found, (losses.detach() * weights).sum(-1))
