@@ -84,3 +84,8 @@ class Canary(Step):
     def private_names(self, names: list[str]) -> list[str]:
         """See `Step.private_names`."""
         return self.base.private_names(names)
+
+    @property
+    def keeps(self) -> bool:
+        """See `Step.keeps`."""
+        return self.base.keeps
