@@ -10,49 +10,29 @@ it, so any strategy can be audited that adds `server-lr` times a noisy mean of u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
-from fedrec.attacks.audit.mechanism import Mechanism
 from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.verdict import Audit, audit
-from fedrec.data.population import Population, read_interactions
+from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment import Experiment
 from fedrec.registry import MODEL, SAMPLER, resolve
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
 from simulations.attacks.federations import QUICK, derived, run_once, section, seed_of
+from simulations.claims import Claim, claim_of
 
 _FILE = "canaries.npz"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What the experiment claims of itself.
-
-    Attributes:
-        clip: S, largest L2 norm of one client's update.
-        noise_std: standard deviation of the noise in each coordinate of the mean update.
-        delta: of the claimed epsilon.
-        epsilon: the claim, for the population with canaries; None: that of T Gaussian releases without amplification.
-        denominator: M, what the sum is divided by; None: the sampler's cohort.
-    """
-
-    clip: float
-    noise_std: float
-    delta: float = 1e-5
-    epsilon: float | None = None
-    denominator: float | None = None
-
-
 def audit_experiment(
     experiment: Experiment,
-    claim: Claim,
+    claim: Claim | None,
     output: Path,
     *,
     canaries: int = 1000,
@@ -65,7 +45,7 @@ def audit_experiment(
 
     Args:
         experiment: the experiment, resolved.
-        claim: what is audited.
+        claim: what is audited; None: what the experiment's `[privacy]` table says.
         output: folder of the runs; runs that are there already are taken.
         canaries: k, in each run.
         seeds: number of runs.
@@ -78,14 +58,19 @@ def audit_experiment(
         FedrecError: see `simulations.runner.run`.
     """
     _refuse(experiment)
-    users = read_interactions(experiment).num_users
+    population = Population.of(experiment)
+    clients = len(population.partition.training_clients) + canaries
+    clip = claim_of(experiment, clients).clip if claim is None else claim.clip
     runs, rate = [], 1.0
     for number in range(seeds):
         seed = seed_of(experiment, "audit-run", number)
-        plan = CanaryPlan(first=users, count=canaries, magnitude=overshoot * claim.clip, seed=seed)
+        first = population.interactions.num_users
+        plan = CanaryPlan(first=first, count=canaries, magnitude=overshoot * clip, seed=seed)
         seen, rate = _observe(with_canaries(experiment, plan, seed), plan, output / f"run-{number + 1:02d}", callbacks)
         runs.append(seen)
-    return audit(runs, mechanism_of(experiment, claim, rate), significance=significance, seed=experiment.seed)
+    claim = claim or claim_of(experiment, clients, runs[0].rounds)
+    mechanism = claim.mechanism(experiment, rate, runs[0].rounds)
+    return audit(runs, mechanism, significance=significance, seed=experiment.seed)
 
 
 def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experiment:
@@ -98,17 +83,6 @@ def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experi
         "step": {**step, "name": "canary", "base": step["name"], "canaries": plan.table()},
     }
     return derived(experiment, "audit", seed, changes, **QUICK)
-
-
-def mechanism_of(experiment: Experiment, claim: Claim, rate: float) -> Mechanism:
-    """The claim on one release, with the number of releases and the sampling rate of the audited runs."""
-    cohort = float(experiment.sampler.options["cohort"])
-    denominator = cohort if claim.denominator is None else claim.denominator
-    parts = (claim.clip, denominator, claim.noise_std, rate, experiment.rounds, claim.delta)
-    epsilon = claim.epsilon
-    if epsilon is None:
-        epsilon = Mechanism(*parts, epsilon=float("inf")).known_epsilon(experiment.rounds)
-    return Mechanism(*parts, epsilon=epsilon)
 
 
 class Watch(Callback):
@@ -164,10 +138,17 @@ def _observe(
     run = run_once(experiment, folder, [watch, *callbacks])
     with np.load(folder / _FILE) as file:
         released = file["released"]
+    if not len(released):
+        raise ExperimentError(
+            "there is nothing to audit",
+            expected="at least one round",
+            got="a budget that pays for none",
+            fix="raise privacy.budget or the noise",
+        )
     clients = Population.of(run.experiment).partition.training_clients
     sampler = resolve(SAMPLER, experiment.sampler.name)(experiment.settings(SAMPLER), clients, experiment.seed)
     canaries = plan.first + np.arange(plan.count)
-    cohorts = [sampler.sample(number) for number in range(1, experiment.rounds + 1)]
+    cohorts = [sampler.sample(number) for number in range(1, len(released) + 1)]  # a budget may end a run early
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
     rate = min(1.0, float(experiment.sampler.options["cohort"]) / len(clients))
     return Observations(released, taking_part, plan.signs()), rate

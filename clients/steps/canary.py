@@ -81,6 +81,15 @@ class Canary(Step):
         table[row] = value
         return Update(delta, plan.examples, math.nan)
 
+    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """See `Step.added_parameters`."""
+        return self.base.added_parameters(model, generator)
+
     def private_names(self, names: list[str]) -> list[str]:
         """See `Step.private_names`."""
         return self.base.private_names(names)
+
+    @property
+    def keeps(self) -> bool:
+        """See `Step.keeps`."""
+        return self.base.keeps

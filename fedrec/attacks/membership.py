@@ -67,7 +67,7 @@ class Describer:
 def one_hot(codes: np.ndarray, categories: int) -> np.ndarray:
     """`float32 [n, categories]`, 1 where a category is among a row's codes `int64 [n, width]`; -1 is none."""
     table = np.zeros((len(codes), categories + 1), dtype=np.float32)
-    np.put_along_axis(table, np.where(codes < 0, categories, codes), 1.0, axis=1)
+    np.put_along_axis(table, codes, 1.0, axis=1)  # -1 is the last column, which goes
     return table[:, :categories]
 
 

@@ -92,8 +92,12 @@ def lira(
 
 def audit(
     experiment: Name,
-    clip: Annotated[float, typer.Option(help="S, claimed largest L2 norm of a client's update.")],
-    noise_std: Annotated[float, typer.Option(help="Claimed standard deviation of the noise in the mean update.")],
+    clip: Annotated[
+        float | None, typer.Option(help="S, claimed largest L2 norm of a client's update; default: see [privacy].")
+    ] = None,
+    noise_std: Annotated[
+        float | None, typer.Option(help="Claimed standard deviation of the noise in the mean; default: see [privacy].")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Claimed epsilon, canaries counted as clients; default: without amplification.")
     ] = None,
@@ -109,11 +113,18 @@ def audit(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment with canary clients and test its privacy claim; the exit status is 1 when it FAILs."""
-    from simulations.audit import Claim, audit_experiment
+    """Run an experiment with canary clients and test its privacy claim; the exit status is 1 when it FAILs.
+
+    The claim is that of the experiment's [privacy] table, or the one given by --clip and --noise-std.
+    """
+    from fedrec.errors import ExperimentError
+    from simulations.audit import audit_experiment
+    from simulations.claims import Claim
 
     loaded, folder = _prepare(experiment, overrides, engine, output, "audit")
-    claim = Claim(clip, noise_std, delta, epsilon, denominator)
+    if (clip is None) != (noise_std is None):
+        raise ExperimentError("half a claim", expected="--clip and --noise-std, or neither", got="one of them")
+    claim = None if clip is None or noise_std is None else Claim(clip, noise_std, delta, epsilon, denominator)
     found = _watched(
         quiet or as_json,
         lambda calls: audit_experiment(

@@ -118,3 +118,11 @@ def test_a_model_without_item_tables_is_refused(nodes):
     step.model.item_tables = ()  # type: ignore[misc]
     with pytest.raises(ExperimentError, match="no place for canaries"):
         step.update({"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0))
+
+
+def test_what_stays_on_the_device_is_what_the_other_step_keeps(nodes):
+    audited, _ = nodes()
+    section = audited.experiment.step
+    assert audited.step(section).keeps is False
+    step = audited.step(type(section).model_validate({**section.model_dump(), "private-parameters": ["w"]}))
+    assert step.keeps is True and step.private_names(["w", "v"]) == ["w"]

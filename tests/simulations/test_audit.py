@@ -17,7 +17,8 @@ from fedrec.experiment import load
 from fedrec.rng import stream
 from fedrec.runs import RunFolder
 from simulations import cli
-from simulations.audit import Claim, audit_experiment, with_canaries
+from simulations.audit import audit_experiment, with_canaries
+from simulations.claims import Claim, claim_of
 from strategies.base import CohortStrategy
 
 CLIP, STD, COHORT, CANARIES = 0.5, 0.05, 20, 200
@@ -43,19 +44,16 @@ class Noisy(CohortStrategy):
     def apply(self, theta, aggregate):
         self.round += 1
         random = stream(5, "test-noise", 0 if self.config.one_seed else self.round)
-        rate = self.config.server_lr
-        return {
-            name: value
-            + rate * (aggregate.total[name] / self.config.denominator + random.normal(0, self.config.std, value.shape))
-            for name, value in theta.items()
-        }
+        mean = {name: total / self.config.denominator for name, total in aggregate.total(theta).items()}
+        noisy = {name: value + random.normal(0, self.config.std, value.shape) for name, value in mean.items()}
+        return {name: value + self.config.server_lr * noisy[name] for name, value in theta.items()}
 
 
 class Weighted(Noisy):
     weighting = "examples"
 
     def apply(self, theta, aggregate):
-        total = {name: value * COHORT / aggregate.weight for name, value in aggregate.total.items()}
+        total = {name: value * COHORT / aggregate.weight for name, value in aggregate.total(theta).items()}
         return super().apply(theta, type(aggregate)(total, aggregate.clients, aggregate.weight))
 
 
@@ -123,6 +121,63 @@ def test_what_is_watched_is_what_was_planted(tmp_path):
 def test_broken_ones_fail(tmp_path, overrides, options, failed):
     found = audit(tmp_path, *overrides, **options)
     assert found.verdict == "FAIL" and not check(found, failed).passed
+
+
+PRIVATE = {
+    "strategy": {"name": "reptile", "server-lr": 0.5},
+    "privacy": {"clip-norm": CLIP, "noise-multiplier": 1.0, "backend": "pld"},
+}
+
+
+def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_path):
+    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    assert found.verdict == "PASS"
+    claimed = found.mechanism
+    assert (claimed.clip, claimed.denominator) == (CLIP, COHORT) and claimed.noise_multiplier == pytest.approx(1.0)
+    assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / COHORT, rel=0.03)
+    told = json.loads((tmp_path / "run-01" / "result.json").read_text())["privacy"]
+    assert claimed.epsilon == pytest.approx(told["epsilon"]) and claimed.delta == told["delta"]
+
+
+def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
+    from fedrec.privacy.clipping import Clip
+    from strategies import dp
+
+    right = dp.add_noise
+    for name, broken, failed in (
+        ("no clip", (Clip, "factors", lambda self, norms: np.ones(len(norms))), "reach"),
+        ("noise", (dp, "add_noise", lambda total, scale, *a, **k: right(total, scale / 2, *a, **k)), "noise-std"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*broken)
+            found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path / name, canaries=CANARIES)
+        assert found.verdict == "FAIL" and not check(found, failed).passed
+
+
+def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_path):
+    def bounded(budget):
+        return load({**AUDITED, **PRIVATE, "privacy": {**PRIVATE["privacy"], "budget": budget}})
+
+    found = audit_experiment(bounded(3.0), None, tmp_path / "some", canaries=CANARIES)
+    assert 1 < found.mechanism.rounds < 25 and found.verdict != "FAIL" and 2.0 < found.mechanism.epsilon <= 3.0
+    with pytest.raises(ExperimentError, match="nothing to audit"):
+        audit_experiment(bounded(0.01), None, tmp_path / "none", canaries=CANARIES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mechanism": "laplace"}, {"mode": "secure"}, {"placement": "local"}, {"adaptive-clip": {}}],
+    ids=lambda change: next(iter(change)),
+)
+def test_claims_that_canaries_cannot_test_are_explained(change):
+    private = {**PRIVATE, "privacy": {**PRIVATE["privacy"], **change}}
+    with pytest.raises(ExperimentError, match=f"privacy.{next(iter(change))}"):
+        claim_of(load({**AUDITED, **private}), 100)
+
+
+def test_an_experiment_without_a_claim_needs_one(tmp_path):
+    with pytest.raises(ExperimentError, match="claims no privacy"):
+        audit_experiment(audited(), None, tmp_path)
 
 
 def test_a_claim_far_below_the_truth_is_refuted_by_a_bound(tmp_path):

@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
 from fedrec.attacks.audit.checks import check_farthest, check_independence, check_noise, check_reach
-from fedrec.attacks.audit.estimate import estimate_epsilon
+from fedrec.attacks.audit.estimate import _interval, estimate_epsilon
 from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.audit.gdp import CUTS, gdp_bound
 from fedrec.attacks.audit.mechanism import Mechanism
@@ -142,6 +142,14 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
     assert 1.0 < np.mean([estimate.epsilon for estimate in found]) / truth < 1.25
     assert np.mean([truth <= estimate.high for estimate in found]) >= 0.95
     assert np.mean([estimate.low <= truth for estimate in found]) >= 0.75
+
+
+def test_the_interval_is_that_of_bias_corrected_percentiles():
+    resampled = np.arange(1000.0)
+    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)  # half below: plain percentiles
+    shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
+    expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
+    assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
 
 
 def test_an_estimate_needs_canaries_of_both_signs():

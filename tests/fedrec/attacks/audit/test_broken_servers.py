@@ -8,6 +8,7 @@ elsewhere. The server is plain numpy and shares no code with the audit.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -130,6 +131,15 @@ def test_reasons_name_the_run_and_the_numbers():
     assert all(reason.startswith("run 2: ") for reason in reasons)
     assert any("GDP lower bound" in reason and "7.800" in reason for reason in reasons)
     assert any("no clip" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (4.4, "WARN"), (7.8, "PASS")])
+def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
+    claim = dataclasses.replace(CLAIM, epsilon=epsilon)
+    (found,) = audit([server("right", 0)], claim).runs
+    assert found.verdict == found.epsilon_verdict == verdict and all(check.passed for check in found.checks)
+    words = {"FAIL": "lower bound", "WARN": "point estimate"}
+    assert bool(found.reasons()) == (verdict != "PASS") and all(words[verdict] in reason for reason in found.reasons())
 
 
 def test_a_claim_of_nothing_is_never_refuted():
