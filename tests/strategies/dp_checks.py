@@ -43,7 +43,7 @@ WORST = {  # updates of one client that try to get more than their share
 
 
 def update(scale: float, *, examples: int = 3, seed: int = 7, names=tuple(SHAPES)) -> Update:
-    """An update in a random direction that touches five rows of the item table; zero in all but the named parameters."""
+    """An update in a random direction that touches five items; zero in all but the named parameters."""
     random = np.random.default_rng(seed)
     delta = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     for name in names:
@@ -86,7 +86,9 @@ class Parts:
     privacy: type[DpFedAvg] = DpFedAvg
     total: type[Total] = Total
     strategy: type[CohortStrategy] = Reptile
-    start: dict[str, np.ndarray] = field(default_factory=lambda: {n: np.zeros(s, np.float32) for n, s in SHAPES.items()})
+    start: dict[str, np.ndarray] = field(
+        default_factory=lambda: {n: np.zeros(s, np.float32) for n, s in SHAPES.items()}
+    )
 
 
 class Federation:
@@ -108,9 +110,7 @@ class Federation:
         settings = {"clip_norm": CLIP, **privacy}
         if "noise_multiplier" not in settings and "epsilon" not in settings:
             settings["noise_multiplier"] = 1.0
-        plan = Plan.of(
-            PrivacyConfig(**settings), sampler, {"cohort": self.cohort}, clients, 10, server_lr=server_lr
-        )
+        plan = Plan.of(PrivacyConfig(**settings), sampler, {"cohort": self.cohort}, clients, 10, server_lr=server_lr)
         self.charged: list[Any] = []
         cohorts: Any = Fixed(clients, self.cohort, nodes or clients)
         self.strategy = self.parts.strategy(ReptileConfig(server_lr=server_lr), cohorts, {"name": "sgd"})
