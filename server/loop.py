@@ -205,7 +205,7 @@ class Loop:
         messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), self.grid))
         engine = self.experiment.engine
         if self.guard is not None:
-            self.guard.uncovered(number)
+            self.guard.before_upload(number)
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
         place = {node: place for place, node in enumerate(self.roster.nodes)}

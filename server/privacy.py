@@ -84,10 +84,13 @@ class Guard:
         event = self._event(round_number)
         return not self.ledger.would_exceed(event, self._budget, self.delta)
 
-    def uncovered(self, round_number: int) -> None:
-        """Charge a round that runs without noise; rounds under noise are charged by what adds it."""
+    def before_upload(self, round_number: int) -> None:
+        """Charge a round before clients are asked, where what they send is itself the release.
+
+        That is so without noise, and where clients add it; noise of the server's is charged by what adds it.
+        """
         phase = self.strategy.phase(round_number)
-        if not self.config.covers(phase):
+        if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
             self.ledger.charge(round_number, self.plans[phase].event(phase))
 
     def epsilon(self) -> float:

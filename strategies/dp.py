@@ -40,7 +40,8 @@ class DpFedAvg:
         plan: sampler, clip, noise and denominator.
         phase: the stage of training that this is for.
         source: where noise comes from.
-        charge: pays for a round; called before its noise is drawn.
+        charge: pays for a round; called before the server draws its noise. Where clients add the noise, the guard
+            charges instead, before they are asked.
     """
 
     def __init__(self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]) -> None:
@@ -83,11 +84,12 @@ class DpFedAvg:
             theta: the parameters that the clients started from.
             sums: what each node answered, with the number of clients that it was asked for, in node order.
         """
-        self.charge(round_number, self.plan.event(self.phase))
+        if not self.plan.client_noise_scale:  # else it was charged before anything left the clients
+            self.charge(round_number, self.plan.event(self.phase))
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
         total = {name: _total(name, bounded, theta) for name in names}
-        answered = sum(min(reply.clients, asked) for reply, asked in sums)
+        answered = sum(_within(reply.clients, asked) for reply, asked in sums)
         plan = self.plan
         noisy = add_noise(total, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
         missing = plan.missing_noise_std(answered)
@@ -111,8 +113,8 @@ class DpFedAvg:
         self, total: Mapping[str, Change], names: Sequence[str], theta: Mapping[str, np.ndarray], asked: int
     ) -> Mapping[str, Change]:
         """A node's sum with the norm that its clients' clipped updates can have at most; zero if it is no such sum."""
-        if not all(name in total and _is_change(total[name], theta[name]) for name in names):
-            log.warning("a node's sum has wrong shapes or is not finite, and counts as zero")
+        if not asked or not all(name in total and _is_change(total[name], theta[name]) for name in names):
+            log.warning("a sum that was not asked for, has wrong shapes or is not finite counts as zero")
             return {name: _nothing(theta[name]) for name in names}
         own = {name: total[name] for name in names}
         if self.plan.client_noise_scale:
@@ -124,16 +126,23 @@ class DpFedAvg:
         if adaptive is None or std is None:
             return
         clip = AdaptiveClip(self.plan.clip_norm, adaptive.quantile, adaptive.learning_rate, self.plan.denominator)
-        counted = [(min(max(reply.unclipped, 0), asked), min(reply.clients, asked)) for reply, asked in sums]
-        count = sum(unclipped - clients / 2 for unclipped, clients in counted)
+        counted = [(reply.unclipped, _within(reply.clients, asked)) for reply, asked in sums]
+        count = sum(_within(unclipped, clients) - clients / 2 for unclipped, clients in counted)
         self.plan = self.plan.at_clip_norm(clip.after(noisy_count(count, std, self.source, round_number)).norm)
+
+
+def _within(said: int, most: int) -> int:
+    """A number of clients that a node states, between 0 and what it can be."""
+    return min(max(said, 0), most)
 
 
 def _is_change(change: Change, table: np.ndarray) -> bool:
     """Whether a change fits a table and is made of numbers."""
     if not isinstance(change, RowSum):
-        return change.shape == table.shape and bool(np.isfinite(change).all())
+        return change.shape == table.shape and change.dtype.kind == "f" and bool(np.isfinite(change).all())
     rows = change.rows
+    if rows.ndim != 1 or rows.dtype.kind != "i" or change.values.dtype.kind != "f":
+        return False
     fits = change.shape == table.shape and change.values.shape == (len(rows), *table.shape[1:])
     inside = fits and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < len(table) and (np.diff(rows) > 0).all()))
     return bool(inside and np.isfinite(change.values).all() and np.isfinite(change.drift))

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients do to their updates before these leave: clipping in blocks and one by one, bad updates, own noise."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from clients.hosting import Node
+from clients.training import train_clients
+from fedrec.privacy.protection import Protection
+from fedrec.rng import torch_stream
+from fedrec.row_sum import RowSum, dense_change
+from fedrec.wire import TrainOrder
+
+CLIENTS = np.arange(18)
+CASES = {
+    "plain": (),
+    "weight-decay": ("step.weight-decay=0.1",),
+    "everything": ("step.momentum=0.5", "step.weight-decay=0.05", "step.proximal-mu=0.3"),
+}
+SUBSETS = {"all": r".*", "tables": r"item\..*", "layers": r"layer.*"}
+
+
+@pytest.fixture
+def pair(load_tiny):
+    """Two nodes that differ in nothing but the path, and the initial parameters."""
+
+    def make(*overrides):
+        nodes = {}
+        for path in ("cohort", "reference"):
+            experiment = load_tiny(f"engine.path={path}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
+            nodes[path] = Node(experiment, 0, 1, None)
+        parameters = nodes["reference"].model.initial(torch_stream(0, "init"))
+        return nodes["cohort"], nodes["reference"], {name: value.numpy() for name, value in parameters.items()}
+
+    return make
+
+
+def asked(node, arrays, protection, clients=CLIENTS):
+    """The reply, and its sums as whole arrays."""
+    reply = train_clients(node, arrays, TrainOrder(1, np.asarray(clients), protection=protection))
+    return reply, {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+
+
+def raw(node, arrays, client):
+    """One client's update without protection, as whole arrays; from the path that trains one after the other."""
+    order = TrainOrder(1, np.array([client]))
+    return {n: dense_change(c, arrays[n]) for n, c in train_clients(node, arrays, order).total.items()}
+
+
+def length(update, order=2):
+    return float(np.linalg.norm(np.concatenate([np.ravel(value) for value in update.values()]), order))
+
+
+def assert_same(got, expected, atol=1e-6):
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("subset", SUBSETS)
+@pytest.mark.parametrize("order", [2, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_each_client_is_clipped_over_all_that_it_sends(pair, case, order, subset):
+    """By hand from its raw update, in blocks and one by one; some are longer than the clip norm and some are not.
+
+    With weight decay also rows that a client never touched move, and count."""
+    fast, slow, arrays = pair(*CASES[case])
+    names = [name for name in arrays if re.match(SUBSETS[subset], name)]
+    updates = [{name: value for name, value in raw(slow, arrays, c).items() if name in names} for c in CLIENTS]
+    lengths = np.array([length(update, order) for update in updates])
+    norm = float(np.median(lengths))
+    protection = Protection(norm, order, tuple(names), counted=True)
+    for client, update in zip(CLIENTS, updates, strict=True):
+        expected = {name: value * min(1.0, norm / lengths[client]) for name, value in update.items()}
+        for node in (fast, slow):
+            reply, got = asked(node, arrays, protection, [client])
+            assert_same(got, expected)
+            assert length(got, order) <= norm * (1 + 1e-7)
+            assert (reply.clients, reply.weight) == (1, 1)
+    factors = np.minimum(1.0, norm / lengths)
+    expected = {n: sum(f * update[n] for f, update in zip(factors, updates, strict=True)) for n in names}
+    for node in (fast, slow):
+        reply, got = asked(node, arrays, protection)
+        assert_same(got, expected, atol=1e-5)
+        assert reply.unclipped in (9, 10) and reply.clients == 18  # the median itself is a matter of the last digit
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_norm_takes_tables_and_layers_together(pair, case):
+    """A client at S in its tables and at S in its layers is at sqrt(2) S, and is cut by that."""
+    fast, slow, arrays = pair(*CASES[case])
+    update = raw(slow, arrays, 3)
+    parts = [length({n: v for n, v in update.items() if ("item" in n) == table}) for table in (True, False)]
+    assert min(parts) > 0.05 * max(parts)  # else the test would tell nothing
+    for node in (fast, slow):
+        _, got = asked(node, arrays, Protection(max(parts), 2, tuple(arrays)), [3])
+        assert_same(got, {name: value * max(parts) / math.hypot(*parts) for name, value in update.items()})
+
+
+@pytest.fixture
+def diverging(pair):
+    """The two nodes, and parameters with an item so far out that training overflows for the one client that has it."""
+
+    def make(value):
+        own_rows_only = ("step.negatives=0", "step.low-rated=negative")
+        fast, slow, arrays = pair(*own_rows_only, "step.epochs=3", "model.activation=relu")
+        items = {client: set(slow.population.client(client).items.tolist()) for client in CLIENTS.tolist()}
+        client = next(c for c in items if items[c] - set().union(*(own for other, own in items.items() if other != c)))
+        lone = min(items[client] - set().union(*(own for other, own in items.items() if other != client)))
+        spoiled = {name: array.copy() for name, array in arrays.items()}
+        spoiled["item.id"][lone] = value
+        return (fast, slow), spoiled, client
+
+    return make
+
+
+@pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
+def test_a_client_that_diverges_adds_exactly_nothing(diverging, path):
+    """The others' sums are those of a round without it; it is still counted among the clients."""
+    nodes, arrays, client = diverging(3e38)
+    node, others = nodes[path], CLIENTS[client != CLIENTS]
+    assert not all(np.isfinite(value).all() for value in raw(nodes[1], arrays, client).values())
+    protection = Protection(0.5, 2, tuple(arrays), counted=True)
+    alone, nothing = asked(node, arrays, protection, [client])
+    assert (alone.clients, alone.weight, alone.unclipped) == (1, 1, 0)
+    assert all(not value.any() and np.isfinite(value).all() for value in nothing.values())
+    reply, got = asked(node, arrays, protection)
+    without, expected = asked(node, arrays, protection, others)
+    assert reply.clients == without.clients + 1 == 18 and reply.unclipped == without.unclipped
+    assert math.isfinite(reply.loss)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-8)
+    assert any(value.any() for value in expected.values())
+
+
+@pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
+def test_a_client_with_huge_numbers_is_cut_to_the_clip_norm(diverging, path):
+    nodes, arrays, client = diverging(1e4)
+    update = raw(nodes[1], arrays, client)
+    assert 1e2 < length(update) < math.inf
+    _, got = asked(nodes[path], arrays, Protection(0.5, 2, tuple(arrays)), [client])
+    assert length(got) == pytest.approx(0.5, rel=1e-4) and length(got) <= 0.5 * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
+def test_a_client_without_training_rows_adds_zero_and_is_not_clipped(pair, world, path):
+    node, arrays = pair()[path], None
+    node.__dict__["population"] = world()
+    node.__dict__.pop("model", None)
+    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    reply, got = asked(node, arrays, Protection(0.5, 2, tuple(arrays), counted=True), [3])
+    assert (reply.clients, reply.unclipped, reply.losses) == (1, 1, 0)
+    assert not any(value.any() for value in got.values())
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
+def test_own_noise_is_on_every_coordinate_of_every_client(pair, path, mechanism):
+    """Rows of the item table that no client touches among them; the scale is that of the order, and clients differ."""
+    make = ("model.embedding=64", "dataset.items=400")
+    nodes, arrays = pair(*make)[:2], pair(*make)[2]
+    order = 1 if mechanism == "laplace" else 2
+    quiet = Protection(0.5, order, tuple(arrays))
+    noisy = Protection(0.5, order, tuple(arrays), noise_scale=2.0, mechanism=mechanism)
+    noises = []
+    for client in (3, 4):
+        (reply, got), (_, clipped) = (
+            asked(nodes[path], arrays, noisy, [client]),
+            asked(nodes[path], arrays, quiet, [client]),
+        )
+        assert not any(isinstance(change, RowSum) for change in reply.total.values())
+        noises.append(np.concatenate([(got[name] - clipped[name]).ravel() for name in arrays]))
+    per_std = {"gaussian": (2.0, 1 / 2), "laplace": (2.0 * math.sqrt(2), 5 / 4)}
+    std, spread = per_std[mechanism]
+    for noise in noises:
+        assert noise.all() and abs(noise.std() / std - 1) < 5 * math.sqrt(spread / noise.size)
+    assert abs(np.corrcoef(*noises)[0, 1]) < 5 / math.sqrt(noises[0].size)
+    _, both = asked(nodes[path], arrays, noisy, [3, 4])
+    _, quiet_both = asked(nodes[path], arrays, quiet, [3, 4])
+    summed = np.concatenate([(both[name] - quiet_both[name]).ravel() for name in arrays])
+    np.testing.assert_allclose(summed, noises[0] + noises[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
+def test_a_client_that_diverges_still_sends_noise(diverging, path):
+    """Nothing but noise; an upload without any would tell that it failed."""
+    nodes, arrays, client = diverging(3e38)
+    noisy = Protection(0.5, 2, tuple(arrays), noise_scale=2.0)
+    _, got = asked(nodes[path], arrays, noisy, [client])
+    noise = np.concatenate([value.ravel() for value in got.values()])
+    assert noise.all() and abs(noise.std() / 2 - 1) < 5 / math.sqrt(2 * noise.size)
+
+
+@pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
+def test_silent_clients_tell_neither_losses_nor_examples(pair, path):
+    node, arrays = pair()[path], pair()[2]
+    told, _ = asked(node, arrays, Protection(0.5, 2, tuple(arrays)))
+    silent, _ = asked(node, arrays, Protection(0.5, 2, tuple(arrays), silent=True))
+    assert told.examples > 0 and told.loss > 0 and told.losses == 18
+    assert (silent.examples, silent.loss, silent.losses) == (0, 0, 0) and silent.clients == 18
+
+
+def test_a_protection_survives_the_wire():
+    protection = Protection(0.1 + 0.2, 1, ("a", "b"), 1 / 3, "laplace", counted=True, silent=True)
+    assert Protection.read(protection.text()) == protection

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of a differentially private aggregator, as checks that a right one passes and a broken one fails.
+
+The federation here is real from the client's finished update on: clients' sums, messages, strategy and release are
+those of a run. Only the training is scripted, so that updates can be as bad as one likes. The parameters start at zero,
+so the parameters after a round are what was released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Error, Message
+from scipy.stats import kstest
+
+from clients.steps.base import Update
+from clients.total import Total
+from fedrec import wire
+from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.plan import Plan, PrivacyConfig
+from strategies.base import CohortStrategy
+from strategies.dp import DpFedAvg
+from strategies.reptile import Reptile, ReptileConfig
+
+ITEMS, WIDTH = 3706, 64
+SHAPES = {"item.id": (ITEMS, WIDTH), "layer.weight": (20, 8), "layer.bias": (8,)}
+COORDINATES = sum(int(np.prod(shape)) for shape in SHAPES.values())
+CLIP, CLIENTS = 4.0, 12
+WORST = {  # updates of one client that try to get more than their share
+    "huge": lambda: update(1e30),
+    "huge the other way": lambda: update(-1e30),
+    "zero": lambda: update(0.0),
+    "nan": lambda: update(np.nan),
+    "infinite": lambda: update(np.inf),
+    "one nan": lambda: spoiled(np.nan),
+    "one infinity": lambda: spoiled(-np.inf),
+    "weighted": lambda: update(5.0, examples=10**9),
+    "dropped": lambda: None,
+}
+
+
+def update(scale: float, *, examples: int = 3, seed: int = 7, names=tuple(SHAPES)) -> Update:
+    """An update in a random direction that touches five items; zero in all but the named parameters."""
+    random = np.random.default_rng(seed)
+    delta = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for name in names:
+        rows = random.choice(ITEMS, 5, replace=False) if name == "item.id" else slice(None)
+        values = scale * random.standard_normal(delta[name][rows].shape)
+        delta[name][rows] = torch.as_tensor(values, dtype=torch.float32)
+    return Update(delta, examples, 0.5)
+
+
+def spoiled(value: float) -> Update:
+    """An update with one bad coordinate."""
+    one = update(1.0)
+    one.delta["layer.weight"][3, 3] = value
+    return one
+
+
+def honest(clients: int = CLIENTS) -> dict[int, Update | None]:
+    """Everybody's updates; some of them longer than the clip norm."""
+    return {client: update(0.1 * (client + 1), examples=client + 1, seed=client) for client in range(clients)}
+
+
+class Fixed:
+    """The cohort is the first `cohort` clients of all, client c on node 100 + c % nodes."""
+
+    def __init__(self, clients: int, cohort: int, nodes: int) -> None:
+        self.clients, self.cohort, self.nodes = np.arange(clients), cohort, nodes
+
+    def sample(self, round_number: int) -> np.ndarray:
+        return (self.clients[: self.cohort] + round_number) % len(self.clients)
+
+    def by_node(self, clients: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        groups = [(100 + node, clients[clients % self.nodes == node]) for node in range(self.nodes)]
+        return [(node, group) for node, group in groups if len(group)]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a federation is built of; a broken aggregator replaces one of them."""
+
+    privacy: type[DpFedAvg] = DpFedAvg
+    total: type[Total] = Total
+    strategy: type[CohortStrategy] = Reptile
+    start: dict[str, np.ndarray] = field(
+        default_factory=lambda: {n: np.zeros(s, np.float32) for n, s in SHAPES.items()}
+    )
+
+
+class Federation:
+    """Rounds of a private strategy. All clients are in every cohort, each on a node of its own, unless told."""
+
+    def __init__(
+        self,
+        parts: Parts | None = None,
+        *,
+        server_lr: float = 1.0,
+        clients: int = CLIENTS,
+        cohort: int | None = None,
+        nodes: int | None = None,
+        sampler: str = "fixed-size",
+        **privacy: Any,
+    ) -> None:
+        self.parts, self.rate = parts or Parts(), server_lr
+        self.cohort = clients if cohort is None else cohort
+        settings = {"clip_norm": CLIP, **privacy}
+        if "noise_multiplier" not in settings and "epsilon" not in settings:
+            settings["noise_multiplier"] = 1.0
+        plan = Plan.of(PrivacyConfig(**settings), sampler, {"cohort": self.cohort}, clients, 10, server_lr=server_lr)
+        self.charged: list[Any] = []
+        cohorts: Any = Fixed(clients, self.cohort, nodes or clients)
+        self.strategy = self.parts.strategy(ReptileConfig(server_lr=server_lr), cohorts, {"name": "sgd"})
+        self.source = Reproducible(5)
+        self.strategy.protect(
+            self.parts.privacy(plan, "main", self.source, lambda number, event: self.charged.append((number, event)))
+        )
+        self.round, self.asked = 0, []
+
+    @property
+    def privacy(self) -> DpFedAvg:
+        assert self.strategy.privacy is not None
+        return self.strategy.privacy
+
+    def configured(self) -> list[Message]:
+        """The messages of the next round."""
+        self.round += 1
+        self.theta = {name: value.copy() for name, value in self.parts.start.items()}
+        messages = list(
+            self.strategy.configure_train(self.round, wire.to_record(self.theta), ConfigRecord(), None)  # type: ignore[arg-type]
+        )
+        self.asked.append([order_of(message).clients.tolist() for message in messages])  # type: ignore[union-attr]
+        return messages
+
+    def answer(self, message: Message, updates: dict[int, Update | None]) -> Message:
+        """What a node answers; without any of its clients' updates it fails."""
+        order = order_of(message)
+        total = self.parts.total(
+            self.parts.start, ["item.id"], order.weighting, order.protection, self.source, order.round
+        )
+        present = [client for client in order.clients.tolist() if updates.get(client) is not None]  # type: ignore[union-attr]
+        if not present:
+            return Message(Error(2, "gone"), reply_to=message)
+        for client in present:
+            total.add(client, updates[client])  # type: ignore[arg-type]
+        return Message(wire.pack_sum(total.sum()), reply_to=message)
+
+    def applied(self, replies: list[Message]) -> dict[str, np.ndarray]:
+        """How far the parameters move, times M / server_lr: the released sum."""
+        arrays, _ = self.strategy.aggregate_train(self.round, replies)
+        assert arrays is not None, "nothing was released"
+        moved = wire.from_record(arrays)
+        factor = self.cohort / self.rate
+        return {n: (moved[n].astype(np.float64) - start) * factor for n, start in self.parts.start.items()}
+
+    def play(self, updates: dict[int, Update | None] | None = None) -> dict[str, np.ndarray]:
+        """A round in which the clients have these updates (zero by default); gives the released sum."""
+        if updates is None:
+            updates = dict.fromkeys(range(CLIENTS), update(0.0))
+        return self.applied([self.answer(message, updates) for message in self.configured()])
+
+
+def order_of(message: Message) -> wire.TrainOrder:
+    """The order in a training message."""
+    return wire.unpack_train(message.content)[1]
+
+
+def flat(released: dict[str, np.ndarray]) -> np.ndarray:
+    """All coordinates in one row."""
+    return np.concatenate([released[name].ravel() for name in SHAPES])
+
+
+def norm(released: dict[str, np.ndarray], order: int = 2) -> float:
+    """Norm over all parameters together."""
+    return float(np.linalg.norm(flat(released), order))
+
+
+def assert_std(noise: np.ndarray, expected: float) -> None:
+    """Standard deviation within five standard errors: 0.73% over all coordinates."""
+    assert abs(noise.std() / expected - 1) < 5 / np.sqrt(2 * noise.size)
+    assert abs(noise.mean()) < 5 * expected / np.sqrt(noise.size)
+
+
+def noise_has_the_accounted_scale(parts: Parts) -> None:
+    """The noise of a sum is N(0, (2 S z)^2) in every round."""
+    federation = Federation(parts, noise_multiplier=0.7)
+    for _ in range(2):
+        noise = flat(federation.play())
+        assert_std(noise, 2 * CLIP * 0.7)
+        assert kstest(noise / (2 * CLIP * 0.7), "norm").pvalue > 1e-5
+
+
+def noise_is_drawn_anew(parts: Parts) -> None:
+    """Rounds, and parameters of one round, are not correlated."""
+    federation = Federation(parts)
+    first, second = federation.play(), federation.play()
+    size = SHAPES["layer.weight"]
+    pairs = [(flat(first), flat(second)), (first["item.id"].ravel()[: np.prod(size)], first["layer.weight"].ravel())]
+    for one, other in pairs:
+        assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(one.size)
+
+
+def every_row_has_noise(parts: Parts) -> None:
+    """A row that no client touched has the noise of one that somebody touched."""
+    updates = honest()
+    touched = np.unique(np.concatenate([u.delta["item.id"].any(1).nonzero()[:, 0] for u in updates.values() if u]))
+    released = Federation(parts, noise_multiplier=3.0).play(updates)
+    assert all(value.all() for value in released.values())
+    assert_std(np.delete(released["item.id"], touched, axis=0), 2 * CLIP * 3.0)
+
+
+def sum_moves_by_two_clip_norms_at_most(parts: Parts) -> None:
+    """Whatever one client is replaced with, the sum of the others stays, and all of it moves by 2 S at most."""
+    for nodes in (CLIENTS, 3):
+        sums = {}
+        for name, make in WORST.items():
+            sums[name] = Federation(parts, nodes=nodes, noise_multiplier=0.0).play({**honest(), 4: make()})
+        for one in sums.values():
+            for other in sums.values():
+                moved = norm({name: one[name] - other[name] for name in SHAPES})
+                assert moved <= 2 * CLIP * (1 + 1e-5)
+        moved = norm({n: sums["huge"][n] - sums["huge the other way"][n] for n in SHAPES})
+        assert moved >= 2 * CLIP * (1 - 1e-4)  # and no less is what noise is made for
+
+
+def clients_count_the_same(parts: Parts) -> None:
+    """The same update with a billion examples moves the sum no further."""
+    few, many = (
+        Federation(parts, noise_multiplier=0.0).play({**honest(), 4: update(1.0, examples=examples)})
+        for examples in (1, 10**9)
+    )
+    np.testing.assert_allclose(flat(few), flat(many), rtol=1e-6, atol=1e-9)
+
+
+def norm_is_that_of_all_parameters(parts: Parts) -> None:
+    """A client that is long in all of its parameters moves them together by S."""
+    for names in (("item.id", "layer.weight", "layer.bias"), ("layer.bias",)):
+        lone: dict[int, Update | None] = dict.fromkeys(range(CLIENTS), update(0.0))
+        lone[4] = update(100.0, names=names)
+        assert abs(norm(Federation(parts, noise_multiplier=0.0).play(lone)) / CLIP - 1) < 1e-4
+
+
+def denominator_is_fixed(parts: Parts) -> None:
+    """Dropped clients count as zero: what the others send weighs the same with and without them."""
+    updates = honest()
+    half = {client: update if client % 2 else None for client, update in updates.items()}
+    zeroed = {client: u if client % 2 else update(0.0) for client, u in updates.items()}
+    for nodes in (CLIENTS, 2, 3):
+        found, expected = (Federation(parts, nodes=nodes, noise_multiplier=0.0).play(u) for u in (half, zeroed))
+        np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-5, atol=1e-6)
+    assert_std(flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP)  # the noise weighs the same as well
+
+
+def nobody_is_drawn_for_a_failed_client(parts: Parts) -> None:
+    """Who is asked does not depend on who failed, in this round and later ones."""
+    asked = []
+    for gone in ({}, {3: None}):
+        federation = Federation(parts, cohort=6, noise_multiplier=0.0)
+        for _ in range(4):
+            federation.play({**honest(), **gone})
+        asked.append(federation.asked)
+    assert asked[0] == asked[1]
+    assert all(sum(len(clients) for clients in messages) == 6 for messages in asked[1])
+
+
+CHECKS = (
+    noise_has_the_accounted_scale,
+    noise_is_drawn_anew,
+    every_row_has_noise,
+    sum_moves_by_two_clip_norms_at_most,
+    clients_count_the_same,
+    norm_is_that_of_all_parameters,
+    denominator_is_fixed,
+    nobody_is_drawn_for_a_failed_client,
+)

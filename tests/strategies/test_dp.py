@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User-level DP around strategies: released noise, sensitivity under bad clients and nodes, and what is charged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import dp_checks
+import numpy as np
+import pytest
+from dp_checks import CLIENTS, CLIP, SHAPES, WORST, Federation, assert_std, flat, honest, norm, order_of, update
+from flwr.app import Error, Message
+from scipy.stats import kstest
+
+from fedrec import wire
+from fedrec.errors import ExperimentError
+from fedrec.privacy.events import GaussianRound, LaplaceRound, NonPrivate
+from fedrec.row_sum import RowSum
+from strategies.fedavg import FedAvg, FedAvgConfig
+
+pytestmark = pytest.mark.usefixtures("identity")
+NOBODY = dict.fromkeys(range(CLIENTS))
+
+
+@pytest.mark.parametrize("check", dp_checks.CHECKS)
+def test_the_aggregator(check):
+    check(dp_checks.Parts())
+
+
+@pytest.mark.parametrize("rate", [0.25, 2.0])
+def test_noise_is_added_before_the_servers_learning_rate(rate):
+    """What moves the parameters is rate * (sum + noise) / M, so noise shrinks and grows with the rate."""
+    federation = Federation(server_lr=rate)
+    moved = flat(federation.play()) * rate / CLIENTS
+    assert_std(moved, rate * 2 * CLIP / CLIENTS)
+    assert federation.charged[0][1].noise_multiplier == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rate", [0.25, 2.0])
+def test_noise_after_the_learning_rate_as_in_the_paper_is_accounted_for(rate):
+    """PrivRec, algorithm 2, line 9: the step's noise does not depend on alpha2, so the multiplier is z / alpha2."""
+    federation = Federation(server_lr=rate, paper_noise_order=True)
+    moved = flat(federation.play()) * rate / CLIENTS
+    assert_std(moved, 2 * CLIP / CLIENTS)
+    assert federation.charged[0][1].noise_multiplier == pytest.approx(1 / rate)
+
+
+@pytest.mark.parametrize(
+    ("settings", "std"),
+    [
+        ({"noise_relative_to": "clip-norm"}, CLIP),
+        ({"adjacency": "add-remove", "sampler": "poisson", "clients": 40, "cohort": 12}, CLIP),
+        ({"noise_multiplier": 0.25}, CLIP / 2),
+    ],
+)
+def test_noise_multiplier_is_relative_to_what_the_settings_say(settings, std):
+    updates = dict.fromkeys(range(40), update(0.0))
+    assert_std(flat(Federation(**settings).play(updates)), std)
+
+
+def test_laplace_noise():
+    """Scale b = 2 S z in L1; Laplace's kurtosis of 6 makes the standard error of its deviation sqrt(5 / 4 n)."""
+    federation = Federation(mechanism="laplace", noise_multiplier=0.5)
+    noise = flat(federation.play())
+    assert abs(noise.std() / (math.sqrt(2) * CLIP) - 1) < 5 * math.sqrt(5 / 4 / noise.size)
+    assert kstest(noise, "laplace", args=(0, CLIP)).pvalue > 1e-5
+    assert isinstance(federation.charged[0][1], LaplaceRound) and federation.charged[0][1].noise_multiplier == 0.5
+
+
+def test_laplace_clips_in_l1():
+    lone = {**dict.fromkeys(range(CLIENTS), update(0.0)), 4: update(1.0)}
+    released = Federation(mechanism="laplace", noise_multiplier=0.0).play(lone)
+    assert norm(released, 1) == pytest.approx(CLIP, rel=1e-4)
+
+
+def test_an_empty_cohort_is_released_with_noise_and_charged():
+    """Poisson sampling may draw nobody, and nothing may tell."""
+    federation = Federation(sampler="poisson", adjacency="add-remove", clients=40, cohort=12)
+    federation.configured()
+    assert_std(flat(federation.applied([])), CLIP)
+    assert [number for number, _ in federation.charged] == [1]
+
+
+def test_without_any_answer_there_is_noise():
+    assert_std(flat(Federation().play(NOBODY)), 2 * CLIP)
+
+
+def test_the_accounts_are_charged_once_a_round_and_before_any_noise():
+    federation, drawn = Federation(), []
+    draw = federation.source.gaussian
+    federation.source.gaussian = lambda *of: drawn.append(len(federation.charged)) or draw(*of)  # type: ignore[method-assign]
+    federation.play()
+    federation.play()
+    assert drawn == [1] * len(SHAPES) + [2] * len(SHAPES)
+    assert [number for number, _ in federation.charged] == [1, 2]
+
+
+def test_a_charge_that_fails_releases_nothing():
+    federation = Federation()
+
+    def broke(number, event):
+        raise OSError("disk full")
+
+    federation.privacy.charge = broke
+    federation.source.gaussian = lambda *of: pytest.fail("noise was drawn")  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="disk full"):
+        federation.play()
+
+
+def test_frozen_parameters_do_not_move():
+    federation = Federation(parameters=("layer.*",), noise_multiplier=2.0)
+    (order, *_) = [order_of(message) for message in federation.configured()]
+    assert order.protection is not None and order.protection.names == ("layer.weight", "layer.bias")
+    federation.round -= 1
+    released = federation.play(honest())
+    assert not released["item.id"].any()
+    assert released["layer.weight"].all() and released["layer.bias"].all()
+
+
+def test_the_norm_is_that_of_the_parameters_that_are_sent():
+    """The frozen item table is a hundred times as long, and does not shorten the rest."""
+    lone = {**dict.fromkeys(range(CLIENTS), update(0.0)), 4: update(0.1)}
+    lone[4].delta["item.id"] *= 1e6
+    released = Federation(parameters=("layer.*",), noise_multiplier=0.0).play(lone)
+    np.testing.assert_allclose(released["layer.weight"], lone[4].delta["layer.weight"].numpy(), rtol=1e-6)
+
+
+def test_a_pattern_that_fits_nothing_is_refused():
+    with pytest.raises(ExperimentError, match=r"(?s)no parameter fits the pattern 'itme.id'.*item.id"):
+        Federation(parameters=("itme.id",)).configured()
+
+
+# --- nodes that do not do what they were asked ---------------------------------------------------------------------
+
+
+def lying(message: Message, total, clients=1, unclipped=0) -> Message:
+    """An answer that no client of ours would give."""
+    return Message(wire.pack_sum(wire.TrainSum(total, clients, clients, 1, 0.5, 1, unclipped)), reply_to=message)
+
+
+def table(value: float, names=tuple(SHAPES)):
+    return {name: np.full(SHAPES[name], value, np.float32) for name in names}
+
+
+def rows(places, value=1.0, drift=0.0, kind=np.int64, shape=SHAPES["item.id"]):
+    values = np.full((len(places), shape[1]), value, np.float32)
+    return {**table(1.0), "item.id": RowSum(shape, np.array(places, kind), values, drift)}
+
+
+@pytest.mark.parametrize("nodes", [CLIENTS, 3], ids=["phones", "nodes of four"])
+@pytest.mark.parametrize("value", [1e30, -3e38, 100.0])
+def test_a_node_moves_the_sum_by_no_more_than_its_clients_may(nodes, value):
+    """Whatever it says of how many clients are in it."""
+    federation = Federation(nodes=nodes, noise_multiplier=0.0)
+    messages = federation.configured()
+    released = federation.applied([lying(messages[0], table(value), clients=10**6)])
+    assert norm(released) == pytest.approx(CLIP * CLIENTS / nodes, rel=1e-4)
+
+
+def test_a_node_that_names_rows_is_bounded_too():
+    for drift in (0.0, 1e30):
+        federation = Federation(noise_multiplier=0.0)
+        federation.parts.start["item.id"][:] = 0.01
+        (message, *_) = federation.configured()
+        released = federation.applied([lying(message, rows([3, 5], 1e20, drift))])
+        assert norm(released) == pytest.approx(CLIP, rel=1e-3)
+
+
+def test_an_honest_sum_is_left_alone():
+    federation = Federation(nodes=1, noise_multiplier=0.0)
+    (message,) = federation.configured()
+    released = federation.applied([lying(message, rows([3, 5], 0.1))])
+    assert released["item.id"][[3, 5]] == pytest.approx(0.1) and released["layer.bias"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        table(1.0, ("item.id", "layer.bias")),
+        {},
+        {**table(1.0), "layer.bias": np.ones(9, np.float32)},
+        {**table(1.0), "layer.bias": np.float32(1)},
+        {**table(1.0), "layer.weight": np.full(SHAPES["layer.weight"], np.nan, np.float32)},
+        {**table(1.0), "layer.weight": np.full(SHAPES["layer.weight"], np.inf, np.float32)},
+        {**table(1.0), "layer.bias": np.array(["1"] * 8)},
+        {**table(1.0), "layer.bias": np.ones(8, np.complex64)},
+        rows([3, 5], np.nan),
+        rows([3, 5], drift=math.nan),
+        rows([3, 5], drift=math.inf),
+        rows([5, 3]),
+        rows([3, 3]),
+        rows([-1, 3]),
+        rows([3, 3706]),
+        rows([3, 5], kind=np.float64),
+        rows([3, 5], shape=(3707, 64)),
+        {**table(1.0), "item.id": RowSum(SHAPES["item.id"], np.array([3, 5]), np.ones((2, 63), np.float32))},
+        {**table(1.0), "item.id": RowSum(SHAPES["item.id"], np.array([[3, 5]]), np.ones((1, 64), np.float32))},
+    ],
+)  # fmt: skip
+def test_a_sum_that_is_none_counts_as_zero(total):
+    """And the round goes on with the others."""
+    results = []
+    for bad in (True, False):
+        federation = Federation(noise_multiplier=0.0)
+        one, *others = federation.configured()
+        replies = [federation.answer(message, honest()) for message in others]
+        results.append(federation.applied(([lying(one, total)] if bad else []) + replies))
+    assert np.array_equal(flat(results[0]), flat(results[1])) and flat(results[0]).any()
+
+
+def test_parameters_that_nobody_asked_for_are_left_out():
+    federation = Federation(noise_multiplier=0.0)
+    (message, *_) = federation.configured()
+    released = federation.applied([lying(message, {**table(0.001), "extra": np.ones(3, np.float32)})])
+    assert set(released) == set(SHAPES) and released["layer.bias"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("placement", ["central", "local", "distributed"])
+def test_answers_that_were_not_asked_for_count_as_zero(placement):
+    """A second answer, and one of a node that has no client in the round."""
+    results = []
+    for bad in (True, False):
+        federation = Federation(cohort=6, placement=placement)
+        messages = federation.configured()
+        replies = [federation.answer(message, honest()) for message in messages]
+        stranger = Message(messages[0].content, 999, "train")
+        more = [lying(messages[0], table(1.0)), lying(messages[0], table(1e9)), lying(stranger, table(1.0))]
+        results.append(federation.applied(replies + (more if bad else [])))
+    assert np.array_equal(flat(results[0]), flat(results[1]))
+
+
+@pytest.mark.parametrize("nodes", [CLIENTS, 3])
+def test_a_failed_node_counts_as_zero(nodes):
+    federation = Federation(nodes=nodes, noise_multiplier=0.0)
+    one, *others = federation.configured()
+    replies = [federation.answer(message, honest()) for message in others]
+    released = federation.applied([Message(Error(2, "gone"), reply_to=one), *replies])
+    lost = order_of(one).clients.tolist()
+    expected = Federation(noise_multiplier=0.0).play({**honest(), **dict.fromkeys(lost, update(0.0))})
+    np.testing.assert_allclose(flat(released), flat(expected), rtol=1e-5, atol=1e-6)
+
+
+# --- noise of clients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [CLIENTS, 4])
+def test_local_noise_is_that_of_one_upload_for_every_client(nodes):
+    federation = Federation(placement="local", nodes=nodes)
+    noise = flat(federation.play())
+    assert_std(noise, 2 * CLIP * math.sqrt(CLIENTS))
+    assert abs(np.corrcoef(noise, flat(federation.play()))[0, 1]) < 5 / math.sqrt(noise.size)
+
+
+def test_clients_own_noise_differs_from_client_to_client():
+    federation = Federation(placement="local")
+    sums = [wire.unpack_sum(federation.answer(m, honest()).content) for m in federation.configured()[:2]]
+    one, two = (np.concatenate([reply.total[name].ravel() for name in SHAPES]) for reply in sums)
+    assert abs(np.corrcoef(one, two)[0, 1]) < 5 / math.sqrt(one.size)
+
+
+def test_noise_of_clients_is_charged_before_they_are_asked_and_so_not_by_the_release():
+    for placement in ("local", "distributed"):
+        federation = Federation(placement=placement)
+        federation.play()
+        assert federation.charged == []
+
+
+def test_distributed_shares_add_up_to_the_central_noise():
+    assert_std(flat(Federation(placement="distributed").play()), 2 * CLIP)
+
+
+@pytest.mark.parametrize("failed", range(6))
+def test_distributed_noise_is_never_less_than_accounted(failed):
+    """Up to two failures are planned for; beyond, the server adds what is missing. More noise than needed stays."""
+    federation = Federation(placement="distributed", max_dropouts=2)
+    updates = {client: None if client < failed else update(0.0) for client in range(CLIENTS)}
+    shares = (CLIENTS - failed) / (CLIENTS - 2)
+    assert_std(flat(federation.play(updates)), 2 * CLIP * math.sqrt(max(1.0, shares)))
+
+
+def test_noise_that_is_topped_up_repeats_no_other():
+    one, two = Federation(placement="distributed"), Federation()
+    noise, central = flat(one.play(NOBODY)), flat(two.play())
+    assert_std(noise, 2 * CLIP)
+    pairs = [(noise, flat(one.play(NOBODY))), (noise, central)]
+    assert all(abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(a.size) for a, b in pairs)
+
+
+def test_clients_that_say_they_are_more_do_not_spare_noise():
+    federation = Federation(placement="distributed")
+    one, *_ = federation.configured()
+    released = federation.applied([lying(one, table(0.0), clients=10**6)])
+    assert_std(flat(released), 2 * CLIP * math.sqrt((CLIENTS - 1) / CLIENTS))
+
+
+# --- adaptive clipping ---------------------------------------------------------------------------------------------
+
+ADAPTIVE = {"quantile": 0.5, "learning_rate": 0.3, "count_noise": 0.6}
+
+
+def clip_norms(updates, rounds=12, **more):
+    federation = Federation(adaptive_clip={**ADAPTIVE, **more}, noise_multiplier=0.5)
+    norms = []
+    for _ in range(rounds):
+        norms.append(federation.privacy.plan.clip_norm)
+        federation.play(updates)
+    return norms
+
+
+def of_norm(length):
+    one = update(1.0)
+    factor = length / math.sqrt(sum(float(delta.square().sum()) for delta in one.delta.values()))
+    return dataclasses.replace(one, delta={name: delta * factor for name, delta in one.delta.items()})
+
+
+def test_the_clip_norm_follows_the_clients_norms():
+    """Up while most are clipped, down while few are; Andrew et al. 2021: C exp(-rate (share unclipped - quantile))."""
+    up = clip_norms(dict.fromkeys(range(CLIENTS), of_norm(1e3)))
+    down = clip_norms(dict.fromkeys(range(CLIENTS), of_norm(1e-3)))
+    assert up[-1] == pytest.approx(CLIP * math.exp(0.3 * 0.5 * 11), rel=0.25)
+    assert down[-1] == pytest.approx(CLIP * math.exp(-0.3 * 0.5 * 11), rel=0.25)
+
+
+def test_the_clip_norm_comes_to_rest_at_the_quantile():
+    updates = {client: of_norm(1.0 + client) for client in range(CLIENTS)}  # norms 1 to 12
+    for quantile in (0.25, 0.75):
+        norms = clip_norms(updates, rounds=60, quantile=quantile)
+        assert np.mean(norms[30:]) == pytest.approx(12 * quantile, abs=1.5)
+
+
+def test_noise_and_clip_of_a_round_are_of_the_same_norm():
+    federation = Federation(adaptive_clip=ADAPTIVE, noise_multiplier=0.5)
+    updates = dict.fromkeys(range(CLIENTS), of_norm(1e3))
+    for _ in range(3):
+        plan = federation.privacy.plan
+        messages = federation.configured()
+        assert all(order_of(message).protection.clip_norm == plan.clip_norm for message in messages)
+        released = federation.applied([federation.answer(message, updates) for message in messages])
+        signal = CLIENTS * plan.clip_norm * flat({n: d.numpy() for n, d in of_norm(1.0).delta.items()})
+        assert_std(flat(released) - signal, plan.multipliers.add_remove * plan.clip_norm)
+        assert federation.privacy.plan.clip_norm != plan.clip_norm
+
+
+def test_the_count_is_accounted_with_the_sum():
+    """Theorem 1 of Andrew et al.: the sum's noise grows so that both together cost what the multiplier says."""
+    federation = Federation(adaptive_clip=ADAPTIVE, noise_multiplier=0.5)
+    federation.play()
+    event = federation.charged[0][1]
+    assert isinstance(event, GaussianRound) and event.count_multiplier == pytest.approx(0.6)  # 0.6 / (2 * 1/2)
+    assert event.noise_multiplier == pytest.approx(((1.0**-2 - (2 * 0.6) ** -2) ** -0.5) / 2)
+    assert event.noise_multiplier**-2 + event.count_multiplier**-2 == pytest.approx(0.5**-2)
+
+
+@pytest.mark.parametrize(
+    ("clients", "unclipped"), [(1, 1), (1, 0), (0, 0), (10**6, 10**6), (-(10**6), 1), (0, 10**6), (1, -(10**6))]
+)
+def test_one_phone_moves_the_count_by_half_a_client(clients, unclipped):
+    """Whatever it says; the count's noise is the same in both rounds."""
+    norms = []
+    for lie in (None, (clients, unclipped)):
+        federation = Federation(adaptive_clip={**ADAPTIVE, "learning_rate": 1.0}, noise_multiplier=0.5)
+        one, *others = federation.configured()
+        replies = [federation.answer(message, honest()) for message in others]
+        federation.applied(([] if lie is None else [lying(one, table(0.0), *lie)]) + replies)
+        norms.append(federation.privacy.plan.clip_norm)
+    assert abs(math.log(norms[1] / norms[0])) <= 0.5 / CLIENTS + 1e-9
+
+
+def test_the_clip_norm_is_remembered():
+    one, two = (Federation(adaptive_clip=ADAPTIVE, noise_multiplier=0.5) for _ in range(2))
+    one.play()
+    two.privacy.restore(one.privacy.state())
+    assert two.privacy.plan == one.privacy.plan and two.privacy.plan.clip_norm != CLIP
+
+
+# --- other strategies ----------------------------------------------------------------------------------------------
+
+
+def test_fedavg_over_examples_is_refused_with_the_reason():
+    privacy = Federation().privacy
+    unequal = FedAvg(FedAvgConfig(), None, {})  # type: ignore[arg-type]
+    with pytest.raises(ExperimentError, match="one client's share of the sum has no bound") as caught:
+        unequal.protect(privacy)
+    assert "weighting = 'uniform'" in caught.value.fix and unequal.privacy is None
+
+
+def test_fedavg_over_clients_divides_by_the_fixed_number():
+    class Uniform(FedAvg):
+        def __init__(self, config, cohorts, step):
+            super().__init__(FedAvgConfig(weighting="uniform"), cohorts, step)
+
+    parts = dp_checks.Parts(strategy=Uniform)
+    for check in (dp_checks.noise_has_the_accounted_scale, dp_checks.denominator_is_fixed):
+        check(parts)
+
+
+def test_without_noise_every_round_is_charged_as_not_private():
+    federation = Federation(noise_multiplier=0.0)
+    federation.play()
+    assert isinstance(federation.charged[0][1], NonPrivate)
+
+
+def test_the_worst_updates_are_as_bad_as_they_say():
+    """Guards the other tests against updates that are none."""
+    made = {name: make() for name, make in WORST.items()}
+    lengths = {
+        n: math.sqrt(sum(float(d.double().square().sum()) for d in u.delta.values())) for n, u in made.items() if u
+    }
+    assert lengths["huge"] > 1e30 and math.isnan(lengths["nan"]) and math.isnan(lengths["one nan"])
+    assert lengths["infinite"] and not math.isfinite(lengths["infinite"]) and lengths["one infinity"] == math.inf
+    assert lengths["zero"] == 0 and made["dropped"] is None and lengths["weighted"] > CLIP
