@@ -51,10 +51,11 @@ class Trained:
             if names is not None and name not in names:
                 continue
             if name in self.item_tables:
-                for place in range(len(self.block)):
-                    total[place] += self._table_power(name, place, order)
+                total += self._table_powers(name, order).cpu()
             else:
-                total += _power((value - self.start[name]).double(), order).flatten(1).sum(1).cpu()
+                start = self.start[name].flatten()
+                for place, own in enumerate(value):  # one by one: what fits the processor's caches is twice as fast
+                    total[place] += _powers((own.flatten() - start)[None], order)[0].cpu()
         return total.sqrt() if order == 2 else total
 
     def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
@@ -86,9 +87,7 @@ class Trained:
             times drifts, which is how often the table itself is to be added, to every row.
         """
         drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
-        counts = torch.where(shares != 0, torch.tensor(self.block.touched_counts), 0)
-        real = torch.arange(self.block.touched.shape[1]) < counts[:, None]
-        real = real.to(self.block.touched.device)
+        real = self._real() & (shares != 0).to(self.block.touched.device)[:, None]
         items = self.block.touched[real]
         rows = self.start[name][items].double()
         client = real.nonzero()[:, 0]
@@ -110,17 +109,26 @@ class Trained:
         count = self.block.touched_counts[place]
         return self.block.touched[place, :count], count
 
-    def _table_power(self, name: str, place: int, order: int) -> float:
-        """Sum over a table's coordinates of the change's square (order 2) or magnitude (1)."""
-        items, count = self._touched(place)
-        rows = self.start[name][items].double()
-        total = _power(self.values[name][place, :count].double() - rows, order).sum()
-        drift = float(self.untouched[place]) - 1
-        if drift:
-            rest = _power(self.start[name].double(), order).sum() - _power(rows, order).sum()
-            total = total + abs(drift) ** order * rest
-        return float(total)
+    def _real(self) -> Tensor:
+        """`bool [C, R]`: which rows of the compact tables are no padding."""
+        counts = torch.tensor(self.block.touched_counts)
+        return (torch.arange(self.block.touched.shape[1]) < counts[:, None]).to(self.block.touched.device)
+
+    def _table_powers(self, name: str, order: int) -> Tensor:
+        """`float64 [C]`: sum over a table's coordinates of the change's square (order 2) or magnitude (1)."""
+        real = self._real()
+        items, client = self.block.touched[real], real.nonzero()[:, 0]
+        rows, drift = self.start[name][items], (self.untouched.double() - 1).to(client.device)
+        total = torch.zeros(len(self.block), dtype=torch.float64, device=client.device)
+        total.index_add_(0, client, _powers(self.values[name][real] - rows, order))
+        if (drift != 0).any():
+            rest = _powers(self.start[name], order).sum() - torch.zeros_like(total).index_add_(
+                0, client, _powers(rows, order)
+            )
+            total += torch.where(drift != 0, drift.abs() ** order * rest, 0.0)
+        return total
 
 
-def _power(change: Tensor, order: int) -> Tensor:
-    return change.square() if order == 2 else change.abs()
+def _powers(rows: Tensor, order: int) -> Tensor:
+    """`float64 [n]`: sum of squares (order 2) or magnitudes (1) of each row of `[n, d]`, added in float64."""
+    return torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64) ** order

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole private runs: what is charged and when, where a run stops, resuming, secure mode, refusals and the report."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting import Accountant
+from fedrec.privacy.events import GaussianRound, NonPrivate
+from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.sampling import FixedSize
+from fedrec.runs import RunFolder
+from server.loop import Loop
+from simulations import runner
+from simulations.engines import serial
+from strategies import dp
+from strategies.reptile import Reptile
+
+PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+POISSON = "sampler={name='poisson', cohort=6}"
+CHEAP = ("evaluation.fine-tune.epochs=0",)
+STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
+
+
+class Broken(Exception):
+    """Stands for a crash."""
+
+
+def charges(folder):
+    """Rounds in a run's ledger, as written."""
+    path = folder / "privacy.jsonl"
+    return [json.loads(line)["round"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
+    """What the accountant says of so many rounds of the tiny experiment, without any run."""
+    accountant, found = Accountant("autodp"), []
+    for _ in range(rounds):
+        accountant.step(GaussianRound(FixedSize(cohort, clients), "replace-one", z), 1)
+        found.append(accountant.epsilon(delta).epsilon)
+    return found
+
+
+def crash_in_round(monkeypatch, number, where):
+    """Makes one thing fail in one round, once."""
+    healthy = getattr(*where)
+
+    def fails(*of, **more):
+        if number in of and not fails.done:
+            fails.done = True
+            raise Broken
+        return healthy(*of, **more)
+
+    fails.done = False
+    monkeypatch.setattr(*where, fails)
+
+
+# --- accounts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["central", "local", "distributed"])
+def test_every_round_is_charged_once_and_epsilon_is_the_accountants(run_tiny, placement):
+    result = run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
+    assert charges(result.folder) == [1, 2, 3, 4]
+    if placement != "local":  # that one has no amplification
+        assert result.rounds["epsilon"].tolist() == pytest.approx(own_epsilons(4), rel=1e-9)
+    assert result.rounds["epsilon"].is_monotonic_increasing
+    saved = pd.read_csv(result.folder / "rounds.csv")["epsilon"].tolist()
+    assert saved == pytest.approx(result.rounds["epsilon"].tolist())
+
+
+def test_epsilon_of_local_noise_is_that_of_a_client_in_every_round(run_tiny):
+    """Four Gaussian releases at z = 2: mu = 2 / 2 = 1, eps(1e-5) of the analytic Gaussian is 4.377; RDP is above."""
+    result = run_tiny(
+        "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, placement='local'}", "rounds=4", *CHEAP
+    )
+    assert 4.377 <= result.rounds["epsilon"].iloc[-1] <= 4.377 * 1.1
+
+
+@pytest.mark.parametrize("placement", ["central", "local", "distributed"])
+def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypatch, saved_parameters, placement):
+    """Never refunded: what was released may have been seen; the resumed run ends with the same parameters."""
+    settings = (PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
+    whole = run_tiny(*settings, output="whole")
+    places = {"central": (dp, "add_noise"), "local": (dp.DpFedAvg, "release"), "distributed": (dp.DpFedAvg, "release")}
+    crash_in_round(monkeypatch, 3, places[placement])
+    with pytest.raises(Broken):
+        run_tiny(*settings, output="broken")
+    assert charges(tmp_path / "broken") == [1, 2, 3] and RunFolder(tmp_path / "broken").status()["round"] == 2
+    result = runner.resume(tmp_path / "broken")
+    assert charges(result.folder) == [1, 2, 3, 3, 4]
+    saved, expected = saved_parameters(result.folder), saved_parameters(whole.folder)
+    assert all(np.array_equal(saved[name], value) for name, value in expected.items())
+    five = (result.rounds["epsilon"].iloc[-1], whole.rounds["epsilon"].iloc[-1])
+    assert five[0] > five[1]
+    if placement != "local":
+        assert five[0] == pytest.approx(own_epsilons(5)[-1])
+
+
+@pytest.mark.parametrize("placement", ["central", "local", "distributed"])
+def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
+    """The server's noise is paid before it is drawn, clients' noise before the clients are asked to send."""
+    charge, release, train = Ledger.charge, dp.add_noise, serial.SerialGrid.send_and_receive
+    paid = []
+
+    def pay(self, number, event, n=1):
+        charge(self, number, event, n)
+        paid.append(number)
+
+    monkeypatch.setattr(Ledger, "charge", pay)
+    drawn, sent = [], []
+
+    def noise(arrays, scale, source, number, *more, **settings):
+        drawn.append((number, number in paid))
+        return release(arrays, scale, source, number, *more, **settings)
+
+    def send(self, messages, **more):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            sent.append(len(paid) > len(sent))
+        return train(self, messages, **more)
+
+    monkeypatch.setattr(dp, "add_noise", noise)
+    monkeypatch.setattr(serial.SerialGrid, "send_and_receive", send)
+    run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=3", *CHEAP)
+    assert drawn == [(1, True), (2, True), (3, True)]
+    assert sent == [placement != "central"] * 3
+
+
+def test_a_crash_before_the_charge_costs_nothing(run_tiny, tmp_path, monkeypatch):
+    crash_in_round(monkeypatch, 2, (Ledger, "charge"))
+    with pytest.raises(Broken):
+        run_tiny(PRIVATE, "rounds=3", *CHEAP, output="broken")
+    assert charges(tmp_path / "broken") == [1]
+    assert charges(runner.resume(tmp_path / "broken").folder) == [1, 2, 3]
+
+
+# --- the budget ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paid", [1, 3])
+def test_a_run_stops_before_the_round_that_would_exceed_the_budget(run_tiny, paid):
+    budget = np.mean(own_epsilons(paid + 1)[-2:])
+    result = run_tiny(PRIVATE, f"privacy.budget={budget}", "rounds=6", "checkpoint.every=5", *CHEAP)
+    assert len(result.rounds) == paid and charges(result.folder) == list(range(1, paid + 1))
+    assert result.rounds["epsilon"].iloc[-1] <= budget
+    assert RunFolder(result.folder).status() == {"state": "finished", "round": paid}
+    assert len(result.users) and (result.folder / "checkpoints" / f"round-{paid:06d}.npz").exists()
+    assert "the privacy budget is spent" in (result.folder / "log.txt").read_text()
+
+
+def test_a_budget_for_not_even_one_round_gives_the_first_parameters(run_tiny):
+    result = run_tiny(PRIVATE, "privacy.budget=0.01", *CHEAP)
+    assert len(result.rounds) == 0 and charges(result.folder) == []
+    assert RunFolder(result.folder).status() == {"state": "finished", "round": 0}
+
+
+def test_noise_for_a_target_epsilon_pays_for_all_rounds_and_no_more(run_tiny):
+    result = run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP)
+    assert len(result.rounds) == 5 and 2.9 < result.rounds["epsilon"].iloc[-1] <= 3.0
+
+
+def test_a_target_is_not_exceeded_by_a_round_that_was_paid_twice(run_tiny, tmp_path, monkeypatch):
+    crash_in_round(monkeypatch, 3, (dp, "add_noise"))
+    with pytest.raises(Broken):
+        run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP, output="broken")
+    result = runner.resume(tmp_path / "broken")
+    assert charges(result.folder) == [1, 2, 3, 3, 4]
+    assert len(result.rounds) == 4 and result.rounds["epsilon"].iloc[-1] <= 3.0
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+RESUMED = {
+    "central": (),
+    "adaptive": ("privacy.adaptive-clip={count-noise=2.0}",),
+    "local": ("privacy.placement=local",),
+    "poisson": (POISSON, "privacy.adjacency=add-remove"),
+    "two stages": (STAGES,),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_has_the_same_bits(run_tiny, tmp_path, monkeypatch, saved_parameters, case):
+    settings = (PRIVATE, *RESUMED[case], "rounds=4", *CHEAP)
+    whole = run_tiny(*settings, output="whole")
+    crash_in_round(monkeypatch, 3, (Loop, "_train"))
+    with pytest.raises(Broken):
+        run_tiny(*settings, output="broken")
+    result = runner.resume(tmp_path / "broken")
+    saved, expected = saved_parameters(result.folder), saved_parameters(whole.folder)
+    assert all(np.array_equal(saved[name], value) for name, value in expected.items())
+    assert (result.folder / "rounds.csv").read_bytes() == (whole.folder / "rounds.csv").read_bytes()
+    assert result.rounds["epsilon"].tolist() == whole.rounds["epsilon"].tolist()
+
+
+def test_noise_is_a_function_of_the_seed(run_tiny):
+    one, same, other = (run_tiny(PRIVATE, f"seed={s}", *CHEAP, output=f"{i}") for i, s in enumerate((1, 1, 2)))
+    assert all(np.array_equal(one.parameters[name], value) for name, value in same.parameters.items())
+    assert not np.array_equal(one.parameters["item.id"], other.parameters["item.id"])
+
+
+def test_every_parameter_of_a_real_round_has_noise(run_tiny):
+    """S = 1e-6 leaves nothing but noise: every coordinate moves, those of items that nobody has among them."""
+    still = run_tiny("privacy={clip-norm=1e-6, noise-multiplier=0.0}", "rounds=1", *CHEAP, output="still")
+    noisy = run_tiny("privacy={clip-norm=1e-6, noise-multiplier=1e6}", "rounds=1", *CHEAP, output="noisy")
+    noise = np.concatenate([(noisy.parameters[n] - still.parameters[n]).ravel() for n in still.parameters])
+    assert noise.all() and abs(noise.std() / (2 / 6) - 1) < 5 / math.sqrt(2 * noise.size)
+
+
+# --- secure mode ---------------------------------------------------------------------------------------------------
+
+
+def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(run_tiny, tmp_path, monkeypatch):
+    """Neither ids nor losses are in a file of the run, in any form in which they were sent."""
+    from clients import total
+    from server import loop
+
+    cohorts, losses = [], []
+    draw, count = loop.secure_fixed_size, total.Total._count
+
+    def drawing(*of):
+        cohorts.append(draw(*of))
+        return cohorts[-1]
+
+    def counting(self, shares, examples, found):
+        losses.extend(found)
+        count(self, shares, examples, found)
+
+    monkeypatch.setattr(loop, "secure_fixed_size", drawing)
+    monkeypatch.setattr(total.Total, "_count", counting)
+    first, second = (
+        run_tiny(PRIVATE, "privacy.mode=secure", "rounds=3", "sampler.cohort=9", *CHEAP, output=output)
+        for output in ("a", "b")
+    )
+    assert all(not np.array_equal(first.parameters[name], second.parameters[name]) for name in first.parameters)
+    assert len(cohorts) == 6 and len({tuple(cohort) for cohort in cohorts}) > 3 and len(losses) == 54
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"rounds.csv", "log.txt", "status.json", "result.json", "privacy.jsonl"} <= {path.name for path in files}
+    contents = {path: path.read_bytes() for path in files}
+    for cohort in cohorts:
+        spelled = [joint.join(map(str, cohort)).encode() for joint in (", ", ",", " ", "\n")]
+        packed = [cohort.astype(kind).tobytes() for kind in (np.int64, np.int32)]
+        assert not any(mark in content for mark in spelled + packed for content in contents.values())
+    for loss in [*losses, *(sum(losses[k : k + 9]) / 9 for k in range(0, 54, 9))]:
+        assert not any(f"{loss:.6g}".encode() in content for content in contents.values())
+    for result in (first, second):
+        assert not {"loss", "num-examples"} & set(result.rounds.columns[result.rounds.any()])
+        assert "loss" not in (result.folder / "log.txt").read_text()
+
+
+def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
+    settings = (PRIVATE, "privacy.mode=secure", POISSON, "privacy.adjacency=add-remove", *CHEAP)
+    one, two = (run_tiny(*settings, output=output) for output in "ab")
+    assert not np.array_equal(one.parameters["item.id"], two.parameters["item.id"])
+
+
+# --- two stages ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_told_by_itself(run_tiny):
+    result = run_tiny(STAGES, PRIVATE, "privacy.stages=['main']", "rounds=5", *CHEAP)
+    ledger = Ledger(result.folder / "privacy.jsonl")
+    assert [type(charge.event) for charge in ledger.charges] == [NonPrivate] * 2 + [GaussianRound] * 3
+    assert np.isinf(result.rounds["epsilon"]).all()
+    table = json.loads((result.folder / "result.json").read_text())["privacy"]
+    assert table["epsilon"] == "inf" and table["epsilon of stage-one"] == "inf"
+    assert table["epsilon of main"] == pytest.approx(own_epsilons(3)[-1])
+    told = f"Epsilon of phase 'main' given what stage-one released: {own_epsilons(3)[-1]:.4g}."
+    assert told in table["in words"] and told in result.privacy
+
+
+def test_both_stages_under_noise_add_up(run_tiny):
+    result = run_tiny(STAGES, PRIVATE, "rounds=5", *CHEAP)
+    assert result.rounds["epsilon"].tolist() == pytest.approx(own_epsilons(5))
+
+
+def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
+    result = run_tiny(STAGES, "privacy={clip-norm=1.0, epsilon=3.0, stages=['main']}", "rounds=5", *CHEAP)
+    table = json.loads((result.folder / "result.json").read_text())["privacy"]
+    assert len(result.rounds) == 5 and 2.9 < table["epsilon of main"] <= 3.0
+
+
+# --- refusals and reports ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("name='flwr.serverapp.strategy:FedAvg'", "one of Flower's, which averages what clients send as it likes"),
+        ("name='fedavg'", "weighting 'examples': one client's share of the sum has no bound"),
+        (f"name='two-stage', main={{name='fedavg'}}, stage-one={{rounds=1, {STEP}}}", "has no bound"),
+    ],
+)
+def test_strategies_without_a_bound_are_refused_before_anything_is_trained(run_tiny, tmp_path, strategy, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        run_tiny(f"strategy={{{strategy}}}", PRIVATE)
+    assert charges(tmp_path / "run") == []
+
+
+def test_fedavg_over_clients_is_private(run_tiny):
+    """With a learning rate of one REPTILE is the same."""
+    one = run_tiny("strategy={name='fedavg', weighting='uniform'}", PRIVATE, *CHEAP, output="fedavg")
+    two = run_tiny(PRIVATE, *CHEAP, output="reptile")
+    assert all(np.array_equal(one.parameters[name], value) for name, value in two.parameters.items())
+
+
+class Louder(Reptile):
+    """Somebody's own strategy; the guard reaches it because it is additive."""
+
+    def apply(self, theta, aggregate):
+        return aggregate.added_to(theta, 3 / aggregate.clients)
+
+
+def test_ones_own_additive_strategy_is_made_private(run_tiny):
+    loud = run_tiny(f"strategy.name={__name__}:Louder", PRIVATE, "rounds=1", *CHEAP, output="loud")
+    three = run_tiny("strategy.server-lr=3.0", PRIVATE, "rounds=1", *CHEAP, output="three")
+    assert all(np.array_equal(loud.parameters[name], value) for name, value in three.parameters.items())
+
+
+def test_the_result_tells_what_it_cost(run_tiny):
+    result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-6}", "rounds=3", *CHEAP)
+    table = json.loads((result.folder / "result.json").read_text())["privacy"]
+    (expected,) = own_epsilons(3, delta=1e-6)[-1:]
+    assert table["epsilon"] == table["epsilon of main"] == pytest.approx(expected)
+    assert table["delta"] == 1e-6 and table["releases"] == 3 and 0 < table["attack"] <= table["epsilon"]
+    words = " ".join(table["in words"])
+    assert tuple(table["in words"]) == tuple(result.privacy)
+    for said in ("somebody else's", "simulation", "server is trusted", "Not accounted"):
+        assert said in words
+
+
+def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
+    result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.0}", *CHEAP)
+    table = json.loads((result.folder / "result.json").read_text())["privacy"]
+    assert np.isinf(result.rounds["epsilon"]).all() and table["epsilon"] == "inf"
+
+
+def test_a_run_without_privacy_says_nothing_of_it(run_tiny):
+    result = run_tiny(*CHEAP)
+    assert "epsilon" not in result.rounds and result.privacy == () and not (result.folder / "privacy.jsonl").exists()
+    assert "privacy" not in json.loads((result.folder / "result.json").read_text())
+
+
+@pytest.mark.timeout(200)
+def test_ray_and_serial_give_the_same_private_run(run_tiny):
+    ray, serial_run = (
+        run_tiny(PRIVATE, "privacy.adaptive-clip={count-noise=2.0}", f"engine.name={name}", *CHEAP, output=name)
+        for name in ("ray", "serial")
+    )
+    for name, value in serial_run.parameters.items():
+        np.testing.assert_allclose(ray.parameters[name], value, rtol=1e-5, atol=1e-6)
+    assert ray.rounds["epsilon"].tolist() == serial_run.rounds["epsilon"].tolist()
