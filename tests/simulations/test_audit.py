@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -54,7 +55,7 @@ class Weighted(Noisy):
 
     def apply(self, theta, aggregate):
         total = {name: value * COHORT / aggregate.weight for name, value in aggregate.total(theta).items()}
-        return super().apply(theta, type(aggregate)(total, aggregate.clients, aggregate.weight))
+        return super().apply(theta, dataclasses.replace(aggregate, changes=total))
 
 
 AUDITED = {
