@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, model_validator
 from fedrec import registry
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
+from fedrec.perturb.config import PerturbConfig
 from fedrec.privacy.config import PrivacyConfig
 
 
@@ -121,6 +122,8 @@ class Experiment(Config):
     """How the cohort of a round is drawn."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
+    perturb: PerturbConfig | None = None
+    """Perturbation of each client's data on its device, before training; default: none."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()

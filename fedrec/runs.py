@@ -57,7 +57,8 @@ class Result:
         users: one row per evaluated user, one column per metric.
         groups: means over groups of users, one row per group.
         parameters: the final global parameters, by name.
-        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty without `[privacy]`.
+        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty without `[privacy]`
+            and `[perturb]`.
     """
 
     experiment: Experiment
@@ -232,7 +233,9 @@ class RunFolder:
             rounds=pd.read_csv(self.path / "rounds.csv"),
             users=pd.read_csv(self.path / "users.csv", index_col=0),
             groups=pd.read_csv(self.path / "groups.csv", index_col=0),
-            privacy=tuple(summary.get("privacy", {}).get("in words", ())),
+            privacy=tuple(
+                line for part in ("perturb", "privacy") for line in summary.get(part, {}).get("in words", ())
+            ),
         )
 
     def _read_json(self, name: str) -> dict[str, Any]:

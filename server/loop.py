@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec import wire
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment, Section, component_settings
+from fedrec.perturb.guarantee import words
 from fedrec.privacy.mechanisms import secure_fixed_size, secure_poisson
 from fedrec.registry import SAMPLER, resolve
 from fedrec.rng import seed_sequence, stream
@@ -236,6 +237,7 @@ class Loop:
         shared = time.perf_counter() - started
         tuned = has_fine_tuning(self.experiment)
         table = self._evaluate_all(arrays, state.round, fine_tune=True) if tuned else before
+        perturbed = [] if self.experiment.perturb is None else words(self.experiment.perturb)
         result = Result(
             experiment=self.experiment,
             folder=self.run.path,
@@ -246,7 +248,7 @@ class Loop:
             users=metric_columns(table),
             groups=grouped(table),
             parameters=state.parameters,
-            privacy=() if self.guard is None else tuple(self.guard.lines()),
+            privacy=(*perturbed, *([] if self.guard is None else self.guard.lines())),
         )
         seconds = {
             "training": sum(timing["seconds"] for timing in state.timings),
@@ -254,6 +256,8 @@ class Loop:
             "evaluation": time.perf_counter() - started,
         }
         extra: dict[str, Any] = {"seconds": seconds}
+        if perturbed:
+            extra["perturb"] = {"in words": perturbed}
         if self.guard is not None:
             extra["privacy"] = self.guard.table()
         self.run.write_result(result, extra)

@@ -46,7 +46,7 @@ KEPT = Kept()
 def _key(experiment: Experiment) -> str:
     """What a population is a function of, and where its data lie."""
     table = experiment.table()
-    parts = {name: table.get(name) for name in ("dataset", "split", "seed", "task", "positive-above")}
+    parts = {name: table.get(name) for name in ("dataset", "split", "seed", "task", "positive-above", "perturb")}
     return json.dumps([parts, str(data_directory())], sort_keys=True)
 
 

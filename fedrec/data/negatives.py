@@ -40,7 +40,11 @@ def draw_negatives(positives: np.ndarray, num_items: int, count: int, generator:
             got=f"{len(positives)}, the whole catalogue",
             fix="draw no negatives for this client, or enlarge the catalogue",
         )
-    rank = generator.integers(0, free, size=count)
+    return nth_outside(positives, generator.integers(0, free, size=count))
+
+
+def nth_outside(positives: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """`int64`: the items outside `positives` (ascending, distinct) that have these ranks, from 0, among all such."""
     # positives[i] - i non-positives lie before the i-th positive.
     free_before = positives - np.arange(len(positives))
     return rank + np.searchsorted(free_before, rank, side="right")

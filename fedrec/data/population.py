@@ -15,6 +15,7 @@ from fedrec.data.split import Partition
 from fedrec.errors import DataError
 from fedrec.experiment import Experiment
 from fedrec.models.base import Schema
+from fedrec.perturb.profiles import Perturbed, perturb
 from fedrec.rng import stream
 
 
@@ -72,6 +73,8 @@ class Population:
         partition: what is learned from and what is held out.
         task: `"ranking"` or `"rating"`.
         positive_above: a row is positive when its rating is above this; None: every row is positive.
+        perturbed: the interactions as the devices learn from them, where these are perturbed first. Held-out rows,
+            and what counts as known or seen in a list, stay the real ones.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -84,6 +87,7 @@ class Population:
         *,
         task: Literal["ranking", "rating"],
         positive_above: float | None,
+        perturbed: Perturbed | None = None,
     ) -> None:
         if interactions.ratings is None and (task == "rating" or positive_above is not None):
             raise DataError(
@@ -94,21 +98,30 @@ class Population:
             )
         self.interactions, self.partition = interactions, partition
         self.task: Literal["ranking", "rating"] = task
-        self._labels = self._make_labels(positive_above)
+        self.perturbed = perturbed
+        self._learned = interactions if perturbed is None else perturbed.learned
+        self._labels = self._make_labels(interactions, positive_above)
+        self._learned_labels = self._labels if perturbed is None else self._make_labels(self._learned, positive_above)
         self._train = _Grouped(interactions, partition.train_rows)
         self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
     @classmethod
     def of(cls, experiment: Experiment) -> Population:
-        """Read and split the dataset of an experiment."""
+        """Read and split the dataset of an experiment, and perturb what its devices learn from."""
         interactions = read_interactions(experiment)
         split_class = registry.resolve(registry.SPLIT, experiment.split.name)
         split = split_class(experiment.settings(registry.SPLIT), experiment.seed)
+        partition = split.split(interactions)
+        perturbed = None
+        if experiment.perturb is not None:
+            with_ratings = experiment.task == "rating" or experiment.positive_above is not None
+            perturbed = perturb(interactions, partition, experiment.perturb, experiment.seed, with_ratings=with_ratings)
         return cls(
             interactions,
-            split.split(interactions),
+            partition,
             task=experiment.task,
             positive_above=experiment.positive_above,
+            perturbed=perturbed,
         )
 
     def schema(self) -> Schema:
@@ -120,7 +133,7 @@ class Population:
     def client(self, client: int) -> ClientData:
         """The training data of one client."""
         rows = self._train.rows_of(client)
-        items, labels = self.interactions.items[rows], self._labels[rows]
+        items, labels = self._learned.items[rows], self._learned_labels[rows]
         positives = np.unique(items[labels > 0]) if self.task == "ranking" else np.unique(items)
         times = None if self.interactions.times is None else self.interactions.times[rows]
         return ClientData(client, tuple(codes[client] for codes in self._user_codes), items, labels, positives, times)
@@ -134,15 +147,15 @@ class Population:
         return self._train.offsets[clients + 1] - self._train.offsets[clients]
 
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positive items of the training rows of some clients, ragged.
+        """Positive items of the training rows of some clients as they are learned from, ragged.
 
         Returns:
             `int64 [clients + 1]` offsets and `int64 [total]` items: place c has `items[offsets[c]:offsets[c + 1]]`.
         """
         place, rows = self._train.entries(clients)
-        positive = self._labels[rows] > 0
+        positive = self._learned_labels[rows] > 0
         counts = np.bincount(place[positive], minlength=len(clients))
-        return np.concatenate([[0], np.cumsum(counts)]), self.interactions.items[rows[positive]]
+        return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[positive]]
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
         """`int64`, ascending: clients that have something to be tested on (ranking: a held-out positive)."""
@@ -170,12 +183,12 @@ class Population:
         rows = self._grouped_held_out(held_out).rows_of(client)
         return self.interactions.items[rows], self._labels[rows]
 
-    def _make_labels(self, positive_above: float | None) -> np.ndarray:
-        ratings = self.interactions.ratings
+    def _make_labels(self, interactions: Interactions, positive_above: float | None) -> np.ndarray:
+        ratings = interactions.ratings
         if self.task == "rating" and ratings is not None:
             return ratings
         if positive_above is None or ratings is None:
-            return np.ones(len(self.interactions), dtype=np.float32)
+            return np.ones(len(interactions), dtype=np.float32)
         return (ratings > positive_above).astype(np.float32)
 
     def _held_out_rows(self, held_out: Literal["test", "validation"]) -> np.ndarray:

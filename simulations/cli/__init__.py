@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import FedrecError
-from simulations.cli import attacks, data, doctor, listing, privacy, running
+from simulations.cli import attacks, data, doctor, listing, perturb, privacy, running
 from simulations.quiet import keep_quiet
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.add_typer(
 )
 app.add_typer(attacks.app, name="attack", help="Membership attacks: who was trained on?")
 app.command("audit")(attacks.audit)
+app.command("perturb")(perturb.perturb)
 app.command("doctor")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"

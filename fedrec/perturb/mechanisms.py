@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Randomising single interactions: the coin flip of the poster "targeted DP" (equation 2), and a sound alternative.
+
+An interaction is an item and, where ratings are learned from, one of the dataset's rating values. Both mechanisms work
+on all protected interactions of one client; the client's random numbers come from outside.
+
+Where this differs from the paper: "unvisited" is judged by the client's training rows. A fake that also avoided its
+held-out items would tell which these are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrec.data.negatives import nth_outside
+from fedrec.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Interaction:
+    """Some interactions of one client.
+
+    Attributes:
+        items: `int64 [k]`.
+        values: `int64 [k]`, places in the list of the dataset's rating values; None where no ratings are learned from.
+    """
+
+    items: np.ndarray
+    values: np.ndarray | None
+
+
+def keep_probability(epsilon: float, outcomes: int = 2) -> float:
+    """`e^eps / (e^eps + outcomes - 1)`: chance that an interaction stays what it is."""
+    return 1 / (1 + (outcomes - 1) * math.exp(-epsilon))
+
+
+def coin_flip(
+    real: Interaction,
+    own: np.ndarray,
+    *,
+    num_items: int,
+    num_values: int,
+    epsilon: float,
+    distinct: bool,
+    random: np.random.Generator,
+) -> Interaction:
+    """Equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or becomes one with an unvisited item.
+
+    Args:
+        real: the protected interactions.
+        own: `int64`, ascending, distinct: all items of the client's training rows.
+        num_items: size of the catalogue.
+        num_values: number of rating values; a replacement's rating is drawn uniformly among them.
+        epsilon: nominal epsilon, > 0.
+        distinct: whether the replacements of a profile all differ.
+        random: source of randomness.
+
+    Raises:
+        DataError: too few unvisited items.
+    """
+    count, free = len(real.items), num_items - len(own)
+    if count > (free if distinct else max(free, 0) * count):
+        raise DataError(
+            "a client has too few unvisited items",
+            expected=f"at least {count if distinct else 1} items that it has not",
+            got=f"{free} of {num_items}",
+            fix="--set perturb.mechanism=randomised-response",
+        )
+    # Fakes are drawn for all places, flipped or not, so that how many flip does not shift later draws.
+    ranks = random.choice(free, size=count, replace=False) if distinct else random.integers(0, free, size=count)
+    fake = _with_values(nth_outside(own, ranks), real, num_values, random)
+    return _mixed(real, fake, random.random(count) < keep_probability(epsilon))
+
+
+def randomised_response(
+    real: Interaction, *, num_items: int, num_values: int, epsilon: float, random: np.random.Generator
+) -> Interaction:
+    """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et al. 2016).
+
+    Each stays with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any other one, the client's own
+    among them: exactly epsilon-DP for each interaction.
+
+    Args:
+        real: the protected interactions.
+        num_items: size of the catalogue.
+        num_values: number of rating values.
+        epsilon: of one interaction, > 0.
+        random: source of randomness.
+    """
+    outcomes = num_items * (1 if real.values is None else num_values)
+    if outcomes == 1:
+        return real
+    code = real.items if real.values is None else real.items * num_values + real.values
+    shift = random.integers(1, outcomes, size=len(code))
+    other = (code + shift) % outcomes
+    fake = Interaction(other, None) if real.values is None else Interaction(other // num_values, other % num_values)
+    return _mixed(real, fake, random.random(len(code)) < keep_probability(epsilon, outcomes))
+
+
+def _with_values(items: np.ndarray, real: Interaction, num_values: int, random: np.random.Generator) -> Interaction:
+    drawn = None if real.values is None else random.integers(0, num_values, size=len(items))
+    return Interaction(items, drawn)
+
+
+def _mixed(real: Interaction, fake: Interaction, kept: np.ndarray) -> Interaction:
+    if real.values is None or fake.values is None:
+        return Interaction(np.where(kept, real.items, fake.items), None)
+    return Interaction(np.where(kept, real.items, fake.items), np.where(kept, real.values, fake.values))

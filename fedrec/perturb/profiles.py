@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All clients' profiles, perturbed: the merged data sets of the poster "targeted DP" (equation 3).
+
+Every client is perturbed by itself from its own random stream, as its device would do it once before the first round.
+Rows stay in their places: a row's item and rating change, its user and time do not. Held-out rows are left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrec.config import did_you_mean
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition
+from fedrec.errors import ExperimentError
+from fedrec.perturb.config import PerturbConfig
+from fedrec.perturb.guarantee import Guarantee, guarantee
+from fedrec.perturb.inclination import inclination, stereotypicality
+from fedrec.perturb.mechanisms import Interaction, coin_flip, randomised_response
+from fedrec.perturb.selection import at_random, most_stereotypical, protected_count
+from fedrec.rng import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbed:
+    """Interactions as the devices learn from them.
+
+    Attributes:
+        config: what was done.
+        learned: the interactions; only training rows differ from the real ones, in item and rating.
+        protected: `int64`, ascending: row numbers of the protected interactions.
+        rows: number of training rows.
+        clients: `int64`, ascending: clients with training rows.
+        guarantees: one per client.
+    """
+
+    config: PerturbConfig
+    learned: Interactions
+    protected: np.ndarray
+    rows: int
+    clients: np.ndarray
+    guarantees: tuple[Guarantee, ...]
+
+
+def perturb(
+    interactions: Interactions, partition: Partition, config: PerturbConfig, seed: int, *, with_ratings: bool
+) -> Perturbed:
+    """Perturb the training rows of all clients.
+
+    Args:
+        interactions: the dataset.
+        partition: which rows are learned from, and whose rows give the stereotypes.
+        config: what is done.
+        seed: of the streams `"perturb"` (one per client) and `"perturb-public"`.
+        with_ratings: whether ratings are learned from; otherwise a replaced row keeps a rating that nobody reads.
+
+    Raises:
+        ExperimentError: the attribute is unknown, or a user has several categories of it.
+        DataError: a client has no unvisited item left to put in place of its own.
+    """
+    groups, num_groups = _groups(interactions, config.attribute)
+    scores = _stereotypes(interactions, partition, config, seed, groups, num_groups)
+    work = _Work(interactions, config, seed, groups, scores, with_ratings and interactions.ratings is not None)
+    rows = partition.train_rows[np.argsort(interactions.users[partition.train_rows], kind="stable")]
+    clients, starts = np.unique(interactions.users[rows], return_index=True)
+    guarantees = (
+        [work.perturb(client, own) for client, own in zip(clients.tolist(), np.split(rows, starts[1:]), strict=True)]
+        if len(rows)
+        else []
+    )
+    learned = dataclasses.replace(interactions, items=work.items, ratings=work.ratings)
+    return Perturbed(config, learned, np.flatnonzero(work.is_protected), len(rows), clients, tuple(guarantees))
+
+
+class _Work:
+    """Perturbs one client after the other into arrays of its own."""
+
+    def __init__(
+        self,
+        interactions: Interactions,
+        config: PerturbConfig,
+        seed: int,
+        groups: np.ndarray,
+        scores: np.ndarray,
+        with_ratings: bool,
+    ) -> None:
+        self.config, self.seed, self.groups, self.scores = config, seed, groups, scores
+        self.num_items = interactions.num_items
+        self.items = interactions.items.copy()
+        self.ratings = None if interactions.ratings is None else interactions.ratings.copy()
+        self.is_protected = np.zeros(len(self.items), dtype=bool)
+        self._scale = (
+            np.unique(interactions.ratings)
+            if interactions.ratings is not None and with_ratings
+            else np.zeros(1, np.float32)
+        )
+        self._with_ratings = with_ratings
+
+    def perturb(self, client: int, rows: np.ndarray) -> Guarantee:
+        """Perturb the rows of one client; they are read from the arrays as they still are."""
+        random, items = stream(self.seed, "perturb", client), self.items[rows]
+        chosen = rows[self._chosen(client, items, random)]
+        own = np.unique(items)
+        self._write(chosen, self._randomised(chosen, own, random))
+        self.is_protected[chosen] = True
+        sizes = {"num_items": self.num_items, "own_items": len(own), "num_values": len(self._scale)}
+        return guarantee(self.config, rows=len(rows), protected=len(chosen), **sizes)
+
+    def _chosen(self, client: int, items: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        count = protected_count(len(items), self.config.budget)
+        if self.config.select == "random":
+            return at_random(len(items), count, random)
+        group = self.groups[client]
+        scores = self.scores[group, items] if group >= 0 else np.zeros(len(items))
+        return most_stereotypical(scores, count, random)
+
+    def _randomised(self, rows: np.ndarray, own: np.ndarray, random: np.random.Generator) -> Interaction:
+        values = np.searchsorted(self._scale, self.ratings[rows]) if self._with_ratings else None  # type: ignore[index]
+        real = Interaction(self.items[rows], values)
+        epsilon, sizes = self.config.epsilon, {"num_items": self.num_items, "num_values": len(self._scale)}
+        if self.config.mechanism == "randomised-response":
+            return randomised_response(real, epsilon=epsilon, random=random, **sizes)
+        return coin_flip(real, own, epsilon=epsilon, distinct=self.config.distinct_fakes, random=random, **sizes)
+
+    def _write(self, rows: np.ndarray, new: Interaction) -> None:
+        self.items[rows] = new.items
+        if new.values is not None:
+            self.ratings[rows] = self._scale[new.values]  # type: ignore[index]
+
+
+def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
+    """Each user's category `int64 [users]`, -1 for none, and the number of categories."""
+    known = interactions.user_features.names
+    if attribute not in known:
+        raise ExperimentError(
+            f"the users of {interactions.name} have no feature {attribute!r}",
+            expected=f"one of {', '.join(known)}" if known else "a dataset with user features",
+            got=attribute,
+            fix=did_you_mean(attribute, known) if known else "choose another dataset",
+        )
+    feature = interactions.user_features[attribute]
+    if feature.width > 1:
+        raise ExperimentError(
+            f"a user may have several categories of {attribute!r}",
+            expected="a feature with at most one category per user",
+            got=f"up to {feature.width}",
+            fix="choose another perturb.attribute",
+        )
+    return feature.padded()[:, 0], len(feature.categories)
+
+
+def _stereotypes(
+    interactions: Interactions,
+    partition: Partition,
+    config: PerturbConfig,
+    seed: int,
+    groups: np.ndarray,
+    num_groups: int,
+) -> np.ndarray:
+    """Stereotypicality `float64 [groups, items]` from the raw training rows of the training clients, or some."""
+    givers = partition.training_clients
+    if config.public_share is not None:
+        count = min(len(givers), max(1, round(config.public_share * len(givers))))
+        givers = stream(seed, "perturb-public").choice(givers, size=count, replace=False)
+    gives = np.zeros(interactions.num_users, dtype=bool)
+    gives[givers] = True
+    rows = partition.train_rows[gives[interactions.users[partition.train_rows]]]
+    counted = np.where(gives, groups, -1)  # the others belong to no group, so that sizes count the givers alone
+    shares = inclination(
+        interactions.users[rows],
+        interactions.items[rows],
+        counted,
+        num_groups=num_groups,
+        num_items=interactions.num_items,
+    )
+    return stereotypicality(*shares)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a perturbation did to a dataset, and what it is worth, in figures over its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedrec.data.interactions import Interactions
+from fedrec.perturb.guarantee import words
+from fedrec.perturb.profiles import Perturbed
+
+
+def summary(real: Interactions, perturbed: Perturbed) -> dict[str, Any]:
+    """Figures and sentences.
+
+    Args:
+        real: the interactions before.
+        perturbed: the same after.
+
+    Returns:
+        Counts of `clients`, `rows` (of training) and `protected` rows; `changed`, the share of protected rows whose
+        item is another one now; `epsilon`, per kind of guarantee its smallest, median and largest value over clients,
+        and the nominal one summed over a client's protected interactions; `in words`.
+    """
+    places, learned = perturbed.protected, perturbed.learned
+    counts = np.bincount(real.users[places], minlength=real.num_users)[perturbed.clients]
+    epsilons = {
+        "nominal, one interaction": [one.nominal for one in perturbed.guarantees],
+        "nominal, all protected": (counts * perturbed.config.epsilon).tolist(),
+        "true, log odds of a real interaction": [one.odds for one in perturbed.guarantees],
+        "true, one slot": [one.slot for one in perturbed.guarantees],
+        "true, profile, one item exchanged": [one.item for one in perturbed.guarantees],
+        "true, whole profile": [one.profile for one in perturbed.guarantees],
+    }
+    return {
+        "clients": len(perturbed.clients),
+        "rows": perturbed.rows,
+        "protected": len(places),
+        "changed": float((real.items[places] != learned.items[places]).mean()) if len(places) else 0.0,
+        "epsilon": {name: _spread(values) for name, values in epsilons.items()},
+        "in words": words(perturbed.config),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    ordered = sorted(values)  # no interpolation between finite and infinite values
+    return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""True epsilons by enumeration of every outcome, from the equations' own words, against the formulas."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+
+from fedrec.perturb.config import PerturbConfig
+from fedrec.perturb.guarantee import guarantee, words
+
+INF = math.inf
+
+
+def config(epsilon, mechanism="coin-flip", distinct=False, budget=0.0):
+    return PerturbConfig(
+        attribute="gender", epsilon=epsilon, mechanism=mechanism, distinct_fakes=distinct, budget=budget
+    )
+
+
+def coin_flip_outcomes(profile, num_items, epsilon, *, distinct=False, values=1):
+    """Probability of each published set (multiset) of (item, value), equation 2 in all its branches."""
+    keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
+    own = {item for item, _ in profile}
+    free = [item for item in range(num_items) if item not in own]
+    fakes = [
+        chosen
+        for chosen in itertools.product(itertools.product(free, range(values)), repeat=len(profile))
+        if not distinct or len({item for item, _ in chosen}) == len(chosen)
+    ]
+    found = Counter()
+    for flips in itertools.product([False, True], repeat=len(profile)):
+        chance = math.prod(1 - keep if flip else keep for flip in flips)
+        for chosen in fakes:
+            out = [new if flip else old for flip, old, new in zip(flips, profile, chosen, strict=True)]
+            found[tuple(sorted(out))] += chance / len(fakes)
+    return found
+
+
+def response_outcomes(profile, num_items, epsilon, *, values=1):
+    domain = list(itertools.product(range(num_items), range(values)))
+    other = 1 / (math.exp(epsilon) + len(domain) - 1)
+    found = Counter()
+    for out in itertools.product(domain, repeat=len(profile)):
+        same = [new == old for old, new in zip(profile, out, strict=True)]
+        found[tuple(sorted(out))] += math.prod(math.exp(epsilon) * other if kept else other for kept in same)
+    return found
+
+
+def worst(one, other):
+    """The smallest epsilon that holds for this pair."""
+    return max(math.log(p / other[out]) if other[out] > 0 else INF for out, p in one.items() if p > 0)
+
+
+def enumerated(outcomes, num_items, size, differ, values=1):
+    """The smallest epsilon over all pairs of profiles whose sets differ in at most `differ` places."""
+    every = list(itertools.combinations(range(num_items), size))
+    profiles = [
+        tuple(zip(items, rated, strict=True))
+        for items in every
+        for rated in itertools.product(range(values), repeat=size)
+    ]
+    tables = {profile: outcomes(profile) for profile in profiles}
+    return max(
+        worst(tables[a], tables[b]) for a, b in itertools.permutations(profiles, 2) if len(set(a) - set(b)) <= differ
+    )
+
+
+@pytest.mark.parametrize("num_items", [2, 3, 6])
+@pytest.mark.parametrize("epsilon", [0.1, 3.0])
+def test_one_slot_gives_epsilon_plus_ln_m(num_items, epsilon):
+    true = enumerated(lambda p: coin_flip_outcomes(p, num_items, epsilon), num_items, 1, 1)
+    assert true == pytest.approx(epsilon + math.log(num_items - 1))
+    found = guarantee(config(epsilon), num_items=num_items, own_items=1, rows=1, protected=1)
+    assert (found.nominal, found.odds) == pytest.approx((epsilon, true))
+    assert (found.slot, found.item, found.profile) == pytest.approx((true, true, true))
+
+
+@pytest.mark.parametrize("num_items", [3, 6])
+def test_two_slots_with_independent_fakes_have_no_finite_epsilon(num_items):
+    assert enumerated(lambda p: coin_flip_outcomes(p, num_items, 0.1), num_items, 2, 1) == INF
+    found = guarantee(config(0.1), num_items=num_items, own_items=2, rows=2, protected=2)
+    assert (found.item, found.profile) == (INF, INF)
+    assert found.slot == pytest.approx(0.1 + math.log(num_items - 2))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 3.0])
+@pytest.mark.parametrize(("num_items", "size"), [(6, 2), (6, 3), (5, 2)])
+def test_distinct_fakes_are_finite(num_items, size, epsilon):
+    def outcomes(profile):
+        return coin_flip_outcomes(profile, num_items, epsilon, distinct=True)
+
+    found = guarantee(config(epsilon, distinct=True), num_items=num_items, own_items=size, rows=size, protected=size)
+    assert found.item == pytest.approx(enumerated(outcomes, num_items, size, 1))
+    assert found.profile == pytest.approx(enumerated(outcomes, num_items, size, size))
+
+
+def test_with_random_ratings_even_one_slot_has_no_finite_epsilon():
+    """Items 0 and 1 with one of two ratings; (1, 1) is a possible fake of the first and impossible for the second."""
+    epsilon, values = 0.5, 2
+    one = coin_flip_outcomes(((0, 1),), 3, epsilon, values=values)
+    other = coin_flip_outcomes(((1, 0),), 3, epsilon, values=values)
+    assert other[((1, 1),)] == 0 < one[((1, 1),)]
+    found = guarantee(config(epsilon), num_items=3, own_items=1, rows=1, protected=1, num_values=values)
+    assert math.exp(found.odds) == pytest.approx(one[((0, 1),)] / other[((0, 1),)])
+    true = enumerated(lambda p: coin_flip_outcomes(p, 3, epsilon, values=values), 3, 1, 1, values)
+    assert found.slot == found.item == found.profile == true == INF == worst(one, other)
+
+
+@pytest.mark.parametrize("values", [1, 2])
+@pytest.mark.parametrize("num_items", [2, 3, 6])
+def test_randomised_response_gives_epsilon_for_an_item_and_its_multiple_for_a_profile(num_items, values):
+    epsilon = 0.7
+    one = config(epsilon, "randomised-response")
+    true = enumerated(lambda p: response_outcomes(p, num_items, epsilon, values=values), num_items, 1, 1, values)
+    found = guarantee(one, num_items=num_items, own_items=1, rows=1, protected=1, num_values=values)
+    assert (found.slot, found.item, found.profile) == pytest.approx((epsilon, true, true))
+    assert true == pytest.approx(epsilon)
+
+
+def test_randomised_response_of_two_slots():
+    epsilon = 0.7
+
+    def outcomes(profile):
+        return response_outcomes(profile, 6, epsilon)
+
+    found = guarantee(config(epsilon, "randomised-response"), num_items=6, own_items=2, rows=2, protected=2)
+    assert enumerated(outcomes, 6, 2, 1) <= found.item + 1e-9
+    assert enumerated(outcomes, 6, 2, 2) <= found.profile + 1e-9
+    # Both slots exchanged: the ordered slots attain the sum, the published set comes close to it.
+    ordered = {
+        out: math.exp(epsilon * ((out[0] == 0) + (out[1] == 1))) for out in itertools.product(range(6), repeat=2)
+    }
+    moved = {out: math.exp(epsilon * ((out[0] == 2) + (out[1] == 3))) for out in ordered}
+    assert max(math.log(ordered[out] / moved[out]) for out in ordered) == pytest.approx(found.profile)
+
+
+@pytest.mark.parametrize("mechanism", ["coin-flip", "randomised-response"])
+@pytest.mark.parametrize("select", ["stereotypical", "random"])
+def test_an_untouched_interaction_is_published_as_it_is(mechanism, select):
+    """Half of two rows is protected: the item of higher number (the more stereotypical one), or either."""
+
+    def outcomes(profile):
+        found = Counter()
+        slots = [1] if select == "stereotypical" else [0, 1]
+        for slot in slots:
+            if mechanism == "coin-flip":
+                keep = math.exp(1.0) / (math.exp(1.0) + 1)
+                others = [item for item in range(6) if (item, 0) not in profile]
+            else:
+                keep = math.exp(1.0) / (math.exp(1.0) + 5)
+                others = [item for item in range(6) if item != profile[slot][0]]
+            for item in [profile[slot][0], *others]:
+                out = list(profile)
+                out[slot] = (item, 0)
+                chance = keep if item == profile[slot][0] else (1 - keep) / len(others)
+                found[tuple(sorted(out))] += chance / len(slots)
+        assert sum(found.values()) == pytest.approx(1)
+        return found
+
+    assert enumerated(outcomes, 6, 2, 1) == INF
+    found = guarantee(config(1.0, mechanism, budget=0.5), num_items=6, own_items=2, rows=2, protected=1)
+    assert (found.item, found.profile) == (INF, INF)
+    assert math.isfinite(found.slot)
+
+
+def test_figures_of_the_poster():
+    """ML-1M: 165 interactions, 3706 items, epsilon .1 and 3, with and without five rating values."""
+    found = {
+        (epsilon, values): guarantee(
+            config(epsilon), num_items=3706, own_items=165, rows=165, protected=165, num_values=values
+        ).odds
+        for epsilon in (0.1, 3.0)
+        for values in (1, 5)
+    }
+    want = {(0.1, 1): 8.27, (0.1, 5): 9.88, (3.0, 1): 11.17, (3.0, 5): 12.78}
+    assert found == pytest.approx(want, abs=0.005)
+
+
+def test_words_name_what_does_not_hold():
+    said = " ".join(words(config(0.1, budget=0.3)))
+    for part in ("nominal epsilon 0.1", "epsilon + ln m", "no finite epsilon", "published as it is", "stereotypes"):
+        assert part in said
+    assert "ln m" not in " ".join(words(config(0.1, "randomised-response")))

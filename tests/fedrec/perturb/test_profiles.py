@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole datasets: who is perturbed, what stays, and that the devices learn from the result."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment import load
+from fedrec.perturb.config import PerturbConfig
+from fedrec.perturb.guarantee import guarantee
+from fedrec.perturb.profiles import perturb
+from fedrec.perturb.report import summary
+
+
+def done(world, *, with_ratings=True, **settings):
+    population = world()
+    config = PerturbConfig.parse({"attribute": "gender", "epsilon": 0.1, **settings})
+    return population, perturb(population.interactions, population.partition, config, 7, with_ratings=with_ratings)
+
+
+def test_only_training_rows_change_and_only_in_item_and_rating(world):
+    population, found = done(world)
+    real, learned = population.interactions, found.learned
+    train = population.partition.train_rows
+    held_out = np.setdiff1d(np.arange(len(real)), train)
+    assert (learned.items[held_out] == real.items[held_out]).all()
+    assert (learned.ratings[held_out] == real.ratings[held_out]).all()
+    assert (learned.users == real.users).all()
+    assert found.protected.tolist() == train.tolist() and found.rows == len(train)
+    assert (learned.items[train] != real.items[train]).any()
+
+
+def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
+    population = world()
+    real = population.interactions
+    config = PerturbConfig(attribute="gender", epsilon=0.1)
+    for seed in range(50):
+        learned = perturb(real, population.partition, config, seed, with_ratings=True).learned
+        for row in population.partition.train_rows:
+            own = real.items[[r for r in population.partition.train_rows if real.users[r] == real.users[row]]]
+            assert learned.items[row] == real.items[row] or learned.items[row] not in own
+        assert set(learned.ratings) <= set(real.ratings)
+
+
+def test_each_client_has_its_own_stream(world):
+    """A client's result does not depend on the other clients' data being there."""
+    population, found = done(world, select="random")
+    partition = population.partition
+    alone = type(partition)(
+        partition.training_clients,
+        partition.train_rows[population.interactions.users[partition.train_rows] == 1],
+        partition.validation_rows,
+        partition.test_rows,
+    )
+    again = perturb(population.interactions, alone, found.config, 7, with_ratings=True)
+    rows = alone.train_rows
+    assert (again.learned.items[rows] == found.learned.items[rows]).all()
+    assert (again.learned.ratings[rows] == found.learned.ratings[rows]).all()
+
+
+def test_the_most_stereotypical_rows_are_protected(load_tiny):
+    experiment = load_tiny("perturb.attribute=gender", "perturb.epsilon=0.1", "perturb.budget=0.6")
+    population = Population.of(experiment)
+    data, partition = population.interactions, population.partition
+    gender = data.user_features["gender"].padded()[:, 0]
+    trains = np.isin(data.users, partition.training_clients)
+    in_train = np.isin(np.arange(len(data)), partition.train_rows)
+
+    def share(item, group):
+        members = {u for u in partition.training_clients if (gender[u] == gender_of) == group}
+        having = {
+            u for u, i in zip(data.users[in_train & trains], data.items[in_train & trains], strict=True) if i == item
+        }
+        return len(members & having) / len(members)
+
+    for user in range(data.num_users):
+        gender_of = gender[user]
+        rows = np.flatnonzero(in_train & (data.users == user))
+        score = np.array(
+            [(share(i, True) - share(i, False)) / max(share(i, True), share(i, False), 1e-9) for i in data.items[rows]]
+        )
+        taken = np.isin(rows, population.perturbed.protected)
+        assert taken.sum() == -(-4 * len(rows) // 10)
+        assert score[taken].min() >= score[~taken].max() - 1e-12
+
+
+def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
+    plain = Population.of(load_tiny())
+    changed = Population.of(load_tiny("perturb.attribute=gender", "perturb.epsilon=0.1"))
+    clients = plain.evaluated_clients("test")
+    assert (changed.evaluated_clients("test") == clients).all()
+    for name in ("seen", "known", "relevant"):
+        assert (
+            getattr(plain.held_out(clients, "test"), name) == getattr(changed.held_out(clients, "test"), name)
+        ).all()
+    before, after = plain.client(0), changed.client(0)
+    assert len(before.items) == len(after.items) and (before.items != after.items).any()
+    rows = changed._train.rows_of(0)
+    assert (after.items == changed.perturbed.learned.items[rows]).all()
+    assert set(after.positives) <= set(after.items) and (np.diff(after.positives) > 0).all()
+    offsets, liked = changed.liked(np.array([0]))
+    assert sorted(liked[: offsets[1]]) == sorted(after.items[after.labels > 0])
+    again = Population.of(load_tiny("perturb.attribute=gender", "perturb.epsilon=0.1"))
+    assert (again.client(0).items == after.items).all()  # the same in every round and on every node
+
+
+def test_a_budget_of_one_changes_nothing(world):
+    population, found = done(world, budget=1.0)
+    assert (found.learned.items == population.interactions.items).all() and not len(found.protected)
+
+
+def test_ratings_that_nobody_reads_are_left_alone(world):
+    population, found = done(world, with_ratings=False)
+    assert (found.learned.ratings == population.interactions.ratings).all()
+    assert (found.learned.items != population.interactions.items).any()
+
+
+def test_only_public_users_give_the_stereotypes(load_tiny):
+    """Whose other items change what is protected for others: without public users nearly everyone's, else theirs."""
+
+    def felt(public_share):
+        population = Population.of(load_tiny())
+        data, partition = population.interactions, population.partition
+        config = PerturbConfig(attribute="gender", epsilon=0.1, budget=0.5, public_share=public_share)
+        before = perturb(data, partition, config, 7, with_ratings=True).protected
+        count = 0
+        for user in partition.training_clients:
+            own = data.users == user
+            moved = dataclasses.replace(data, items=np.where(own, (data.items + 11) % data.num_items, data.items))
+            after = perturb(moved, partition, config, 7, with_ratings=True).protected
+            count += before[~own[before]].tolist() != after[~own[after]].tolist()
+        return count
+
+    assert 1 <= felt(0.2) <= 4 < felt(None)  # 4 of the 18 training users
+
+
+def test_guarantees_are_those_of_each_client(world):
+    population, found = done(world)
+    data, rows = population.interactions, population.partition.train_rows
+    for client, one in zip(found.clients, found.guarantees, strict=True):
+        own = data.items[rows[data.users[rows] == client]]
+        sizes = {"own_items": len(set(own)), "rows": len(own), "protected": len(own), "num_values": 4}
+        assert one == guarantee(found.config, num_items=6, **sizes)
+    table = summary(data, found)
+    assert table["protected"] == table["rows"] == len(rows) and table["clients"] == len(found.clients)
+    assert table["epsilon"]["true, whole profile"]["max"] == float("inf")
+
+
+@pytest.mark.parametrize(("attribute", "problem"), [("sex", "have no feature"), ("hobby", "several categories")])
+def test_wrong_attributes_are_refused(world, attribute, problem):
+    with pytest.raises(ExperimentError, match=problem):
+        done(world, attribute=attribute)
+
+
+def test_a_run_says_what_its_perturbation_is_worth(run_tiny):
+    result = run_tiny("perturb.attribute=gender", "perturb.epsilon=0.1", "perturb.budget=0.3")
+    assert any("epsilon + ln m" in line for line in result.privacy)
+    from fedrec.runs import RunFolder
+
+    assert RunFolder(result.folder).read_result().privacy == result.privacy
+    assert load(result.folder / "experiment.toml").perturb.budget == 0.3
