@@ -23,6 +23,7 @@ from fedrec.experiment import Section
 from fedrec.metrics.groups import user_groups
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
+from fedrec.models.base import HistoryModel
 from fedrec.wire import GROUP, EvaluateOrder
 
 _CELLS_PER_BLOCK = 1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
@@ -85,13 +86,24 @@ def client_scores(node: Node, step: Step, parameters: dict[str, Tensor], clients
     scores = torch.empty(len(clients), node.model.schema.num_items)
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
         with torch.no_grad():
-            scores[place] = node.model.scores(own, users)[0]
+            if isinstance(node.model, HistoryModel):
+                scores[place] = _history_scores(node, node.model, own, clients[place : place + 1])[0]
+            else:
+                scores[place] = node.model.scores(own, users)[0]
     return scores
+
+
+def _history_scores(node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray) -> Tensor:
+    """Scores `[clients, items]` under one slice of parameters, `[1, ...]` each."""
+    histories = torch.from_numpy(node.population.histories(clients)).to(node.device)
+    return model.history_scores(parameters, histories.unsqueeze(0))[0]
 
 
 @torch.no_grad()
 def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
     """Scores under the shared parameters; clients with equal features are scored once, as nothing else differs."""
+    if isinstance(node.model, HistoryModel):
+        return _history_scores(node, node.model, _slices(parameters, 1), clients)
     codes = node.population.feature_codes(clients)
     if not codes:
         return node.model.scores(_slices(parameters, 1), ()).expand(len(clients), -1)

@@ -29,7 +29,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     Raises:
         ClientError: a client's work failed; names the client, the step and its data.
     """
-    step = node.step(_section(node, order))
+    step = node.step(_section(node, order)).in_round(order.round)
     parameters = to_device(arrays, node.device)
     clients = node.training if order.clients is None else np.sort(order.clients)
     total = Total(arrays, node.model.item_tables, order.weighting, order.protection, node.noise, order.round)

@@ -68,6 +68,10 @@ class Step(ABC):
         """Which step works for which of a round's clients, `int64` each; this one for all of them by default."""
         yield self, clients
 
+    def in_round(self, round_number: int) -> Step:
+        """The step as it is in a training round, from 1; the same in each, unless its settings follow the rounds."""
+        return self
+
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""
         return []

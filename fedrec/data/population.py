@@ -157,6 +157,13 @@ class Population:
         counts = np.bincount(place[positive], minlength=len(clients))
         return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[positive]]
 
+    def histories(self, clients: np.ndarray) -> np.ndarray:
+        """`float32 [clients, items]`: 1 for the positive items of the training rows of some clients, 0 elsewhere."""
+        offsets, items = self.liked(clients)
+        table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
+        table[np.repeat(np.arange(len(clients)), np.diff(offsets)), items] = 1.0
+        return table
+
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
         """`int64`, ascending: clients that have something to be tested on (ranking: a held-out positive)."""
         rows = self._held_out_rows(held_out)

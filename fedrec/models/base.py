@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from fedrec.cohort.layers import weighted_cross_entropy
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
+from fedrec.errors import ExperimentError
 
 Parameters = Mapping[str, Tensor]
 
@@ -102,3 +103,38 @@ class Model(ABC):
         items = torch.arange(self.schema.num_items, device=some.device)
         parts = items.split(max(1, _SCORED_AT_ONCE // some.shape[0]))
         return torch.cat([self.predict(parameters, users, part.expand(some.shape[0], -1)) for part in parts], 1)
+
+
+class HistoryModel(Model):
+    """A recommender that knows a user by what it is known to like, instead of by features.
+
+    It has no prediction for an item alone; steps that train it give it whole histories, and so does evaluation.
+    """
+
+    @abstractmethod
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Scores of the whole catalogue.
+
+        Args:
+            parameters: each `[C, ...]`.
+            histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1, or a weight > 0;
+                0 elsewhere.
+
+        Returns:
+            `[C, B, num_items]`.
+        """
+
+    def predict(
+        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """Always refused.
+
+        Raises:
+            ExperimentError: a user's features do not determine a prediction here.
+        """
+        raise ExperimentError(
+            f"{type(self).__name__} predicts from a user's whole history",
+            expected="a step and an evaluation that give it one",
+            got="items one by one",
+            fix="set step.name = 'vae'",
+        )

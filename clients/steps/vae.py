@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local training of the variational autoencoder on the client's own history (Fang et al. 2022, equations 7 and 19).
+
+A client is one example: its whole history. In each epoch it draws dropout and code anew and takes one gradient step on
+minus the evidence lower bound. With one epoch the update is a gradient, and the server's optimiser does the rest; that
+is batch training with the cohort as the batch.
+
+Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here beta rises linearly
+over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for MovieLens-100K). A divergence that counts
+once for each user and a reconstruction that adds up all its items are as in the paper; `per-item` divides both by the
+number of items, so that users with long histories do not pull harder than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.steps._descent import LocalDescent
+from clients.steps.base import Step, StepConfig, Update
+from fedrec.cohort.descent import SgdSettings
+from fedrec.data.population import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+from fedrec.models.vae import Draw, Vae
+
+
+class VaeStepConfig(StepConfig):
+    """Settings of local training of the variational autoencoder."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Gradient steps on the client's history; 0 trains nothing."""
+    learning_rate: float = Field(default=0.01, gt=0)
+    """Step size on the device; of no effect on the result with one epoch and an adaptive server."""
+    beta: float = Field(default=0.5, ge=0)
+    """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
+    anneal_rounds: int = Field(default=0, ge=0)
+    """Rounds over which beta rises linearly from 0; 0 starts with all of it."""
+    per_item: bool = False
+    """Whether a client's loss is divided by the number of its items."""
+
+
+class VaeStep(Step):
+    """Gradient steps on one client's evidence lower bound."""
+
+    Config = VaeStepConfig
+    paper = "DP-VAE (Fang et al. 2022), eq. 7 and 19"
+    config: VaeStepConfig
+
+    def __init__(self, config: VaeStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        self.vae = needs_vae(model)
+
+    def in_round(self, round_number: int) -> VaeStep:
+        """See `Step.in_round`: with the round's beta."""
+        beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
+        return VaeStep(self.config.model_copy(update={"beta": beta}), self.model, self.device)
+
+    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
+        """See `Step.update`; a client without a positive item changes nothing."""
+        if not len(data.positives):
+            return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 0, float("nan"))
+        descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
+        history, loss = self.vae.history(data.positives).to(self.device), float("nan")
+        beta = self.config.beta
+        share = 1 / len(data.positives) if self.config.per_item else 1.0
+        for _ in range(self.config.epochs):
+            draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
+
+            def objective(values: dict[str, Tensor], draw: Draw = draw) -> Tensor:
+                return share * self.vae.negative_elbo(values, history, draw, beta)
+
+            loss = float(descent.step(objective))
+        return Update(descent.delta(parameters), 1, loss)
+
+
+def annealed(beta: float, rounds: int, round_: int) -> float:
+    """Beta in a round, from 1: linear from 0, `beta` from round `rounds` on."""
+    return beta * min(1.0, (round_ - 1) / rounds) if rounds else beta
+
+
+def generator_of(random: np.random.Generator) -> torch.Generator:
+    """A torch generator on the CPU that depends on the next number of a client's stream."""
+    return torch.Generator().manual_seed(int(random.integers(2**63)))
+
+
+def needs_vae(model: Model) -> Vae:
+    """The model, if it is the variational autoencoder.
+
+    Raises:
+        ExperimentError: it is another one.
+    """
+    if isinstance(model, Vae):
+        return model
+    raise ExperimentError(
+        "this step trains the variational autoencoder only",
+        expected="model.name = 'vae'",
+        got=type(model).__name__,
+        fix="set model.name = 'vae', or step.name = 'sgd'",
+    )
