@@ -134,8 +134,9 @@ class Loop:
     def _forecast(self, state: State) -> None:
         """Tell the callbacks what the run will take; not asked for where nobody listens."""
         left = self.experiment.rounds - state.round
-        if not left or not self.callbacks:
-            return
+        private = self.experiment.privacy
+        if not left or not self.callbacks or (private is not None and private.placement != "central"):
+            return  # a rehearsal's updates are bare, and there the server may not see such
         cohort = self.cohorts.sample(state.round + 1)
         found = estimate(self.experiment, self.roster, self.grid, state.parameters, cohort)
         if found is not None:

@@ -87,7 +87,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         upper *= 2
         if upper > _LARGEST:
             return math.inf
-    return float(brentq(lambda epsilon: gdp_delta(epsilon, mu) - delta, 0.0, upper, xtol=1e-9))
+    return float(brentq(lambda epsilon: gdp_delta(epsilon, mu) - delta, 0.0, upper, xtol=1e-9))  # type: ignore[arg-type]
 
 
 def gdp_parameter(epsilon: float, delta: float) -> float:
@@ -95,7 +95,7 @@ def gdp_parameter(epsilon: float, delta: float) -> float:
     upper = 1.0
     while gdp_delta(epsilon, upper) <= delta:
         upper *= 2
-    return float(brentq(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper, xtol=1e-12))
+    return float(brentq(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper, xtol=1e-12))  # type: ignore[arg-type]
 
 
 class PersonalAccountant:
