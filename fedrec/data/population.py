@@ -136,7 +136,8 @@ class Population:
         items, labels = self._learned.items[rows], self._learned_labels[rows]
         positives = np.unique(items[labels > 0]) if self.task == "ranking" else np.unique(items)
         times = None if self.interactions.times is None else self.interactions.times[rows]
-        return ClientData(client, tuple(codes[client] for codes in self._user_codes), items, labels, positives, times)
+        features = tuple(codes[client].copy() for codes in self._user_codes)
+        return ClientData(client, features, items, labels, positives, times)
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for none."""
