@@ -9,25 +9,42 @@ from typing import TypeGuard
 import numpy as np
 from torch import Tensor
 
+from clients.faults import Versions, refuse_wrong_block
 from clients.hosting import Node
-from clients.local import run_step
+from clients.local import private_parameters, run_step
 from clients.steps.base import CohortStep, Step
+from fedrec.blame import named
+from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.sizing import cut_blocks
-from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
 
 def in_blocks(step: Step, node: Node, parameters: dict[str, Tensor]) -> TypeGuard[CohortStep]:
-    """Whether the clients of a step can be trained in blocks; private parameters need a start of their own each."""
+    """Whether the clients of a step can be trained in blocks; not where whole item tables are private."""
     wanted = node.experiment.engine.path == "cohort" and isinstance(step, CohortStep)
-    return wanted and not step.private_names(list(parameters))
+    return wanted and not set(step.private_names(list(parameters))) & set(node.model.item_tables)
 
 
 def train_in_blocks(
-    node: Node, step: CohortStep, parameters: dict[str, Tensor], clients: np.ndarray, stream_name: str, round_: int
-) -> Iterator[tuple[list[int], Trained]]:
+    node: Node,
+    step: CohortStep,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    stream_name: str,
+    round_: int,
+    before_round: int | None = None,
+) -> Iterator[tuple[list[int], Outcome]]:
     """Train clients in blocks.
+
+    Args:
+        node: the node.
+        step: what they do.
+        parameters: the global parameters.
+        clients: `int64`.
+        stream_name: stream that they draw from.
+        round_: the round, likewise.
+        before_round: private parameters are those of the rounds before this one; default: before `round_`.
 
     Yields:
         Places in `clients` of a block's members, and the trained block. The blocks depend on the clients' data alone.
@@ -43,18 +60,24 @@ def train_in_blocks(
             batches.append(step.batches(one, stream(node.experiment.seed, stream_name, one.client, round_)))
         except FedrecError as error:
             raise error.about(f"client {one.client}") from error
-    memory = node.experiment.engine.memory_gib
+        except Exception as error:
+            raise _blame(node, step, parameters, [one.client], stream_name, round_) from error
+    memory, before = node.experiment.engine.memory_gib, round_ if before_round is None else before_round
     for places in cut_blocks(batches, parameters, node.model.item_tables, memory_gib=memory):
         users = [data[place].features for place in places]
-        block = step.block(users, [batches[place] for place in places], node.device)
+        untouched = Versions(parameters)
         try:
-            trained = step.train_block(parameters, block)
+            block = step.block(users, [batches[place] for place in places], node.device)
+            own = private_parameters(node, step, parameters, clients[places], before)
+            trained = step.train_block(parameters, block, own) if own else step.train_block(parameters, block)
         except FedrecError:
             raise
         except Exception as error:
             raise _blame(
                 node, step, parameters, [data[place].client for place in places], stream_name, round_
             ) from error
+        refuse_wrong_block(step, trained, parameters, f"in round {round_}")
+        untouched.refuse(step, f"in round {round_}")
         yield places, trained
 
 
@@ -68,7 +91,7 @@ def _blame(
         except FedrecError as error:
             return error
     return ClientError(
-        f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone (round {round_})",
+        f"{named('step', step)} failed for a block of clients, and for none of them alone (round {round_})",
         expected=f"updates of clients {', '.join(map(str, clients))}",
         got="an error in the block",
         fix="--set engine.path=reference trains one client after the other",

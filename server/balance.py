@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 _BLOCK = 16  # clients that are trained together
-_STEP_COST = 3.0  # what a step of a block costs by itself, in units of what each client in it adds (measured on a CPU)
+_STEP_COST = 1.0  # what a step of a block costs by itself, in units of what each client in it adds (measured on a CPU)
 
 
 def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.steps.base import StepConfig
-from fedrec.cohort.descent import SgdSettings
+from fedrec.cohort.sgd import SgdSettings
 
 
 class DescentConfig(StepConfig):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedrec.cohort.fused import FusedDescent
 from fedrec.cohort.layers import (
-    FusedDescent,
     gather_rows,
     mixed_rows,
     perceptron,
@@ -30,7 +30,7 @@ def fused(parameters):
     anchor = torch.zeros((), requires_grad=True)
     copies = [value.clone() for value in parameters]
     for copy in copies:
-        copy.descent = FusedDescent(RATE, anchor)
+        copy.descent = FusedDescent(copy, RATE, anchor)
     return copies, anchor
 
 
@@ -62,8 +62,8 @@ def test_perceptron_is_that_of_torch_and_its_fused_step_is_that_of_torch_optim(a
     biases = [draw(2, 6), draw(2, 4), draw(2, 1)]
     parts = [user.clone().requires_grad_(), *(item.clone().requires_grad_() for item in items)]
     changed, anchor = fused([*weights, *biases])
-    outputs = perceptron([parts[:1], parts[1:]], changed[:3], changed[3:], activation)
-    torch.testing.assert_close(outputs, perceptron([[user], items], weights, biases, activation))
+    outputs = perceptron([parts[:1], parts[1:]], changed[:3], changed[3:], activation).unsqueeze(-1)
+    torch.testing.assert_close(outputs[..., 0], perceptron([[user], items], weights, biases, activation))
     gradients = torch.autograd.grad(outputs.square().sum(), [anchor, *parts], allow_unused=True)
     for client in range(2):
         network = nn.Sequential(

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training a block of clients gives, however it was done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from fedrec.cohort.block import Block
+
+
+@runtime_checkable
+class Outcome(Protocol):
+    """Norms, weighted sums and single clients' parameters of a block of C trained clients; see `Trained`."""
+
+    @property
+    def start(self) -> Mapping[str, Tensor]:
+        """The global parameters, without cohort dimension."""
+        ...
+
+    @property
+    def block(self) -> Block:
+        """The clients."""
+        ...
+
+    def losses(self) -> list[float]:
+        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from, or tells none."""
+        ...
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters; None: of all."""
+        ...
+
+    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
+        """Sum over the clients of share times update, `float64`, of the named parameters that are no tables."""
+        ...
+
+    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The same of an item table: items `[n]`, what to add to their rows `[n, d]`, how often the table itself."""
+        ...
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each."""
+        ...

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trained blocks that are known by the updates of their clients, for steps that make each update at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedrec.cohort.block import Block
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """Updates of a block of C clients; an `Outcome` without compact tables.
+
+    Attributes:
+        start: the global parameters, without cohort dimension.
+        block: the clients.
+        changes: `float32 [C, ...]` per parameter, each client's update.
+        last_losses: mean loss of each client; NaN where it tells none.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    changes: dict[str, Tensor]
+    last_losses: tuple[float, ...]
+
+    def losses(self) -> list[float]:
+        """See `Outcome.losses`."""
+        return list(self.last_losses)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """See `Outcome.norms`."""
+        total = torch.zeros(len(self.block), dtype=torch.float64)
+        for name, change in self.changes.items():
+            if names is None or name in names:
+                total += torch.linalg.vector_norm(change.flatten(1), order, dim=1, dtype=torch.float64).cpu() ** order
+        return total.sqrt() if order == 2 else total
+
+    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
+        """See `Outcome.dense_sums`."""
+        sums = {}
+        for name in names:
+            if name in self.changes:
+                sums[name] = torch.zeros_like(self.start[name], dtype=torch.float64)
+                for place, share in enumerate(shares.tolist()):
+                    if share:  # of a client that does not count even NaN may not enter
+                        sums[name].add_(self.changes[name][place], alpha=share)
+        return sums
+
+    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
+        """See `Outcome.row_sums`; never asked for.
+
+        Raises:
+            KeyError: always, as no parameter is a compact table here.
+        """
+        raise KeyError(name)
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """See `Outcome.parameters_of`."""
+        return {name: (self.start[name] + change[place]).unsqueeze(0) for name, change in self.changes.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredUpdates:
+    """Updates of a block of C clients that are outer products; an `Outcome` that never makes them to add them up.
+
+    Attributes:
+        start: the global parameters, without cohort dimension; those of no layer stay as they are.
+        block: the clients.
+        factors: by layer x `[C, in]` and g `[C, out]`, `float32`: the weight changes by `x^T g`, the bias by g.
+        last_losses: mean loss of each client; NaN where it tells none.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    factors: dict[str, tuple[Tensor, Tensor]]
+    last_losses: tuple[float, ...]
+
+    def losses(self) -> list[float]:
+        """See `Outcome.losses`."""
+        return list(self.last_losses)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """See `Outcome.norms`; the norm of an outer product is the product of the norms, in L1 as in L2."""
+        total = torch.zeros(len(self.block), dtype=torch.float64)
+        for layer, (inputs, outputs) in self.factors.items():
+            inner, outer = (torch.linalg.vector_norm(part.double(), order, dim=1).cpu() for part in (inputs, outputs))
+            if names is None or f"{layer}.weight" in names:
+                total += (inner * outer) ** order
+            if names is None or f"{layer}.bias" in names:
+                total += outer**order
+        return total.sqrt() if order == 2 else total
+
+    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
+        """See `Outcome.dense_sums`."""
+        sums = {name: torch.zeros_like(self.start[name], dtype=torch.float64) for name in names}
+        for layer, (inputs, outputs) in self.factors.items():
+            own = shares.to(outputs.device)[:, None]
+            weighted = torch.where(own != 0, own * outputs.double(), 0.0)  # of who does not count not even NaN enters
+            if f"{layer}.weight" in names:
+                sums[f"{layer}.weight"] = torch.where(own != 0, inputs.double(), 0.0).T @ weighted
+            if f"{layer}.bias" in names:
+                sums[f"{layer}.bias"] = weighted.sum(0)
+        return sums
+
+    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
+        """See `Updates.row_sums`."""
+        raise KeyError(name)
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """See `Outcome.parameters_of`."""
+        own = {name: value.unsqueeze(0) for name, value in self.start.items()}
+        for layer, (inputs, outputs) in self.factors.items():
+            weight, bias = f"{layer}.weight", f"{layer}.bias"
+            own[weight] = own[weight] + torch.outer(inputs[place], outputs[place])
+            own[bias] = own[bias] + outputs[place]
+        return own
