@@ -8,6 +8,7 @@ Clopper and Pearson 1934 (exact: never covers less than it says), for proportion
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from scipy.special import betaincinv, ndtri
 
@@ -53,12 +54,18 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
 
 def mean_of_two(first: tuple[int, int], second: tuple[int, int], confidence: float = 0.95) -> Interval:
     """Interval of the mean of two independent proportions, each given as (successes, trials)."""
+    return mean_of((first, second), confidence)
+
+
+def mean_of(proportions: Sequence[tuple[int, int]], confidence: float = 0.95) -> Interval:
+    """Interval of the mean of independent proportions, each given as (successes, trials); without trials it is 1/2."""
     low = high = centre = 0.0
-    for successes, trials in (first, second):
+    for successes, trials in proportions:
         share = successes / trials if trials else 0.5
         below, above = wilson(successes, trials, confidence)
-        centre, low, high = centre + share / 2, low + (share - below) ** 2, high + (above - share) ** 2
-    return centre - math.sqrt(low) / 2, centre + math.sqrt(high) / 2
+        centre, low, high = centre + share, low + (share - below) ** 2, high + (above - share) ** 2
+    count = len(proportions)
+    return (centre - math.sqrt(low)) / count, (centre + math.sqrt(high)) / count
 
 
 def _check(successes: int, trials: int, confidence: float) -> None:

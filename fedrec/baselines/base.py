@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedrec.config import Config
+from fedrec.errors import ExperimentError
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,3 +68,57 @@ class Baseline(ABC):
     @abstractmethod
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores `float32 [users, items]` for users given by what they are known to like (a block of users)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """Ratings, one per row.
+
+    Attributes:
+        num_users: number of users.
+        num_items: size of the catalogue.
+        users: `int64 [rows]`.
+        items: `int64 [rows]`.
+        values: `float64 [rows]`.
+    """
+
+    num_users: int
+    num_items: int
+    users: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+
+
+class RatingBaseline(Baseline):
+    """A centralised predictor of ratings; it ranks nothing."""
+
+    @abstractmethod
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Learn from the ratings of the training users."""
+
+    @abstractmethod
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`.
+
+        Args:
+            known: all that is known of the users that are asked about: the ratings of their training rows.
+            users: `int64 [rows]`, as in `known`.
+            items: `int64 [rows]`.
+        """
+
+    def fit(self, histories: Histories) -> None:
+        """Always refused.
+
+        Raises:
+            ExperimentError: it needs ratings.
+        """
+        raise ExperimentError(
+            f"baseline {type(self).__name__!r} predicts ratings and ranks nothing",
+            expected="task = 'rating'",
+            got="task = 'ranking'",
+            fix="leave it out of evaluation.baselines",
+        )
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """See `fit`."""
+        raise NotImplementedError("Expected a baseline that ranks.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from fedrec.experiment import Experiment, load
 from fedrec.rng import seed_sequence
 from fedrec.runs import RunFolder
 from server.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clients.hosting import Node
 
 _BLOCK = 256  # users whose scores of the whole catalogue are held at once
 
@@ -118,4 +123,19 @@ def scores_of(
     own = to_device(parameters, node.device)
     for start in range(0, len(users), _BLOCK):
         part = users[start : start + _BLOCK]
-        yield part, client_scores(node, step, own, part, experiment.rounds).cpu().numpy()
+        if node.model.generated:
+            scores = _generated_scores(node, own, part)
+        else:
+            scores = client_scores(node, step, own, part, experiment.rounds)
+        yield part, scores.cpu().numpy()
+
+
+def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
+    """Scores of the catalogue, `float32 [users, items]`, with the parameters that the server generates for each."""
+    import torch
+
+    from fedrec.models.metamf import generate
+
+    with torch.no_grad():
+        values, low = generate(parameters, torch.from_numpy(users.copy()).to(node.device), None)
+        return node.model.scores({**values, "item.low": low}, ())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.attacks.intervals import clopper_pearson, exact_lower, exact_upper, mean_of_two, wilson
+from fedrec.attacks.intervals import clopper_pearson, exact_lower, exact_upper, mean_of, mean_of_two, wilson
 
 CASES = [(0, 10), (1, 10), (5, 10), (10, 10), (3, 250), (499, 500), (17, 1000)]
 
@@ -43,6 +43,15 @@ def test_the_interval_of_a_mean_of_two_covers_about_as_often_as_it_says(first, s
             low, high = mean_of_two((a, n), (b, m))
             covered += chance_a * chance_b * (low <= (first + second) / 2 <= high)
     assert 0.93 < covered < 0.99
+
+
+def test_the_interval_of_a_mean_of_three_covers_about_as_often_as_it_says():
+    shares, trials = np.array([0.2, 0.6, 0.9]), np.array([30, 20, 40])
+    drawn = np.random.default_rng(0).binomial(trials, shares, size=(4000, 3))
+    ends = np.array([mean_of(list(zip(hits.tolist(), trials.tolist(), strict=True))) for hits in drawn])
+    covered = ((ends[:, 0] <= shares.mean()) & (shares.mean() <= ends[:, 1])).mean()
+    assert 0.93 < covered < 0.98
+    assert mean_of([(3, 10)]) == pytest.approx(wilson(3, 10))
 
 
 def test_without_a_trial_everything_is_possible():

@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
+from fedrec.baselines.dp_popularity import DpPopularity
 from fedrec.baselines.ease import Ease
 from fedrec.baselines.evaluate import evaluate_baselines
 from fedrec.baselines.popularity import Popularity
@@ -176,3 +178,36 @@ def resolve_reader(name: str):
 
     reader = resolve(DATASET, name)
     return reader(name, reader.Config())
+
+
+def test_private_popularity_costs_its_epsilon_and_has_that_noise():
+    """One Gaussian release of replace-one sensitivity 2 S: Balle and Wang's analytic calibration gives its noise.
+
+    The exact delta of noise sigma = 2 S / mu at epsilon is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    """
+    items = 40_000
+    model = fitted(DpPopularity, [[]] * 50, items, epsilon=2.0, delta=1e-5, clip_norm=3.0)
+    noise = model.scores(histories([[]], items))[0].numpy()
+    mu = 6.0 / model.plan(50).noise_std
+    exact = norm.cdf(mu / 2 - 2 / mu) - np.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
+    assert exact == pytest.approx(1e-5, rel=0.02)
+    assert noise.std() == pytest.approx(6.0 / mu, rel=5 / np.sqrt(2 * items)) and abs(noise.mean()) < 0.2
+    assert model.spent(50).epsilon == pytest.approx(2.0, rel=1e-3)
+
+
+def test_private_popularity_clips_each_user():
+    """At epsilon 1e4 hardly any noise is left: a user with nine items counts 2 / sqrt(9) each, a repeat counts once."""
+    lists = [list(range(9)), [1, 1, 2]]
+    model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0, backend="autodp")
+    wide, expected = model.plan(2).noise_std, np.zeros(12)
+    expected[:9] += 2 / 3
+    expected[[1, 2]] += 1.0
+    assert model.scores(histories([[]], 12))[0].numpy() == pytest.approx(expected, abs=6 * wide)
+    assert wide < 0.25
+
+
+def test_private_popularity_with_laplace_noise():
+    """b = 2 S / epsilon in the L1 norm; delta plays next to no part in one release."""
+    model = fitted(DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace")
+    noise = model.scores(histories([[]], 20_000))[0].numpy()[2:]
+    assert np.abs(noise).mean() == pytest.approx(2.5, rel=0.04)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's work for clients whose parameters the server generated: say what they need, and give their gradients.
+
+The parameters of all clients of a message come and their gradients go as stacked arrays. Each client's gradient is its
+own; nothing is added up here, because the server's generator needs each one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from clients.hosting import Node
+from clients.local import run_step, to_device
+from clients.steps.base import GeneratedStep, Step
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.sizing import cut_blocks
+from fedrec.errors import ClientError, ExperimentError, FedrecError
+from fedrec.experiment import Section
+from fedrec.generated import Generated, Wanted
+from fedrec.metrics.rating import rating_errors_by_user
+from fedrec.rng import stream
+from fedrec.wire import TrainEach, TrainOrder, WantedOrder
+
+
+def wanted_items(node: Node, order: WantedOrder) -> Wanted:
+    """The items that clients touch in a round, or those of their held-out rows."""
+    clients = np.sort(order.clients)
+    if order.purpose == "evaluate":
+        part = node.experiment.evaluation.held_out
+        lists = [np.unique(node.population.held_out_ratings(client, part)[0]) for client in clients.tolist()]
+        return Wanted.of(clients, lists)
+    step = _generated_step(node.step(Section.model_validate(order.step)))
+    return Wanted.of(clients, [_touched(batches) for batches in _batches(node, step, clients, order.round)])
+
+
+def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainEach:
+    """Gradients of each client of an order with respect to the parameters that were generated for it.
+
+    Raises:
+        ClientError: a client's work failed, or the parameters are not those that its data need.
+        ExperimentError: the step is not made for generated parameters.
+    """
+    step = _generated_step(node.step(Section.model_validate(order.step)).in_round(order.round))
+    given = Generated.read(arrays)
+    if node.experiment.engine.path == "reference":
+        return _one_by_one(node, step, given, order.round)
+    return _in_blocks(node, step, given, order.round)
+
+
+def generated_errors(node: Node, given: Generated) -> pd.DataFrame:
+    """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of `rows`."""
+    clients, part = given.wanted.clients, node.experiment.evaluation.held_out
+    held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
+    counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
+    real = np.arange(counts.max(initial=1)) < counts[:, None]
+    rows = np.zeros(real.shape, dtype=np.int64)
+    own = np.split(given.wanted.items, given.wanted.offsets[1:-1])
+    rows[real] = np.concatenate([np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)])
+    width = int(np.diff(given.wanted.offsets).max(initial=1))
+    places = torch.from_numpy(rows).to(node.device)
+    with torch.no_grad():
+        predicted = node.model.predict(to_device(given.padded(width), node.device), (), places, rows=places)
+    users = np.repeat(np.arange(len(clients)), counts)
+    actual = np.concatenate([ratings for _, ratings in held_out])
+    errors = rating_errors_by_user(predicted.cpu().numpy()[real], actual, users, len(clients))
+    return pd.DataFrame({**errors, "rows": counts}, index=pd.Index(clients, name="client"))
+
+
+def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -> TrainEach:
+    clients, gradients = given.wanted.clients, _empty(given)
+    examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
+    batches = _batches(node, step, clients, round_)
+    sizes = {name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()}
+    for places in cut_blocks(batches, sizes, list(given.rows), memory_gib=node.experiment.engine.memory_gib):
+        own = given.take(np.array(places))
+        block = step.block([() for _ in places], [batches[place] for place in places], node.device)
+        width = block.touched.shape[1]
+        real = own.real(width)
+        if not np.array_equal(block.touched.cpu().numpy()[real], own.wanted.items):
+            raise _mismatch(own.wanted.clients, round_)
+        try:
+            found, measured = step.gradients(to_device(own.padded(width), node.device), block)
+        except Exception as error:
+            raise _blame(node, step, own, round_) from error
+        examples[places], losses[places] = block.examples, measured.cpu().numpy()
+        rows = given.wanted.rows_of(np.array(places))
+        for name in given.values:
+            gradients.values[name][places] = found[name].cpu().numpy()
+        for name in given.rows:
+            gradients.rows[name][rows] = found[name].cpu().numpy()[real]
+    return TrainEach(gradients, examples, losses)
+
+
+def _one_by_one(node: Node, step: Step, given: Generated, round_: int) -> TrainEach:
+    """The reference: one client after the other, with its whole item tables."""
+    gradients, examples, losses = _empty(given), [], []
+    for place, client in enumerate(given.wanted.clients.tolist()):
+        rows = given.wanted.rows_of(np.array([place]))
+        items = given.wanted.items[rows]
+        update = run_step(step, _whole(node, given.take(np.array([place]))), node, client, "client", round_)
+        for name in given.values:
+            gradients.values[name][place] = -update.delta[name].cpu().numpy()
+        for name in given.rows:
+            gradients.rows[name][rows] = -update.delta[name].cpu().numpy()[items]
+        examples.append(update.examples)
+        losses.append(update.loss)
+    return TrainEach(gradients, np.array(examples, dtype=np.int64), np.array(losses, dtype=np.float64))
+
+
+def _whole(node: Node, own: Generated) -> dict[str, Tensor]:
+    """One client's parameters, tables at full size; rows that it did not ask for are zero."""
+    found = {name: value[0] for name, value in own.values.items()}
+    for name, value in own.rows.items():
+        found[name] = np.zeros((node.model.schema.num_items, *value.shape[1:]), dtype=value.dtype)
+        found[name][own.wanted.items] = value
+    return to_device(found, node.device)
+
+
+def _batches(node: Node, step: GeneratedStep, clients: np.ndarray, round_: int) -> list[Batches]:
+    """Each client's examples, the same in both messages of a round."""
+    found = []
+    for client in clients.tolist():
+        data = node.population.client(client)
+        try:
+            found.append(step.batches(data, stream(node.experiment.seed, "client", client, round_)))
+        except FedrecError as error:
+            raise error.about(f"client {client}") from error
+    return found
+
+
+def _touched(batches: Batches) -> np.ndarray:
+    references, named = batches.references()
+    return np.unique(references[named])
+
+
+def _empty(given: Generated) -> Generated:
+    return Generated(
+        given.wanted,
+        {name: np.zeros_like(value) for name, value in given.values.items()},
+        {name: np.zeros_like(value) for name, value in given.rows.items()},
+    )
+
+
+def _generated_step(step: Step) -> GeneratedStep:
+    if isinstance(step, GeneratedStep):
+        return step
+    raise ExperimentError(
+        f"step {type(step).__name__!r} cannot start from generated parameters",
+        expected="step.name = 'metamf', as strategy.name = 'metamf'",
+        got=type(step).__name__,
+        fix="set step.name = 'metamf', or another strategy",
+    )
+
+
+def _mismatch(clients: np.ndarray, round_: int) -> ClientError:
+    return ClientError(
+        f"the parameters of round {round_} are not those that the clients need",
+        expected="the rows of the items that they named",
+        got=f"others, for some of the clients {', '.join(map(str, clients.tolist()))}",
+        fix="let the server ask for the round's items before it generates parameters",
+    )
+
+
+def _blame(node: Node, step: GeneratedStep, own: Generated, round_: int) -> FedrecError:
+    """The error of the client that makes a block fail, found by doing their work again one after the other."""
+    try:
+        _one_by_one(node, step, own, round_)
+    except FedrecError as error:
+        return error
+    return ClientError(
+        f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone (round {round_})",
+        expected=f"gradients of clients {', '.join(map(str, own.wanted.clients.tolist()))}",
+        got="an error in the block",
+        fix="--set engine.path=reference trains one client after the other",
+    )

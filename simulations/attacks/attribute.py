@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attribute inference on an experiment: from profiles, from recommendation lists, or from clients' updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedrec.attacks.attribute import Inference, infer_attribute
+from fedrec.attacks.classifier import Attacker
+from fedrec.attacks.membership import one_hot, top_lists
+from fedrec.config import did_you_mean
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment import Experiment
+from server.callbacks.base import Callback
+from simulations.attacks.federations import derived, parameters_of, run_once, scores_of
+
+Source = Literal["profiles", "recommendations", "updates"]
+
+
+@dataclass(frozen=True)
+class AttributeOptions:
+    """What the attacker sees and does.
+
+    Attributes:
+        attribute: name of a user feature.
+        source: `"profiles"`: the items that each device learns from (perturbed, where the experiment perturbs them);
+            `"recommendations"`: top lists of the trained system; `"updates"`: what each client uploads in the round
+            after the last.
+        attacker: `"neural"` or `"logistic"`.
+        folds: number of folds.
+        lists: lists of the shared model, or after each user's own fine-tuning.
+        length: items in a list.
+        exclude_known: whether lists leave out items of the user's real training rows.
+        without: patterns of parameters that the attacker does not look at, such as `user.*`.
+    """
+
+    attribute: str
+    source: Source = "profiles"
+    attacker: Attacker = "neural"
+    folds: int = 5
+    lists: Literal["shared", "fine-tuned"] = "fine-tuned"
+    length: int = 10
+    exclude_known: bool = True
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttributeAttack:
+    """What the attack found.
+
+    Attributes:
+        options: what the attacker sees and does.
+        categories: labels of the classes, as in `success.classes`.
+        success: on the training clients whose attribute is known.
+        recommends: metrics of the attacked system; empty when profiles are attacked, which no system touches.
+    """
+
+    options: AttributeOptions
+    categories: tuple[str, ...]
+    success: Inference
+    recommends: dict[str, float]
+
+    def table(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {**asdict(self), "attack": "attribute", "success": self.success.table()}
+
+
+def attack_attribute(
+    experiment: Experiment, options: AttributeOptions, output: Path, callbacks: Sequence[Callback] = ()
+) -> AttributeAttack:
+    """Train the system where one is needed (unless it is in `output` already) and attack it.
+
+    Raises:
+        ExperimentError: the attribute is unknown or has several values per user, or a class has too few users.
+        FedrecError: see `simulations.runner.run`.
+    """
+    population = Population.of(experiment)
+    users, labels, categories = _attacked(population, options.attribute)
+    recommends: dict[str, float] = {}
+    if options.source == "profiles":
+        described, scaling = _profiles(population, users), "rows"
+    else:
+        run = run_once(derived(experiment, "target", experiment.seed, {}, every=0), output / "target", callbacks)
+        recommends = dict(run.read_result().metrics)
+        if options.source == "recommendations":
+            described, scaling = _lists(experiment, population, parameters_of(run), users, options), "rows"
+        else:
+            described, scaling = np.stack(list(_updates(experiment, parameters_of(run), users, options))), "columns"
+    success = infer_attribute(
+        described, labels, attacker=options.attacker, scaling=scaling, folds=options.folds, seed=experiment.seed
+    )
+    return AttributeAttack(options, categories, success, recommends)
+
+
+def _attacked(population: Population, attribute: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Training clients with an attribute, their classes as codes from 0 without gaps, and the classes' labels."""
+    data = population.interactions
+    known = data.user_features.names
+    if attribute not in known or data.user_features[attribute].width != 1:
+        raise ExperimentError(
+            f"{attribute!r} is no attribute that can be inferred",
+            expected=f"a user feature with one category per user, of {', '.join(known) or 'none'}",
+            got=attribute,
+            fix=did_you_mean(attribute, known) if known else "choose another dataset",
+        )
+    feature, users = data.user_features[attribute], population.partition.training_clients
+    codes = feature.padded()[users, 0]
+    present, labels = np.unique(codes[codes >= 0], return_inverse=True)
+    return users[codes >= 0], labels.astype(np.int64), tuple(feature.categories[code] for code in present)
+
+
+def _profiles(population: Population, users: np.ndarray) -> np.ndarray:
+    """`float32 [users, items]`, 1 for the items that a device learns from."""
+    table = np.zeros((len(users), population.interactions.num_items), dtype=np.float32)
+    for place, user in enumerate(users.tolist()):
+        table[place, population.client(user).items] = 1.0
+    return table
+
+
+def _lists(
+    experiment: Experiment,
+    population: Population,
+    parameters: Mapping[str, np.ndarray],
+    users: np.ndarray,
+    options: AttributeOptions,
+) -> np.ndarray:
+    """`float32 [users, items]`, 1 for the items of a user's list."""
+    blocks = []
+    for part, scores in scores_of(experiment, parameters, users, fine_tune=options.lists == "fine-tuned"):
+        if options.exclude_known:
+            scores = np.where(population.held_out(part, experiment.evaluation.held_out).known, -np.inf, scores)
+        blocks.append(one_hot(top_lists(scores, options.length), scores.shape[1]))
+    return np.concatenate(blocks)
+
+
+def _updates(
+    experiment: Experiment, parameters: Mapping[str, np.ndarray], users: np.ndarray, options: AttributeOptions
+) -> Iterator[np.ndarray]:
+    """What each client would upload in the round after the last, in figures.
+
+    Of a table or matrix the lengths of its rows' changes, of a vector its changes. Which rows move, and how far, is
+    what tells most; the directions are left out to keep a description short.
+    """
+    from clients.hosting import Node
+    from clients.local import run_step, to_device
+
+    node = Node(experiment, 0, 1, None)
+    step = node.step(experiment.step)
+    private = set(step.private_names(list(parameters)))
+    seen = [n for n in parameters if n not in private and not any(fnmatchcase(n, p) for p in options.without)]
+    own = to_device(parameters, node.device)
+    for user in users.tolist():
+        delta = run_step(step, own, node, user, "client", experiment.rounds + 1).delta
+        parts = [delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name] for name in seen]
+        yield np.concatenate([part.cpu().numpy() for part in parts])

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of PyTorch's optimisers over named arrays that live elsewhere, with a memory that can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Kind = Literal["adam", "sgd"]
+
+
+class Optimiser:
+    """Adam (Kingma and Ba 2015) or gradient descent.
+
+    Args:
+        kind: which.
+        momentum: of `sgd`, in [0, 1).
+    """
+
+    def __init__(self, kind: Kind, momentum: float) -> None:
+        self.kind, self.momentum = kind, momentum
+        self._memory: dict[str, dict[str, Tensor]] = {}
+
+    def step(
+        self,
+        values: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        rates: Mapping[str, float],
+        decays: Mapping[str, float],
+    ) -> None:
+        """Move values in place, each at its own rate and with its own L2 penalty, which is added to the gradient."""
+        groups: list[dict[str, Any]] = []
+        for name, value in values.items():
+            value.grad = gradients[name]
+            groups.append({"params": [value], "lr": rates[name], "weight_decay": decays[name]})
+        optimiser = self._made(groups)
+        for name, value in values.items():
+            if name in self._memory:
+                optimiser.state[value] = self._memory[name]
+        optimiser.step()
+        self._memory = {
+            name: {key: kept for key, kept in optimiser.state[value].items() if isinstance(kept, Tensor)}
+            for name, value in values.items()
+        }
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What it remembers, as named arrays."""
+        return {f"{name}/{key}": v.numpy() for name, own in self._memory.items() for key, v in own.items()}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take back what `state` gave."""
+        self._memory = {}
+        for key, array in state.items():
+            name, _, part = key.rpartition("/")
+            self._memory.setdefault(name, {})[part] = torch.from_numpy(np.array(array))
+
+    def _made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        if self.kind == "adam":
+            return torch.optim.Adam(groups, fused=True)
+        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meta matrix factorization as a federated system (Lin et al. 2020).
+
+A round: every client of the cohort names the items that it touches; the server generates its private parameters, the
+rows of these items only; the client answers with the gradient g_c of its mean loss with respect to them; the server
+back-propagates the gradients through its generator and takes one step of its optimiser:
+
+    gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c,    J_c = d generated parameters of c / d generator
+
+which is the gradient of the mean loss over the cohort's examples, as if all of them lay on the server.
+
+What the server learns: it knows each client by its user id, sees which items each one touches in a round (with
+ranking, among the drawn negatives) and sees each one's gradient by itself, from which ratings can be computed. The
+generated parameters are private towards other clients, not towards the server. Secure aggregation cannot hide single
+gradients from a server that needs each of them, and the noise of DP-FedAvg is for a sum that is never made here, so
+both are refused. Perturbation on the device (`[perturb]`) is possible.
+
+Where this differs from the paper: it says that clients get their item embeddings whole. Who sends rows only where the
+gradient is non-zero tells the same as one who names them before. Adam moves every row of the catalogue in each round,
+touched or not; `optimiser = "sgd"` without weight decay moves touched rows only.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from pydantic import Field
+from torch import Tensor
+
+from fedrec import wire
+from fedrec.config import Config
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.generated import Generated, Wanted
+from fedrec.models.metamf import generate
+from strategies._optimiser import Optimiser
+from strategies.base import Aggregate, Cohorts, GeneratingStrategy
+from strategies.dp import DpFedAvg
+
+
+class MetaMfConfig(Config):
+    """Settings of the server in meta matrix factorization."""
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """What turns gradients into steps."""
+    server_lr: float = Field(default=0.001, gt=0)
+    """Step size."""
+    anneal_rounds: int | None = Field(default=None, ge=1)
+    """T, over which the step size falls linearly: round t has `server-lr * (1 - (t - 1) / T)`, none after T."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of `sgd`."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 penalty added to the gradient of each parameter."""
+    undecayed: tuple[str, ...] = ()
+    """Patterns of parameters that the penalty leaves alone. Adam turns even a small penalty into whole steps, and pulls
+    the embeddings of users (`user.id`) to zero while these are in no cohort."""
+    rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Factors on the step size by pattern of parameter names, such as `{"user.id" = 3.0}`; the largest that fits."""
+    weighting: Literal["examples", "uniform"] = "examples"
+    """What a client counts: its number of examples, or the same for all."""
+
+
+class MetaMf(GeneratingStrategy):
+    """Generates each client's parameters and learns from each client's gradient."""
+
+    Config = MetaMfConfig
+    paper = "MetaMF (Lin et al. 2020)"
+    config: MetaMfConfig
+
+    def __init__(self, config: MetaMfConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self.weighting = config.weighting
+        self._optimiser = Optimiser(config.optimiser, config.momentum)
+        self._leaves: dict[str, Tensor] = {}
+        self._made: tuple[Wanted, dict[str, Tensor], Tensor] | None = None
+
+    def protect(self, privacy: DpFedAvg) -> None:
+        """Always refused.
+
+        Raises:
+            ExperimentError: see the module.
+        """
+        raise ExperimentError(
+            "meta matrix factorization cannot be made differentially private by [privacy]",
+            expected="a strategy that uses nothing but the sum of the clients' updates",
+            got="strategy 'metamf': its server needs each client's gradient by itself, under the client's user id",
+            fix="perturb the data on the device with a [perturb] table, or choose another system",
+        )
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Never called: there is no sum of updates.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("Expected gradients of each client, got a sum.")
+
+    def generate(self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None) -> Generated:
+        """See `GeneratingStrategy.generate`."""
+        own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
+        with torch.no_grad():
+            values, low = generate(own, torch.from_numpy(clients.copy()), wanted)
+        plain = {name: value.numpy() for name, value in values.items()}
+        if wanted is not None:
+            return Generated(wanted, plain, {"item.low": low.numpy()})
+        nothing = Wanted(clients, np.zeros(len(clients) + 1, dtype=np.int64), np.empty(0, dtype=np.int64))
+        return Generated(nothing, {**plain, "item.low": low.numpy()}, {})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per node, with the parameters of its clients; nodes that did not say what they need get none."""
+        self._theta = wire.live_arrays(arrays)
+        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
+        asked = self.cohorts.wanted(groups, server_round)
+        wanted = Wanted.joined(list(asked.values()))
+        self._leaves = {n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()}
+        values, low = generate(self._leaves, torch.from_numpy(wanted.clients), wanted)
+        self._made = wanted, values, low
+        whole = Generated(
+            wanted, {n: v.detach().numpy() for n, v in values.items()}, {"item.low": low.detach().numpy()}
+        )
+        for node, part in asked.items():
+            own = whole.take(np.searchsorted(wanted.clients, part.clients))
+            order = wire.TrainOrder(server_round, part.clients, self.weighting, self.step, each=True)
+            yield Message(wire.pack_train(wire.to_record(own.arrays()), order), node, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Back-propagate what came, in node order, and take a step; without any example the parameters stay."""
+        if self._made is None:
+            raise ClientError("gradients came for parameters that were not generated", expected="a configured round")
+        wanted, values, low = self._made
+        told = [wire.unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        collected = _Collected(wanted, values, low)
+        for reply in told:
+            collected.add(reply, self.weighting)
+        metrics = MetricRecord({"num-clients": collected.clients, "num-examples": collected.examples})
+        if collected.losses:
+            metrics["loss"] = float(np.mean(collected.losses))
+        self._made = None
+        if not collected.weight:
+            return None, metrics
+        outputs = [*values.values(), low]
+        directions = [torch.from_numpy(array / np.float32(collected.weight)) for array in collected.arrays()]
+        found = torch.autograd.grad(outputs, list(self._leaves.values()), directions, materialize_grads=True)
+        with torch.no_grad():
+            leaves = {name: leaf.detach() for name, leaf in self._leaves.items()}
+            rate = self.rate(server_round)
+            rates = {name: rate * self._factor(name) for name in leaves}
+            decays = {name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in leaves}
+            self._optimiser.step(leaves, dict(zip(leaves, found, strict=True)), rates, decays)
+        self._leaves = {}
+        return wire.to_record(self._theta), metrics
+
+    def rate(self, round_number: int) -> float:
+        """The step size of a round, from 1."""
+        whole = self.config.anneal_rounds
+        return self.config.server_lr * (1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """See `CohortStrategy.state`: the optimiser's memory."""
+        return self._optimiser.state()
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """See `CohortStrategy.restore`."""
+        self._optimiser.restore(state)
+
+    def _undecayed(self, name: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.config.undecayed)
+
+    def _factor(self, name: str) -> float:
+        return max((f for pattern, f in self.config.rates.items() if fnmatch.fnmatch(name, pattern)), default=1.0)
+
+
+class _Collected:
+    """The weighted gradients of a round with respect to everything that was generated, in its order."""
+
+    def __init__(self, wanted: Wanted, values: Mapping[str, Tensor], low: Tensor) -> None:
+        self.wanted = wanted
+        self.values = {name: np.zeros(value.shape, dtype=np.float32) for name, value in values.items()}
+        self.low = np.zeros(low.shape, dtype=np.float32)
+        self.clients, self.examples, self.weight = 0, 0, 0.0
+        self.losses: list[float] = []
+        self._open = np.ones(len(wanted.clients), dtype=bool)
+
+    def add(self, reply: wire.TrainEach, weighting: wire.Weighting) -> None:
+        """The answer of a node.
+
+        Raises:
+            ClientError: it answers for clients that were not asked, or a second time.
+        """
+        clients = reply.gradients.wanted.clients
+        places = np.searchsorted(self.wanted.clients, clients)
+        known = places < len(self._open)
+        if not known.all() or not (self.wanted.clients[places] == clients).all() or not self._open[places].all():
+            raise ClientError(
+                "a node answered for other clients than it was asked for",
+                expected="each client of the message once",
+                got=f"clients {', '.join(map(str, clients.tolist()))}",
+            )
+        self._open[places] = False
+        weights = reply.examples if weighting == "examples" else (reply.examples > 0)
+        weights = weights.astype(np.float32)
+        for name, value in self.values.items():
+            gradient = reply.gradients.values[name]
+            value[places] = gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1))
+        counts = np.diff(reply.gradients.wanted.offsets)
+        rows = self.wanted.rows_of(places)
+        self.low[rows] = reply.gradients.rows["item.low"] * np.repeat(weights, counts)[:, None]
+        self.clients += len(clients)
+        self.examples += int(reply.examples.sum())
+        self.weight += float(weights.sum())
+        self.losses += reply.losses[np.isfinite(reply.losses)].tolist()
+
+    def arrays(self) -> list[np.ndarray]:
+        """In the order of the generated parameters, the item table last."""
+        return [*self.values.values(), self.low]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of targeted perturbation: its grid, its statistics, and going on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from scipy import stats
+
+from benchmarks import targeted_dp
+from benchmarks.targeted_dp import Setting, differences, interval, settings, summary
+
+
+def record(system, select, seed, value, epsilon=0.1, budget=0.3):
+    setting = {"system": system, "epsilon": epsilon, "budget": budget, "select": select, "seed": seed}
+    return {"setting": setting, "metrics": {"rmse": value}, "seconds": 1.0}
+
+
+def test_the_grid_selects_only_where_there_is_something_to_select():
+    grid = list(settings(("mf",), (0.1, 3.0), (0.0, 0.5), 2))
+    assert len(grid) == len(set(grid)) == 2 * (1 + 2 * (1 + 2))
+    assert {one.select for one in grid if one.budget in (0.0, 1.0)} == {"all"}
+    assert {one.select for one in grid if one.budget == 0.5} == {"stereotypical", "random"}
+
+
+@pytest.mark.parametrize("system", targeted_dp.SYSTEMS)
+def test_settings_are_those_of_the_experiment(system):
+    from fedrec.experiment import load
+
+    experiment = load(f"targeted-dp-{system}-ml1m", Setting(system, 0.1, 0.7, "random", 4).overrides())
+    perturb = experiment.perturb
+    assert perturb is not None and experiment.seed == 4
+    assert (perturb.epsilon, perturb.budget, perturb.select) == (0.1, 0.7, "random")
+    assert load(f"targeted-dp-{system}-ml1m", Setting(system, 0.0, 1.0, "all", 0).overrides()).perturb.budget == 1
+
+
+def test_intervals_are_students():
+    values = [0.9, 1.1, 1.3]
+    mean, half = interval(values)
+    low, high = stats.t.interval(0.95, 2, loc=mean, scale=stats.sem(values))
+    assert (mean - half, mean + half) == pytest.approx((low, high))
+    assert interval([0.7]) == (0.7, math.inf)
+
+
+def test_rows_per_setting_and_paired_differences():
+    records = [record("mf", "random", 0, 1.0), record("mf", "random", 1, 1.2), record("mf", "stereotypical", 0, 1.1)]
+    records += [record("mf", "stereotypical", 1, 1.5), record("metamf", "stereotypical", 0, 9.0)]
+    rows = {(row["system"], row["select"]): row for row in summary(records, "rmse")}
+    assert rows["mf", "random"]["mean"] == pytest.approx(1.1) and rows["mf", "random"]["seeds"] == 2
+    (gap,) = differences(records, "rmse")
+    assert gap["system"] == "mf" and gap["targeted - random"] == pytest.approx(0.2) and gap["seeds"] == 2
+    assert summary(records, "auc") == []
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    asked = []
+
+    def run(setting, overrides):
+        asked.append(setting.seed)
+        return {"rmse": 1.0}
+
+    first, second = Setting("mf", 0.1, 0.3, "random", 0), Setting("mf", 0.1, 0.3, "random", 1)
+    targeted_dp._work(tmp_path, [first], run, [])
+    targeted_dp._work(tmp_path, [first, second], run, [])
+    assert asked == [0, 1] and len(json.loads((tmp_path / "results.json").read_text())) == 2
+    targeted_dp._write(tmp_path)
+    lines = (tmp_path / "accuracy.csv").read_text().splitlines()
+    assert lines[0].startswith("system,epsilon,budget,select,metric,mean") and len(lines) == 2

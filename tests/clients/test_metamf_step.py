@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of generated parameters on a node: in blocks as one by one, for odd clients, and what goes wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clients.generated import train_each, wanted_items
+from clients.hosting import Node
+from clients.steps.metamf import MetaMf
+from fedrec.errors import ClientError
+from fedrec.generated import Generated
+from fedrec.models.metamf import generate
+from fedrec.wire import TrainOrder, WantedOrder
+
+STEP = {"name": "metamf"}
+CLIENTS = np.arange(4)
+
+
+@pytest.fixture
+def nodes(load_tiny, world):
+    """By path, a node of the four odd clients of `world`: 1 has an item twice, 2 only a low rating, 3 nothing."""
+
+    def make(task):
+        found = {}
+        for path in ("cohort", "reference"):
+            model = "model={name='metamf', user=3, memory=4, generator=5, embedding=4, rank=2, hidden=3, user-std=1.0}"
+            found[path] = Node(load_tiny(f"engine.path={path}", model, "step={name='metamf'}"), 0, 1, None)
+            found[path].__dict__["population"] = world(task)
+        return found
+
+    return make
+
+
+def message(node, clients=CLIENTS):
+    """What a server would send for a round."""
+    wanted = wanted_items(node, WantedOrder(1, clients, "train", STEP))
+    values, low = generate(node.initial(), torch.from_numpy(clients), wanted)
+    return Generated(wanted, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()})
+
+
+def order(clients=CLIENTS):
+    return TrainOrder(1, clients, step=STEP, each=True)
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+def test_blocks_give_what_single_clients_give(nodes, task):
+    both = nodes(task)
+    arrays = message(both["cohort"]).arrays()
+    got, expected = (train_each(node, arrays, order()) for node in both.values())
+    assert got.examples.tolist() == expected.examples.tolist() and (got.examples == 0).any()
+    np.testing.assert_allclose(got.losses, expected.losses, rtol=1e-5)
+    assert np.isnan(got.losses[got.examples == 0]).all()
+    for name, value in expected.gradients.arrays().items():
+        np.testing.assert_allclose(got.gradients.arrays()[name], value, rtol=1e-4, atol=1e-7)
+    assert np.abs(got.gradients.rows["item.low"]).max() > 1e-4
+    assert not any(value[got.examples == 0].any() for value in got.gradients.values.values())
+
+
+def test_a_rating_counts_as_often_as_it_is_there(nodes):
+    """Client 1 has ratings 5 and 4 of item 1 and nothing else in training: their mean decides."""
+    node = nodes("rating")["cohort"]
+    given = message(node, np.array([1]))
+    reply = train_each(node, given.arrays(), order(np.array([1])))
+    values = {name: torch.from_numpy(value) for name, value in given.values.items()}
+    assert given.wanted.items.tolist() == [1]
+    low = torch.from_numpy(given.rows["item.low"]).requires_grad_()
+    predicted = node.model.predict({**values, "item.low": low[None]}, (), torch.tensor([[0]]))
+    loss = ((predicted[0, 0] - torch.tensor([5.0, 4.0])) ** 2).mean()
+    loss.backward()
+    assert reply.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5)
+    np.testing.assert_allclose(reply.gradients.rows["item.low"], low.grad.numpy(), rtol=1e-4)
+
+
+def test_rows_that_nobody_asked_for_are_refused(nodes):
+    node = nodes("rating")["cohort"]
+    arrays = message(node).arrays()
+    with pytest.raises(ClientError, match="not those that the clients need"):
+        train_each(node, {**arrays, "items": (arrays["items"] + 1) % 6}, order())
+
+
+def test_evaluation_wants_held_out_items_once(nodes):
+    wanted = wanted_items(nodes("rating")["cohort"], WantedOrder(1, np.array([1, 0]), "evaluate", STEP))
+    assert wanted.clients.tolist() == [0, 1]
+    assert np.split(wanted.items, wanted.offsets[1:-1])[0].tolist() == [2, 3] and wanted.items[2:].tolist() == [4]
+
+
+def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
+    node, healthy = nodes("rating")["cohort"], MetaMf.update
+
+    def update(self, parameters, data, random):
+        if data.client == 1:
+            raise RuntimeError("no such row")
+        return healthy(self, parameters, data, random)
+
+    def gradients(self, parameters, block):
+        raise RuntimeError("something in this block")
+
+    monkeypatch.setattr(MetaMf, "update", update)
+    monkeypatch.setattr(MetaMf, "gradients", gradients)
+    with pytest.raises(ClientError, match=r"(?s)client 1 failed in step 'MetaMf' \(round 1, node 0\).*no such row"):
+        train_each(node, message(node).arrays(), order())
+    others = np.array([0, 2])
+    with pytest.raises(ClientError, match=r"(?s)for none of them alone.*path=reference"):
+        train_each(node, message(node, others).arrays(), order(others))

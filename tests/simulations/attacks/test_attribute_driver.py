@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attribute inference end to end: what profiles, lists and updates of a system tell, and what a perturbation hides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrec.data.population import Population
+from fedrec.data.readers.synthetic import Synthetic
+from fedrec.errors import ExperimentError
+from fedrec.experiment import load
+from simulations.attacks.attribute import AttributeOptions, attack_attribute
+
+
+class Stereotyped(Synthetic):
+    """The synthetic dataset, but women meet even items three times out of four, and men odd ones."""
+
+    def read(self):
+        data = super().read()
+        woman = data.user_features["gender"].padded()[data.users, 0] == 0
+        follows = np.random.default_rng(0).random(len(data)) < 0.75
+        even = np.where(follows, woman, ~woman)
+        return replace(data, items=(data.items // 2) * 2 + ~even)
+
+
+ATTACKED = {
+    "name": "attacked",
+    "rounds": 6,
+    "dataset": {
+        "name": "test_attribute_driver:Stereotyped",
+        "users": 250,
+        "items": 40,
+        "mean-interactions": 14,
+    },
+    "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
+    "step": {"name": "sgd", "epochs": 3, "learning-rate": 0.3, "batch-size": 8},
+    "sampler": {"name": "fixed-size", "cohort": 20},
+    "evaluation": {"ks": [5], "baselines": [], "fine-tune": {"epochs": 4}},
+    "engine": {"name": "serial", "nodes": 1, "threads": 1, "device": "cpu"},
+}
+
+
+def attack(tmp_path, options, *overrides):
+    return attack_attribute(load(ATTACKED, overrides), options, tmp_path)
+
+
+def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
+    options = AttributeOptions("gender", attacker="logistic")
+    clear = attack(tmp_path, options)
+    assert clear.success.balanced_accuracy.value > 0.8 and clear.categories == ("F", "M")
+    assert clear.recommends == {} and not list(tmp_path.iterdir())
+    responses = ("perturb.attribute=gender", "perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
+    hidden = attack(tmp_path, options, *responses)
+    assert hidden.success.balanced_accuracy.value < 0.63
+    half = attack(tmp_path, options, "perturb.attribute=gender", "perturb.epsilon=3")
+    assert hidden.success.auc < half.success.auc <= clear.success.auc + 0.05
+
+
+@pytest.mark.parametrize("source", ["recommendations", "updates"])
+def test_what_a_trained_system_tells(tmp_path, source):
+    """The attacker must not be helped by the gender that the model is given: it is told by the items alone."""
+    found = attack(tmp_path, AttributeOptions("gender", source=source, without=("user.*",)))
+    assert found.success.users == len(Population.of(load(ATTACKED)).partition.training_clients)
+    assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
+    assert found.table()["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
+
+
+def test_an_update_tells_what_the_model_is_given_about_the_user(tmp_path):
+    found = attack(tmp_path, AttributeOptions("gender", source="updates", attacker="logistic"))
+    assert found.success.balanced_accuracy.value > 0.92  # which row of `user.gender` moves
+
+
+def test_nothing_is_told_by_items_that_know_no_gender(tmp_path):
+    found = attack(tmp_path, AttributeOptions("occupation", attacker="logistic"), "dataset.users=400")
+    assert abs(found.success.balanced_accuracy.value - found.success.chance) < 0.1
+
+
+@pytest.mark.parametrize("attribute", ["sex", "genres"])
+def test_an_unknown_attribute_is_explained(tmp_path, attribute):
+    with pytest.raises(ExperimentError, match="no attribute that can be inferred"):
+        attack(tmp_path, AttributeOptions(attribute))
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    from typer.testing import CliRunner
+
+    from simulations.cli import app
+
+    file = tmp_path / "attacked.toml"
+    import tomli_w
+
+    file.write_text(tomli_w.dumps(ATTACKED))
+    result = CliRunner().invoke(
+        app, ["attack", "attribute", str(file), "--attacker", "logistic", "--json", "-o", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 0, result.output
+    table = json.loads(result.stdout)
+    assert table["success"]["users"] == 200 and table == json.loads((tmp_path / "out" / "attack.json").read_text())
+    shown = CliRunner().invoke(
+        app, ["attack", "attribute", str(file), "--attacker", "logistic", "-o", str(tmp_path / "out")]
+    )
+    assert "balanced accuracy" in shown.output and "0.500" in shown.output
+    perturbed = CliRunner().invoke(
+        app, ["perturb", str(file), "--set", "perturb.attribute=gender", "--set", "perturb.epsilon=1", "--json"]
+    )
+    assert json.loads(perturbed.stdout)["epsilon"]["true, whole profile"]["max"] == "inf"
+    refused = CliRunner().invoke(app, ["perturb", str(file)])
+    assert "perturbs nothing" in str(refused.exception)

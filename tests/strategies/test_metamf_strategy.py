@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federated meta matrix factorization against central training with dense tables, one-hot products and autograd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedrec import wire
+from fedrec.data.negatives import draw_negatives
+from fedrec.data.population import Population
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.experiment import load
+from fedrec.generated import Generated
+from fedrec.rng import stream, torch_stream
+from strategies.metamf import MetaMf, MetaMfConfig, _Collected
+
+MODEL = {"name": "metamf", "user": 3, "memory": 4, "generator": 7, "embedding": 6, "rank": 2, "hidden": 5}
+SPLIT = {"name": "ratio", "train": 0.6, "validation": 0.2, "test": 0.2}
+
+
+class Central(nn.Module):
+    """The published scheme: for each rating, the item table of its user is generated whole and met by a one-hot row."""
+
+    def __init__(self, start, users, items):
+        super().__init__()
+        self.users, self.items = users, items
+        self.p = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(v.clone()) for name, v in start.items()})
+
+    def affine(self, inputs, name, *shape):
+        p = self.p
+        return (inputs @ p[f"{name}/matrix"] + p[f"{name}/offset"]).view(len(inputs), *shape)
+
+    def forward(self, users, items):
+        p = self.p
+        collaborative = F.one_hot(users, self.users).float() @ p["user/id"] @ p["memory"]
+        heads = {
+            h: collaborative @ p[f"{h}/hidden/weight"] + p[f"{h}/hidden/bias"] for h in ("layer0", "layer1", "item")
+        }
+        heads = {name: torch.relu(value) for name, value in heads.items()}
+        low = torch.einsum("ikh,bh->bik", p["item/low/matrix"], heads["item"]) + p["item/low/offset"]
+        tables = low @ self.affine(heads["item"], "item/rise", 2, 6)
+        row = F.one_hot(items, self.items).float().unsqueeze(1) @ tables
+        first = row @ self.affine(heads["layer0"], "layer0/weight", 6, 5) + self.affine(
+            heads["layer0"], "layer0/bias", 1, 5
+        )
+        last = torch.relu(first) @ self.affine(heads["layer1"], "layer1/weight", 5, 1)
+        return (last + self.affine(heads["layer1"], "layer1/bias", 1, 1)).flatten()
+
+    def values(self):
+        return {name.replace("/", "."): value.detach().numpy() for name, value in self.p.items()}
+
+
+@pytest.fixture
+def experiment(tiny_experiment):
+    """Everyone is in each round, so that the cohort is known."""
+
+    def make(task="rating", **strategy):
+        table = tiny_experiment() | {
+            "task": task,
+            "model": MODEL,
+            "step": {"name": "metamf"},
+            "split": SPLIT,
+            "rounds": 3,
+        }
+        table["strategy"] = {"name": "metamf", "server-lr": 0.05, **strategy}
+        table["sampler"]["cohort"] = 24
+        table["evaluation"] |= {"every": 0, "fine-tune": {"epochs": 0}}
+        if task == "rating":
+            del table["positive-above"]
+        return table
+
+    return make
+
+
+def examples(population, round_):
+    """All clients' users, items, labels, and the number of each client's examples, as the paper's batch."""
+    users, items, labels = [], [], []
+    for client in population.partition.training_clients.tolist():
+        data = population.client(client)
+        own, label = data.items, data.labels
+        if population.task == "ranking":
+            own = own[label > 0]
+            random = stream(0, "client", client, round_)
+            drawn = draw_negatives(data.positives, population.interactions.num_items, 4 * len(own), random)
+            label = np.concatenate([np.ones(len(own)), np.zeros(len(drawn))])
+            own = np.concatenate([own, drawn])
+        users += [client] * len(own)
+        items.append(own)
+        labels.append(label)
+    return torch.tensor(users), torch.tensor(np.concatenate(items)), torch.tensor(np.concatenate(labels)).float()
+
+
+def central_training(table, rounds, optimiser, uniform=False):
+    experiment = load(table)
+    population = Population.of(experiment)
+    schema = population.schema()
+    from fedrec.registry import MODEL as KIND
+    from fedrec.registry import resolve
+
+    start = resolve(KIND, "metamf")(experiment.settings(KIND), schema).initial(torch_stream(0, "init"))
+    central = Central(start, schema.num_users, schema.num_items)
+    steps = optimiser(central.parameters())
+    for number in range(1, rounds + 1):
+        users, items, labels = examples(population, number)
+        predicted = central(users, items)
+        measure = F.mse_loss if population.task == "rating" else F.binary_cross_entropy_with_logits
+        losses = measure(predicted, labels, reduction="none")
+        counts = torch.bincount(users).float()
+        weights = 1 / (counts[users] * (counts > 0).sum()) if uniform else torch.full_like(losses, 1 / len(losses))
+        steps.zero_grad()
+        (losses * weights).sum().backward()
+        steps.step()
+    return central.values(), {name: value.numpy() for name, value in start.items()}
+
+
+def federated(table, saved_parameters, folder, *overrides):
+    from simulations import runner
+
+    return saved_parameters(runner.run(table, overrides, output=folder).folder)
+
+
+def assert_same_moves(got, expected, start, rtol=1e-4):
+    for name, value in expected.items():
+        moved = np.abs(value - start[name]).max()
+        assert moved > 1e-5, name
+        np.testing.assert_allclose(
+            got[name] - start[name], value - start[name], rtol=rtol, atol=rtol * moved, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_one_round_is_one_central_step(experiment, saved_parameters, tmp_path, task, weighting, path):
+    table = experiment(task, **{"optimiser": "sgd", "weighting": weighting, "server-lr": 10.0}) | {"rounds": 1}
+    expected, start = central_training(table, 1, lambda p: torch.optim.SGD(p, lr=10.0), weighting == "uniform")
+    got = federated(table, saved_parameters, tmp_path / "run", f"engine.path={path}", "engine.nodes=3")
+    assert_same_moves(got, expected, start)
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimiser"),
+    [
+        ({"weight-decay": 0.01}, lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.01)),
+        ({"optimiser": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    ],
+    ids=["adam", "momentum"],
+)
+def test_rounds_follow_the_optimiser(experiment, saved_parameters, tmp_path, settings, optimiser):
+    table = experiment(**settings)
+    expected, start = central_training(table, 3, optimiser)
+    assert_same_moves(federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3)
+
+
+def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
+    """Adam with a penalty on all but the user embeddings."""
+    table = experiment(**{"weight-decay": 0.1, "undecayed": ["user.*"]})
+
+    def optimiser(parameters):
+        users, others = [], []
+        for parameter in parameters:  # the user embeddings are known by their shape
+            (users if parameter.shape == (24, 3) else others).append(parameter)
+        assert len(users) == 1
+        return torch.optim.Adam([{"params": users}, {"params": others, "weight_decay": 0.1}], lr=0.05)
+
+    expected, start = central_training(table, 3, optimiser)
+    assert_same_moves(federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3)
+
+
+def test_rates_and_annealing(experiment, saved_parameters, tmp_path):
+    """Each parameter's own rate; the second of two rounds at half the rate."""
+    strategy = MetaMf(MetaMfConfig(server_lr=0.4, anneal_rounds=2), None, {})
+    assert [strategy.rate(number) for number in (1, 2, 3, 9)] == [0.4, 0.2, 0, 0]
+    table = experiment(optimiser="sgd", rates={"user.id": 3.0, "item.low.*": 0.0}) | {"rounds": 1}
+    expected, start = central_training(table, 1, lambda p: torch.optim.SGD(p, lr=0.05))
+    got = federated(table, saved_parameters, tmp_path / "run")
+    moved, plain = got["user.id"] - start["user.id"], expected["user.id"] - start["user.id"]
+    np.testing.assert_allclose(moved, 3 * plain, rtol=1e-3, atol=1e-6)
+    np.testing.assert_array_equal(got["item.low.matrix"], start["item.low.matrix"])
+
+
+def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(experiment, tmp_path, monkeypatch):
+    """Neither the server's parameters nor rows that a client did not name are in any message."""
+    from simulations import runner
+    from simulations.engines.serial import SerialGrid
+
+    sent, submit = [], SerialGrid._submit
+
+    def watch(self, batch):
+        sent.extend(message for message in batch if "arrays" in message.content)
+        submit(self, batch)
+
+    monkeypatch.setattr(SerialGrid, "_submit", watch)
+    table = experiment() | {"rounds": 1}
+    population = Population.of(load(table))
+    runner.run(table, output=tmp_path / "run")
+    kinds = [message.metadata.message_type for message in sent]
+    assert kinds.count("train") == 2 and kinds.count("evaluate") >= 2
+    for message in sent:
+        arrays = wire.from_record(message.content["arrays"])
+        assert not any("user.id" in name or "matrix" in name or "memory" in name for name in arrays)
+        given = Generated.read(arrays)
+        for place, client in enumerate(given.wanted.clients.tolist()):
+            own = given.wanted.items[given.wanted.offsets[place] : given.wanted.offsets[place + 1]]
+            train = message.metadata.message_type == "train"
+            items = population.client(client).items if train else population.held_out_ratings(client, "test")[0]
+            assert own.tolist() == sorted(set(items.tolist()))
+
+
+def test_answers_for_others_are_refused():
+    generated = Generated.read(
+        {
+            "clients": np.array([2]), "offsets": np.array([0, 1]), "items": np.array([5]),
+            "value/w": np.ones((1, 3), np.float32), "row/item.low": np.ones((1, 2), np.float32),
+        }
+    )  # fmt: skip
+    reply = wire.TrainEach(generated, np.array([4]), np.array([0.5]))
+    collected = _Collected(generated.wanted, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
+    collected.add(reply, "examples")
+    assert collected.values["w"].tolist() == [[4, 4, 4]] and collected.weight == 4
+    with pytest.raises(ClientError, match="other clients"):
+        collected.add(reply, "examples")
+    for client in (1, 7):
+        other = Generated.read({**generated.arrays(), "clients": np.array([client])})
+        with pytest.raises(ClientError, match="other clients"):
+            fresh = _Collected(generated.wanted, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
+            fresh.add(wire.TrainEach(other, np.array([4]), np.array([0.5])), "examples")
+
+
+def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
+    from simulations import runner
+
+    table = experiment() | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
+    with pytest.raises(ExperimentError, match="cannot be made differentially private") as caught:
+        runner.run(table, output=tmp_path / "run")
+    assert "each client's gradient by itself" in caught.value.got and "perturb" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"split": {"name": "user-holdout"}, "sampler": {"name": "fixed-size", "cohort": 5}},
+            "learned nothing about some of the users",
+        ),
+        ({"strategy": {"name": "reptile"}}, "start from parameters that the server generates"),
+        ({"step": {"name": "sgd"}}, "cannot start from generated parameters"),
+        ({"step": {"name": "sgd"}, "strategy": {"name": "reptile"}}, "start from parameters that the server generates"),
+        ({"model": {"name": "privrec"}}, "no parameters to generate others from"),
+    ],
+    ids=["unknown users", "other strategy", "other step", "model alone", "other model"],
+)
+def test_what_does_not_fit_together_is_explained(experiment, tmp_path, changes, message):
+    from simulations import runner
+
+    with pytest.raises(ExperimentError, match=message):
+        runner.run(experiment() | changes, output=tmp_path / "run")
