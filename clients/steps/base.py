@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.trained import Trained
+from fedrec.cohort.outcome import Outcome
 from fedrec.config import Config
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
@@ -72,14 +72,20 @@ class Step(ABC):
         """The step as it is in a training round, from 1; the same in each, unless its settings follow the rounds."""
         return self
 
+    @property
+    def uploads(self) -> int | None:
+        """In how many rounds a client may take part at most; its device refuses more. None: in any number."""
+        return None
+
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never sent; none by default."""
         return []
 
     @property
     def keeps(self) -> bool:
-        """Whether some parameters stay on the device; unless a subclass knows better, whether it says which."""
-        return type(self).private_names is not Step.private_names
+        """Whether something stays on the device: some parameters (unless a subclass knows better, whether it says
+        which), or the number of rounds that it took part in."""
+        return type(self).private_names is not Step.private_names or self.uploads is not None
 
 
 class CohortStep(Step):
@@ -94,5 +100,43 @@ class CohortStep(Step):
         return Block.of(users, batches, device)
 
     @abstractmethod
-    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
-        """Train every client of a block, starting from the global `parameters` (no cohort dimension, unchanged)."""
+    def train_block(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Outcome:
+        """Train every client of a block.
+
+        Args:
+            parameters: the global ones, without cohort dimension, unchanged.
+            block: the clients.
+            own: what the clients have kept of their private parameters, `[C, ...]` each, unchanged; they start from
+                these instead. Never item tables. Given where `private_names` names some.
+        """
+
+
+class GeneratedStep(Step):
+    """A step whose clients start from parameters that the server generated for each of them, and answer with gradients.
+
+    Its `update` gets one client's generated parameters, item tables at full size, and gives minus the gradient of the
+    client's mean loss: the reference that `gradients` is compared with.
+    """
+
+    @abstractmethod
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """One client's examples, from the same random draws as `update`; they name the rows that it needs."""
+
+    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
+        """Put clients together, see `Block.of`."""
+        return Block.of(users, batches, device)
+
+    @abstractmethod
+    def gradients(self, parameters: Mapping[str, Tensor], block: Block) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients of every client of a block.
+
+        Args:
+            parameters: `[C, ...]` each, of an item table the block's touched rows `[C, R, ...]`.
+            block: the clients.
+
+        Returns:
+            The gradient of each client's mean loss over all its batches together, in the same shapes, and these
+            losses, `[C]`; NaN without examples.
+        """

@@ -90,6 +90,11 @@ class Canary(Step):
         return self.base.private_names(names)
 
     @property
+    def uploads(self) -> int | None:
+        """See `Step.uploads`."""
+        return self.base.uploads
+
+    @property
     def keeps(self) -> bool:
         """See `Step.keeps`."""
         return self.base.keeps

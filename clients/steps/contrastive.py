@@ -67,7 +67,9 @@ class Contrastive(CohortStep):
         """See `CohortStep.block`."""
         return SessionBlock.of(users, batches, device)
 
-    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
+    def train_block(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Trained:
         """See `CohortStep.train_block`."""
         objective = SessionObjective(self.task)
         trained = descend(self.model, self._trained(parameters), block, self.config.sgd(), objective)

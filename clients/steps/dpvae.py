@@ -5,14 +5,12 @@ The device draws J of its interactions, takes the gradient of each one's part of
 each over all parameters together, takes their mean, and adds Gaussian noise to every coordinate. The server sees
 nothing else. `mode` decides what that is worth:
 
-- `sound`: a fixed bound S. A user's upload has norm at most S before the noise, whatever its data; what n uploads cost
-  is in `fedrec.privacy.personal`. With `participations` the noise is such that so many uploads together cost epsilon_k
-  (use the sampler `limited`, which draws nobody more often); without, epsilon_k is that of one upload alone, by the
+- `sound`: a bound S that no user's data decide. A user's upload has norm at most S before the noise, whatever its data;
+  what n uploads cost is in `fedrec.privacy.personal_noise`. With `participations` the noise is such that so many
+  uploads together cost epsilon_k, and the device makes no more; without, epsilon_k is that of one upload alone, by the
   paper's formula. The loss stays on the device.
 - `paper`: algorithm 3 to the letter, S by algorithm 2 from the user's gradients. No finite guarantee: the clip norm
   comes from private data.
-
-Noise comes from the client's stream, a function of the seed: this is a simulation, not a release.
 
 Where this differs from the paper:
 
@@ -21,50 +19,55 @@ Where this differs from the paper:
 - What an example x_kj is, is not said; here it is one interaction, with the whole history at the encoder. The
   divergence counts 1 / N for each of a user's N interactions, so that the mean over all examples is 1 / N of the bound.
 - A user with fewer than J interactions takes all; one without any uploads noise alone, as its silence would tell.
+- `clip = "user"` clips the mean of the examples' gradients instead of each. What a user can change is S either way, but
+  clipped gradients of different interactions are nearly orthogonal, so that their mean is shorter than S by a factor of
+  up to sqrt(J), for the same noise.
+- `weighting = "precision"` multiplies an upload by the precision of its noise, which is public, so that the mean is the
+  one of least variance; the paper's plain mean is drowned by the users who ask for an epsilon near zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
+from clients.steps.base import CohortStep, StepConfig, Update
 from clients.steps.vae import annealed, generator_of, needs_vae
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.factors import FactoredGradients, Recorder
+from fedrec.cohort.histories import HistoryBatches, HistoryBlock
+from fedrec.cohort.outcome import Outcome
+from fedrec.cohort.updates import Updates
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
+from fedrec.priors.user_level import user_priors
+from fedrec.privacy.mechanisms import Secure
 from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.privacy.personal import PersonalBudget, drawn_budget
+from fedrec.privacy.personal import PersonalBudget
+from fedrec.privacy.personal_noise import PersonalNoise
 
+BOUND = "clip.log-norm"  # the shared parameter that holds the logarithm of a clip norm found under noise
 _ROUNDING = 1 - 1e-6  # so that a clipped gradient's norm in float32 is not above the bound
 
 
-class DpVaeConfig(StepConfig):
+class DpVaeConfig(StepConfig, PersonalNoise):
     """Settings of training under the user's own noise."""
 
     epochs: int = Field(default=1, ge=0, le=1)
     """1: one upload per round, as algorithm 3 has it; 0 trains nothing."""
-    mode: Literal["sound", "paper"] = "sound"
-    """Fixed clip norm, or the paper's, which comes from private data and guarantees nothing finite."""
     examples: int = Field(default=10, ge=1)
     """J, interactions that a user draws in a round, without replacement."""
-    clip_norm: float = Field(default=1.5, gt=0)
-    """S with mode `sound`, of each example's gradient (paper: constant bounds of 1.5 and 2)."""
-    epsilon: float = Field(default=1.0, gt=0)
-    """The users' epsilon, or the largest where they are drawn (paper: 1)."""
-    delta: float = Field(default=1e-5, gt=0, lt=1)
-    """The users' delta (paper: 1 / number of training rows)."""
-    budgets: Literal["uniform", "equal"] = "uniform"
-    """Whether each user's epsilon is drawn from (0, epsilon] (paper), or is the same for all."""
-    budget_seed: int = Field(default=0, ge=0)
-    """Of the drawn budgets."""
-    participations: int | None = Field(default=None, ge=1)
-    """Uploads that epsilon_k is to pay for, all together; None: one upload alone, as in the paper."""
+    clip: Literal["examples", "user"] = "examples"
+    """What is clipped to S: each example's gradient (paper), or the mean of them."""
+    weighting: Literal["uniform", "precision"] = "uniform"
+    """Whether all uploads count the same (paper), or by the precision of their noise, which is public."""
     learning_rate: float = Field(default=0.005, gt=0)
     """Step size eta (paper: 0.005)."""
     beta: float = Field(default=0.5, ge=0)
@@ -72,8 +75,14 @@ class DpVaeConfig(StepConfig):
     anneal_rounds: int = Field(default=0, ge=0)
     """Rounds over which beta rises linearly from 0; 0 starts with all of it."""
 
+    @model_validator(mode="after")
+    def _paper_clips_examples(self) -> Self:
+        if self.mode == "paper" and self.clip == "user":
+            raise ValueError("clip = 'examples' with mode = 'paper', whose algorithm 2 compares examples")
+        return self
 
-class DpVae(Step):
+
+class DpVae(CohortStep):
     """One noisy gradient of a user."""
 
     Config = DpVaeConfig
@@ -83,56 +92,153 @@ class DpVae(Step):
     def __init__(self, config: DpVaeConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.vae = needs_vae(model)
+        self.priors = user_priors(config.priors, config, self.vae)
 
     def in_round(self, round_number: int) -> DpVae:
         """See `Step.in_round`: with the round's beta."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
         return DpVae(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
+    @property
+    def uploads(self) -> int | None:
+        """See `Step.uploads`."""
+        return self.config.participations if self.config.epochs else None
+
+    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """See `Step.added_parameters`: the logarithm of the clip norm, where it follows a quantile."""
+        return {} if self.config.quantile is None else {BOUND: torch.tensor([math.log(self.config.clip_norm)])}
+
     def budget(self, client: int) -> PersonalBudget:
         """What a user asked for."""
-        config = self.config
-        if config.budgets == "equal":
-            return PersonalBudget(config.epsilon, config.delta)
-        return drawn_budget(config.budget_seed, client, config.epsilon, config.delta)
+        return self.config.budget(client)
 
     def noise_multiplier(self, client: int) -> float:
-        """Standard deviation of a user's noise / S."""
-        budget, uploads = self.budget(client), self.config.participations
-        return budget.paper_multiplier if uploads is None else budget.multiplier(uploads)
+        """See `PersonalNoise.noise_multiplier`."""
+        return self.config.noise_multiplier(client)
 
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """See `Step.update`; examples and, where the mode is sound, the loss say nothing of the user."""
         if self.config.epochs == 0:
             return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan)
         gradients, loss = self.gradients(parameters, data, random)
-        multiplier = self.noise_multiplier(data.client)
-        paper = self.config.mode == "paper"
-        bound = optimal_clip(gradients, multiplier) if paper and len(gradients) else self.config.clip_norm
-        mean = clipped_mean(gradients, bound).cpu().numpy().astype(np.float64)
-        noisy = mean + multiplier * bound * random.standard_normal(len(mean))
-        delta = torch.from_numpy((-self.config.learning_rate * noisy).astype(np.float32)).to(self.device)
-        parts = delta.split([value.numel() for value in parameters.values()])
-        shaped = {n: part.view(v.shape) for (n, v), part in zip(parameters.items(), parts, strict=True)}
-        return Update(shaped, 1, loss if paper else math.nan)
+        norms = gradients.double().norm(dim=1)
+        multiplier, paper = self.config.gradient_multiplier(data.client), self.config.mode == "paper"
+        bound = optimal_clip(gradients, multiplier) if paper and len(gradients) else self._bound(parameters)
+        uploaded = self._uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
+        return Update(self._shaped(uploaded, parameters), 1, loss if paper else math.nan)
 
     def gradients(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> tuple[Tensor, float]:
-        """The gradients of a user's examples, `float32 [J, l]`, all parameters end to end, and the mean loss."""
-        number = len(data.positives)
+        """What is clipped, `float32 [J, l]` or `[1, l]`, the network's parameters end to end; and the mean loss."""
+        network, number = _network(parameters), len(data.positives)
         if not number:
-            return torch.zeros(0, sum(v.numel() for v in parameters.values()), device=self.device), math.nan
+            return torch.zeros(0, sum(v.numel() for v in network.values()), device=self.device), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.vae.history(data.positives).to(self.device)
+        history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
         draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
-        leaves = {name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()}
+        leaves = {name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()}
         targets = torch.zeros(1, len(items), self.vae.schema.num_items, device=self.device)
         targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
-        losses = self.vae.negative_elbo(leaves, history, draw, self.config.beta / number, targets=targets)[0]
-        each = torch.eye(len(items), device=self.device)
+        prior = None if self.priors is None else self.priors.prior(data, self.device)
+        losses = self.vae.negative_elbo(leaves, history, draw, self.config.beta / number, prior, targets)[0]
+        losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses
+        each = torch.eye(len(losses), device=self.device)
         found = torch.autograd.grad(losses, list(leaves.values()), each, is_grads_batched=True)
         return torch.cat([gradient.flatten(1) for gradient in found], 1), float(losses.detach().mean())
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """See `CohortStep.batches`: the same draws as in `update`, but for the noise, which is drawn when needed."""
+        number, draws, items = len(data.positives), [], data.positives[:0]
+        if number and self.config.epochs:
+            items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
+            draws = [self.vae.draw((1, 1), generator_of(random))]
+        amounts, prior = data.amounts(self.vae.rated), None if self.priors is None else self.priors.of(data)
+        return HistoryBatches.of(
+            data.positives, amounts, draws, random, client=data.client, prior=prior, drawn=items, examples=1
+        )
+
+    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
+        """See `CohortStep.block`."""
+        return HistoryBlock.of(users, batches, device, self.vae)
+
+    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Outcome:
+        """See `CohortStep.train_block`; one backward pass for all examples of all clients."""
+        if not isinstance(block, HistoryBlock):
+            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
+        network, recorder = _network(parameters), Recorder()
+        losses, real = self._losses(network, block, recorder)
+        gradients = recorder.gradients(losses)
+        bounds = self._bounds(gradients, block, real, parameters)
+        norms, counts = gradients.norms(), real.sum(1).clamp(min=1)
+        factors = torch.where(norms > bounds, bounds * _ROUNDING / norms, 1.0)
+        usable = real.T & norms.isfinite()
+        means = gradients.combined(torch.where(usable, factors, 0.0) / counts, network)
+        changes = {name: v.new_zeros(len(block), *v.shape) for name, v in parameters.items()}
+        for place, member in enumerate(block.members if self.config.epochs else ()):
+            mean = torch.cat([value[place].flatten() for value in means.values()])
+            own = norms[: int(real[place].sum()), place]
+            uploaded = self._uploaded(mean, float(bounds[place]), own, member.client, member.random)
+            for name, change in self._shaped(uploaded, parameters).items():
+                changes[name][place] = change
+        told = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
+        paper = self.config.mode == "paper"
+        return Updates(parameters, block, changes, tuple(told.tolist()) if paper else (math.nan,) * len(block))
+
+    def _losses(self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder) -> tuple[Tensor, Tensor]:
+        """Losses of what is clipped on its own, `[C, J]` (or `[C, 1]`), and which of them there are, `bool`."""
+        log_chances, distances = block.parts(self.vae, network, recorder)
+        numbers = torch.tensor([max(1, len(member.history)) for member in block.members], device=distances.device)
+        each = (self.config.beta / numbers * distances)[:, None] - log_chances.gather(1, block.drawn)
+        real = torch.arange(each.shape[1], device=each.device) < block.drawn_counts[:, None]
+        if self.config.clip == "examples":
+            return each, real
+        mean = torch.where(real, each, 0.0).sum(1, keepdim=True) / block.drawn_counts.clamp(min=1)[:, None]
+        return mean, (block.drawn_counts > 0)[:, None]
+
+    def _bounds(
+        self, gradients: FactoredGradients, block: HistoryBlock, real: Tensor, parameters: Mapping[str, Tensor]
+    ) -> Tensor:
+        """The clip norm of each client, `float64 [C]`."""
+        if self.config.mode == "sound":
+            return torch.full((len(real),), self._bound(parameters), dtype=torch.float64, device=real.device)
+        coordinates = sum(value.numel() for value in _network(parameters).values())
+        bounds = []
+        for place, member in enumerate(block.members):
+            rows, counts = gradients.rows(place, int(real[place].sum()))
+            multiplier = self.config.gradient_multiplier(member.client)
+            found = optimal_clip(rows, multiplier, counts, coordinates) if len(rows) else self.config.clip_norm
+            bounds.append(found)
+        return torch.tensor(bounds, dtype=torch.float64, device=real.device)
+
+    def _bound(self, parameters: Mapping[str, Tensor]) -> float:
+        """The clip norm that all share: given, or as the quantile has led it."""
+        return self.config.clip_norm if BOUND not in parameters else math.exp(float(parameters[BOUND]))
+
+    def _uploaded(
+        self, mean: Tensor, bound: float, norms: Tensor, client: int, random: np.random.Generator
+    ) -> dict[str | None, np.ndarray]:
+        """What leaves the device, `float32`: the network's change `[l]`, and under `BOUND` that of the bound."""
+        config = self.config
+        normal = _secure if config.noise == "secure" else random.standard_normal
+        weight = config.weight(client) if config.weighting == "precision" else 1.0
+        noisy = normal(len(mean))  # in place from here on: this is most of the time that an upload takes
+        noisy *= config.gradient_multiplier(client) * bound
+        noisy += mean.cpu().numpy()
+        noisy *= -config.learning_rate * weight
+        uploaded: dict[str | None, np.ndarray] = {None: noisy.astype(np.float32)}
+        if config.quantile is not None:
+            within = float((norms <= bound).double().mean()) if len(norms) else 1.0
+            told = within + config.share_std(client) * normal(1)
+            uploaded[BOUND] = (-config.quantile.rate * weight * (told - config.quantile.quantile)).astype(np.float32)
+        return uploaded
+
+    def _shaped(self, uploaded: Mapping[str | None, np.ndarray], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """An upload as changes of the parameters."""
+        network = _network(parameters)
+        parts = torch.from_numpy(uploaded[None]).to(self.device).split([value.numel() for value in network.values()])
+        shaped = {n: part.view(v.shape) for (n, v), part in zip(network.items(), parts, strict=True)}
+        return shaped | {n: torch.from_numpy(v).to(self.device) for n, v in uploaded.items() if n is not None}
 
 
 def clipped_mean(gradients: Tensor, bound: float) -> Tensor:
@@ -146,3 +252,12 @@ def clipped_mean(gradients: Tensor, bound: float) -> Tensor:
     known = torch.where(norms.isfinite()[:, None], gradients, 0.0)
     factors = torch.where(norms > bound, bound * _ROUNDING / norms, 1.0)
     return (known * torch.where(norms.isfinite(), factors, 0.0).float()[:, None]).mean(0)
+
+
+def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters without the bound."""
+    return {name: value for name, value in parameters.items() if name != BOUND}
+
+
+def _secure(size: int) -> np.ndarray:
+    return Secure().gaussian(size, "dpvae")

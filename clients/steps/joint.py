@@ -76,10 +76,12 @@ class Joint(Sgd):
         """See `CohortStep.block`."""
         return SessionBlock.of(users, batches, device)
 
-    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
+    def train_block(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Trained:
         """See `CohortStep.train_block`."""
         objective = SessionObjective(self.task, Recommending(self.model), self.config.lambda_dssm)
-        return descend(self.model, parameters, block, self._settings(list(parameters)), objective)
+        return descend(self.model, parameters, block, self._settings(list(parameters)), objective, own)
 
     def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """See `Step.added_parameters`: the encoders'."""

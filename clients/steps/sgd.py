@@ -25,12 +25,13 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.steps._descent import DescentConfig, LocalDescent
+from clients.steps._examples import labelled
 from clients.steps.base import CohortStep, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.descent import SgdSettings, descend
+from fedrec.cohort.descent import descend
+from fedrec.cohort.sgd import SgdSettings
 from fedrec.cohort.trained import Trained
-from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.pretext.encoder import recommender_part
@@ -83,10 +84,13 @@ class Sgd(CohortStep):
         """See `CohortStep.batches`: the same draws as in `update`."""
         return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
-    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Trained:
+    def train_block(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Trained:
         """See `CohortStep.train_block`."""
         trained = recommender_part(parameters)
-        return replace(descend(self.model, trained, block, self._settings(list(trained))), start=parameters)
+        found = descend(self.model, trained, block, self._settings(list(trained)), own=own)
+        return replace(found, start=parameters)
 
     def private_names(self, names: list[str]) -> list[str]:
         """See `Step.private_names`."""
@@ -137,16 +141,7 @@ class Sgd(CohortStep):
             yield pool[0][order], pool[1][order]
 
     def _examples(self, data: ClientData, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        items, labels = data.items, data.labels
-        if self.model.schema.task == "rating":
-            return items, labels
-        if self.config.low_rated == "ignore":
-            items, labels = items[labels > 0], labels[labels > 0]
-        count = self.config.negatives * int((labels > 0).sum())
-        if not count:
-            return items, labels
-        drawn = draw_negatives(data.positives, self.model.schema.num_items, count, random)
-        return np.concatenate([items, drawn]), np.concatenate([labels, np.zeros(count, dtype=np.float32)])
+        return labelled(data, self.model.schema, self.config.negatives, self.config.low_rated, random)
 
     def _loss(
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray

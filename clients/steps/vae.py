@@ -13,7 +13,8 @@ number of items, so that users with long histories do not pull harder than other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,12 +22,21 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.steps._descent import LocalDescent
-from clients.steps.base import Step, StepConfig, Update
-from fedrec.cohort.descent import SgdSettings
+from clients.steps.base import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.descent import descend
+from fedrec.cohort.factors import Recorder
+from fedrec.cohort.histories import HistoryBatches, HistoryBlock, HistoryObjective
+from fedrec.cohort.outcome import Outcome
+from fedrec.cohort.sgd import SgdSettings
+from fedrec.cohort.updates import FactoredUpdates
 from fedrec.data.population import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.models.vae import Draw, Vae
+from fedrec.priors.config import PriorsConfig
+from fedrec.priors.user_level import user_priors
 
 
 class VaeStepConfig(StepConfig):
@@ -42,9 +52,11 @@ class VaeStepConfig(StepConfig):
     """Rounds over which beta rises linearly from 0; 0 starts with all of it."""
     per_item: bool = False
     """Whether a client's loss is divided by the number of its items."""
+    priors: PriorsConfig | None = None
+    """Priors of the users' codes from their metadata (equation 11), without noise; default: standard normal."""
 
 
-class VaeStep(Step):
+class VaeStep(CohortStep):
     """Gradient steps on one client's evidence lower bound."""
 
     Config = VaeStepConfig
@@ -54,6 +66,7 @@ class VaeStep(Step):
     def __init__(self, config: VaeStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.vae = needs_vae(model)
+        self.priors = user_priors(config.priors, None, self.vae)
 
     def in_round(self, round_number: int) -> VaeStep:
         """See `Step.in_round`: with the round's beta."""
@@ -63,19 +76,45 @@ class VaeStep(Step):
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """See `Step.update`; a client without a positive item changes nothing."""
         if not len(data.positives):
-            return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 0, float("nan"))
+            return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan)
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history, loss = self.vae.history(data.positives).to(self.device), float("nan")
-        beta = self.config.beta
+        history, loss = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device), math.nan
+        beta, prior = self.config.beta, None if self.priors is None else self.priors.prior(data, self.device)
         share = 1 / len(data.positives) if self.config.per_item else 1.0
         for _ in range(self.config.epochs):
             draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
 
             def objective(values: dict[str, Tensor], draw: Draw = draw) -> Tensor:
-                return share * self.vae.negative_elbo(values, history, draw, beta)
+                return share * self.vae.negative_elbo(values, history, draw, beta, prior)
 
             loss = float(descent.step(objective))
-        return Update(descent.delta(parameters), 1, loss)
+        return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """See `CohortStep.batches`: the same draws as in `update`; no step without a positive item."""
+        epochs = self.config.epochs if len(data.positives) else 0
+        draws = [self.vae.draw((1, 1), generator_of(random)) for _ in range(epochs)]
+        amounts = data.amounts(self.vae.rated)
+        prior = None if self.priors is None else self.priors.of(data)
+        return HistoryBatches.of(data.positives, amounts, draws, random, client=data.client, prior=prior)
+
+    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
+        """See `CohortStep.block`."""
+        return HistoryBlock.of(users, batches, device, self.vae)
+
+    def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Outcome:
+        """See `CohortStep.train_block`; one epoch is one backward pass for all clients together."""
+        config = self.config
+        objective = HistoryObjective(self.vae, config.beta, config.per_item)
+        if config.epochs != 1 or not isinstance(block, HistoryBlock):
+            return descend(self.model, parameters, block, SgdSettings(config.learning_rate), objective)
+        recorder, trains = Recorder(), block.histories.any(1)
+        log_chances, distances = block.parts(self.vae, parameters, recorder)
+        losses = objective.shares(block) * (config.beta * distances - (log_chances * block.histories).sum(-1))
+        rates = torch.where(trains, -config.learning_rate, 0.0).double()
+        factors = recorder.gradients(losses[:, None]).weighted(rates[None])
+        told = torch.where(trains, losses.detach(), math.nan)
+        return FactoredUpdates(parameters, block, factors, tuple(told.tolist()))
 
 
 def annealed(beta: float, rounds: int, round_: int) -> float:

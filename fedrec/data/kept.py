@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections import OrderedDict
 
 from fedrec.data.population import Population
 from fedrec.data.reader import data_directory
 from fedrec.experiment import Experiment
+from fedrec.memory import give_back_memory
 
 _MOST = 2  # populations held at once
 
@@ -29,7 +29,7 @@ class Kept:
         key = _key(experiment)
         if key not in self._held:
             self.hold(experiment, Population.of(experiment))
-            _give_back_memory()
+            give_back_memory()  # reading takes much more than what is read
         self._held.move_to_end(key)
         return self._held[key]
 
@@ -48,10 +48,3 @@ def _key(experiment: Experiment) -> str:
     table = experiment.table()
     parts = {name: table.get(name) for name in ("dataset", "split", "seed", "task", "positive-above", "perturb")}
     return json.dumps([parts, str(data_directory())], sort_keys=True)
-
-
-def _give_back_memory() -> None:
-    """Reading takes much more memory than what is read; the C library would keep it for later."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

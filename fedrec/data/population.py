@@ -10,7 +10,9 @@ from typing import Literal
 import numpy as np
 
 from fedrec import registry
+from fedrec.blame import blaming, refuse_wrong
 from fedrec.data.interactions import Interactions
+from fedrec.data.repeats import time_weighted
 from fedrec.data.split import Partition
 from fedrec.errors import DataError
 from fedrec.experiment import Experiment
@@ -31,6 +33,7 @@ class ClientData:
         positives: `int64`, ascending, distinct: the positive items among them. Negatives are drawn outside of these,
             and of nothing else: an item held out for testing must be as likely a negative as one never seen.
         times: `int64 [n]`, when each training row happened; None where the dataset has no times.
+        ratings: `float32 [n]`, its rating; None where the dataset has none.
     """
 
     client: int
@@ -39,6 +42,7 @@ class ClientData:
     labels: np.ndarray
     positives: np.ndarray
     times: np.ndarray | None = None
+    ratings: np.ndarray | None = None
 
     def order(self) -> np.ndarray:
         """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order without times.
@@ -46,6 +50,14 @@ class ClientData:
         Rows of the same time keep the source's order.
         """
         return np.arange(len(self.items)) if self.times is None else np.argsort(self.times, kind="stable")
+
+    def amounts(self, rated: bool) -> np.ndarray:
+        """`float32`, how much each of the positives is liked: 1, or where `rated` its ratings weighted by time."""
+        if not rated:
+            return np.ones(len(self.positives), dtype=np.float32)
+        rows = np.flatnonzero(self.labels > 0)
+        ratings, times = (None if part is None else part[rows] for part in (self.ratings, self.times))
+        return time_weighted(np.zeros_like(rows), self.items[rows], ratings, times)[2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +122,11 @@ class Population:
         """Read and split the dataset of an experiment, and perturb what its devices learn from."""
         interactions = read_interactions(experiment)
         split_class = registry.resolve(registry.SPLIT, experiment.split.name)
-        split = split_class(experiment.settings(registry.SPLIT), experiment.seed)
-        partition = split.split(interactions)
+        with blaming(registry.SPLIT.name, split_class, "with these interactions"):
+            partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(interactions)
+        if not isinstance(partition, Partition):
+            expected, got = "a fedrec.data.split.Partition", type(partition).__name__
+            refuse_wrong(registry.SPLIT.name, split_class, "from split()", expected=expected, got=got)
         perturbed = None
         if experiment.perturb is not None:
             with_ratings = experiment.task == "rating" or experiment.positive_above is not None
@@ -124,11 +139,17 @@ class Population:
             perturbed=perturbed,
         )
 
+    @property
+    def training_clients(self) -> np.ndarray:
+        """`int64`, ascending: clients that may be sampled for training rounds."""
+        return self.partition.training_clients
+
     def schema(self) -> Schema:
         """What a model may know before it sees any client."""
         data = self.interactions
         users = tuple((feature.name, len(feature.categories)) for feature in data.user_features.features)
-        return Schema(data.num_items, data.item_features, users, self.task)
+        words = tuple(feature.categories for feature in data.user_features.features)
+        return Schema(data.num_items, data.item_features, users, self.task, data.num_users, words)
 
     def client(self, client: int) -> ClientData:
         """The training data of one client."""
@@ -137,7 +158,8 @@ class Population:
         positives = np.unique(items[labels > 0]) if self.task == "ranking" else np.unique(items)
         times = None if self.interactions.times is None else self.interactions.times[rows]
         features = tuple(codes[client].copy() for codes in self._user_codes)
-        return ClientData(client, features, items, labels, positives, times)
+        ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
+        return ClientData(client, features, items, labels, positives, times, ratings)
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for none."""
@@ -158,11 +180,18 @@ class Population:
         counts = np.bincount(place[positive], minlength=len(clients))
         return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[positive]]
 
-    def histories(self, clients: np.ndarray) -> np.ndarray:
-        """`float32 [clients, items]`: 1 for the positive items of the training rows of some clients, 0 elsewhere."""
-        offsets, items = self.liked(clients)
+    def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
+        """`float32 [clients, items]`: how much some clients like the positive items of their training rows.
+
+        1, or where `rated` the ratings weighted by time (`fedrec.data.repeats`); 0 elsewhere.
+        """
+        place, rows = self._train.entries(clients)
+        positive = self._learned_labels[rows] > 0
+        place, rows, data = place[positive], rows[positive], self._learned
+        ratings, times = (None if part is None else part[rows] for part in (data.ratings, self.interactions.times))
+        users, items, amounts = time_weighted(place, data.items[rows], ratings, times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
-        table[np.repeat(np.arange(len(clients)), np.diff(offsets)), items] = 1.0
+        table[users, items] = amounts if rated else 1.0
         return table
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
@@ -185,6 +214,26 @@ class Population:
         np.add.at(weight, (users[positive], self.interactions.items[rows[positive]]), 1)
         relevant = weight > 0
         return HeldOut(seen, known, relevant, weight if weight.max(initial=0) > 1 else None)
+
+    def whole_history(self, clients: np.ndarray) -> np.ndarray:
+        """`bool [clients, items]`: positive items of some clients in any part of the data."""
+        place, rows = self._all.entries(clients)
+        positive = self._labels[rows] > 0
+        table = np.zeros((len(clients), self.interactions.num_items), dtype=bool)
+        table[place[positive], self.interactions.items[rows[positive]]] = True
+        return table
+
+    def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Users, items and ratings of the training rows of some clients, as they are learned from."""
+        _, rows = self._train.entries(clients)
+        return self.interactions.users[rows], self._learned.items[rows], self._learned_labels[rows]
+
+    def held_out_rated(
+        self, clients: np.ndarray, held_out: Literal["test", "validation"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Users, items and ratings of the held-out rows of some clients."""
+        _, rows = self._grouped_held_out(held_out).entries(clients)
+        return self.interactions.users[rows], self.interactions.items[rows], self._labels[rows]
 
     def held_out_ratings(self, client: int, held_out: Literal["test", "validation"]) -> tuple[np.ndarray, np.ndarray]:
         """Items and ratings of one client's held-out rows, `int64 [n]` and `float32 [n]`."""
@@ -257,6 +306,12 @@ def read_interactions(experiment: Experiment) -> Interactions:
 
     Raises:
         DataError: it is missing or damaged.
+        ComponentError: its reader failed, or gave something else.
     """
     reader_class = registry.resolve(registry.DATASET, experiment.dataset.name)
-    return reader_class(experiment.dataset.name, experiment.settings(registry.DATASET)).read()
+    with blaming(registry.DATASET.name, reader_class, "when it was read"):
+        interactions = reader_class(experiment.dataset.name, experiment.settings(registry.DATASET)).read()
+    if not isinstance(interactions, Interactions):
+        expected, got = "fedrec.data.interactions.Interactions", type(interactions).__name__
+        refuse_wrong(registry.DATASET.name, reader_class, "from read()", expected=expected, got=got)
+    return interactions

@@ -17,7 +17,9 @@ Where this differs from the paper:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +31,9 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters, Schema
 
+Tap = Callable[[str, Tensor, Tensor], Tensor]
+"""Told name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; gives the outputs that are used on."""
+
 
 class VaeConfig(Config):
     """Settings of the variational autoencoder."""
@@ -39,6 +44,8 @@ class VaeConfig(Config):
     """Width K of the code (paper: 20, 30 and 50)."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""
+    history: Literal["ratings"] | None = None
+    """`ratings`: items count by their ratings, the later ones more where one repeats. Default: each counts 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,32 +111,40 @@ class Vae(HistoryModel):
             parameters[f"{name}.bias"] = torch.zeros(fan_out)
         return parameters
 
-    def encode(self, parameters: Parameters, histories: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def encode(
+        self, parameters: Parameters, histories: Tensor, kept: Tensor | None = None, tap: Tap | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the users' codes, `[C, B, K]` each.
 
         Args:
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, items]`, how much each user likes each item, >= 0; rows are scaled to length 1.
             kept: see `Draw`; None keeps all.
+            tap: sees every affine layer.
         """
         inputs = F.normalize(histories, dim=-1)
         if kept is not None:
             inputs = inputs * kept / (1 - self.config.dropout)
-        hidden = torch.tanh(_affine(parameters, "encoder", inputs))
-        return _affine(parameters, "mean", hidden), _affine(parameters, "log-variance", hidden)
+        hidden = torch.tanh(_affine(parameters, "encoder", inputs, tap))
+        return _affine(parameters, "mean", hidden, tap), _affine(parameters, "log-variance", hidden, tap)
 
-    def decode(self, parameters: Parameters, codes: Tensor) -> Tensor:
+    def decode(self, parameters: Parameters, codes: Tensor, tap: Tap | None = None) -> Tensor:
         """Logits of the items, `[C, B, items]`, for codes `[C, B, K]`."""
-        return _affine(parameters, "output", torch.tanh(_affine(parameters, "decoder", codes)))
+        return _affine(parameters, "output", torch.tanh(_affine(parameters, "decoder", codes, tap)), tap)
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """See `HistoryModel.history_scores`: the logits at the mean of the code."""
         return self.decode(parameters, self.encode(parameters, histories)[0])
 
-    def history(self, items: np.ndarray) -> Tensor:
+    @property
+    def rated(self) -> bool:
+        """See `HistoryModel.rated`."""
+        return self.config.history == "ratings"
+
+    def history(self, items: np.ndarray, amounts: np.ndarray | None = None) -> Tensor:
         """The history of one user, `float32 [1, 1, items]`, from the items that it likes, `int64`."""
         history = torch.zeros(1, 1, self.schema.num_items)
-        history[0, 0, torch.from_numpy(items)] = 1.0
+        history[0, 0, torch.from_numpy(items)] = 1.0 if amounts is None else torch.from_numpy(amounts)
         return history
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Draw:
@@ -156,11 +171,17 @@ class Vae(HistoryModel):
             prior: the users' priors; None: N(0, I), which is equation 7.
             targets: `float32 [C, B, items]`, how often each item is to be reconstructed; None: the histories.
         """
-        mean, log_variance = self.encode(parameters, histories, draw.kept)
-        codes = mean + draw.noise * torch.exp(log_variance / 2)
-        log_chances = torch.log_softmax(self.decode(parameters, codes), -1)
+        log_chances, distance = self.parts(parameters, histories, draw, prior)
         reconstruction = (log_chances * (histories if targets is None else targets)).sum(-1)
-        return beta * divergence(mean, log_variance, prior) - reconstruction
+        return beta * distance - reconstruction
+
+    def parts(
+        self, parameters: Parameters, histories: Tensor, draw: Draw, prior: Prior | None = None, tap: Tap | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C, B]`."""
+        mean, log_variance = self.encode(parameters, histories, draw.kept, tap)
+        codes = mean + draw.noise * torch.exp(log_variance / 2)
+        return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(mean, log_variance, prior)
 
 
 def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -> Tensor:
@@ -171,5 +192,6 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
     return (scaled - 1 - log_variance + prior.variance.log()).sum(-1) / 2
 
 
-def _affine(parameters: Parameters, name: str, inputs: Tensor) -> Tensor:
-    return torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"])
+def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
+    outputs = torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"])
+    return outputs if tap is None else tap(name, inputs, outputs)

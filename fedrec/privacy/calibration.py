@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedrec.errors import ExperimentError
@@ -19,7 +19,7 @@ _LEAST, _MOST = 0.05, 1e4
 def calibrate(
     epsilon: float,
     delta: float,
-    rounds: int,
+    rounds: int | Mapping[float, int],
     release: Release,
     *,
     backend: str | Backend = "autodp",
@@ -30,7 +30,7 @@ def calibrate(
     Args:
         epsilon: target for all rounds together, > 0.
         delta: in [0, 1).
-        rounds: number of rounds (T).
+        rounds: number of rounds (T); or, of rounds whose noise differs, the number by noise multiplier / that returned.
         release: what a round releases; its noise multiplier is not looked at.
         backend: accountant that has to agree.
         tolerance: the multiplier is at most this share above the smallest one that keeps the target.
@@ -42,9 +42,11 @@ def calibrate(
         ExperimentError: no noise up to 10,000 keeps the target.
     """
     accountant: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
+    mix = {1.0: rounds} if isinstance(rounds, int) else rounds
 
     def keeps(multiplier: float) -> bool:
-        return accountant.epsilon({replace(release, noise_multiplier=multiplier): rounds}, delta).epsilon <= epsilon
+        releases = {replace(release, noise_multiplier=multiplier * factor): count for factor, count in mix.items()}
+        return accountant.epsilon(releases, delta).epsilon <= epsilon
 
     if not keeps(_MOST):
         raise ExperimentError(

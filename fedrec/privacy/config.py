@@ -23,6 +23,17 @@ class AdaptiveClipConfig(Config):
     """Standard deviation of the noise on the count of unclipped clients; default: denominator / 20."""
 
 
+class PhaseConfig(Config):
+    """What is different in one phase of a run, such as `popularity`; what is not given is as in the others."""
+
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Bound on the norm of a client's update in this phase."""
+    parameters: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Patterns of the parameters that this phase trains and releases."""
+    noise_factor: float = Field(default=1.0, gt=0)
+    """Noise multiplier of this phase / that of a phase without a factor; a target epsilon is for the whole mix."""
+
+
 class PrivacyConfig(Config):
     """User-level differential privacy of an experiment.
 
@@ -61,6 +72,8 @@ class PrivacyConfig(Config):
     """Patterns of parameters that are trained and released under noise; all others stay frozen."""
     stages: tuple[str, ...] = ("*",)
     """Patterns of stages that run under noise; any other stage makes the total epsilon infinite."""
+    phases: dict[str, PhaseConfig] = Field(default_factory=dict)
+    """By the name of a stage (of `two-stage`, `popularity-start`): what is different there."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -91,6 +104,16 @@ class PrivacyConfig(Config):
             ("no adaptive-clip with paper-noise-order: the paper clips to a fixed norm", adaptive and paper),
             ("noise-multiplier with paper-noise-order: calibrated noise would undo the order", calibrated and paper),
         ]
+
+    def in_phase(self, phase: str) -> PrivacyConfig:
+        """The settings of one phase of a run: these, with what `phases` says of it; its noise factor apart."""
+        own = self.phases.get(phase, PhaseConfig())
+        changes = {"clip_norm": own.clip_norm, "parameters": own.parameters}
+        return self.model_copy(update={key: value for key, value in changes.items() if value is not None})
+
+    def noise_factor(self, phase: str) -> float:
+        """Noise multiplier of a phase / that of a phase without a factor."""
+        return self.phases.get(phase, PhaseConfig()).noise_factor
 
     def covers(self, stage: str) -> bool:
         """Whether a stage runs under noise."""

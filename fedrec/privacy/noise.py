@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fedrec.errors import ExperimentError
 from fedrec.privacy.adjacency import Multipliers, sensitivity
 from fedrec.privacy.config import PrivacyConfig
@@ -26,26 +28,28 @@ def count_noise_std(config: PrivacyConfig, denominator: float) -> float | None:
 def multipliers(
     config: PrivacyConfig,
     sampling: Sampling,
-    rounds: int,
+    mix: Mapping[float, int],
     delta: float,
     *,
     denominator: float,
     server_lr: float,
+    factor: float = 1.0,
 ) -> Multipliers:
     """Noise scale of the sum (of one upload when local) in both conventions.
 
     Args:
         config: the settings.
         sampling: how cohorts are drawn, for a target epsilon.
-        rounds: number of rounds, likewise.
+        mix: number of rounds by their noise factor, likewise.
         delta: likewise.
         denominator: the fixed number that sums are divided by.
         server_lr: the strategy's learning rate (alpha2).
+        factor: noise factor of the rounds that are asked about.
 
     Raises:
         ExperimentError: no noise reaches the target, or a count alone costs more than the round may.
     """
-    per_clip_norm = _joint(config, sampling, rounds, delta)
+    per_clip_norm = factor * _joint(config, sampling, mix, delta)
     count_std = count_noise_std(config, denominator)
     if count_std is not None:
         per_clip_norm = _beside_a_count(per_clip_norm, count_std)
@@ -78,8 +82,8 @@ def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) 
         )
 
 
-def _joint(config: PrivacyConfig, sampling: Sampling, rounds: int, delta: float) -> float:
-    """Noise scale / S that a round may cost in all."""
+def _joint(config: PrivacyConfig, sampling: Sampling, mix: Mapping[float, int], delta: float) -> float:
+    """Noise scale / S that a round of noise factor 1 may cost in all."""
     per_sensitivity = sensitivity(1.0, config.adjacency)
     if config.epsilon is None:
         given = config.noise_multiplier or 0.0
@@ -87,7 +91,7 @@ def _joint(config: PrivacyConfig, sampling: Sampling, rounds: int, delta: float)
     from fedrec.privacy.calibration import calibrate  # pulls in scipy
 
     release = Release(config.mechanism, sampling, config.adjacency, 1.0)
-    return calibrate(config.epsilon, delta, rounds, release, backend=config.backend) * per_sensitivity
+    return calibrate(config.epsilon, delta, mix, release, backend=config.backend) * per_sensitivity
 
 
 def _beside_a_count(joint: float, count_std: float) -> float:

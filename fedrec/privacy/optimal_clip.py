@@ -19,30 +19,48 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 
-def clip_error(bound: float, gradients: Tensor, noise_multiplier: float) -> float:
+def clip_error(
+    bound: float,
+    gradients: Tensor,
+    noise_multiplier: float,
+    counts: Tensor | None = None,
+    coordinates: int | None = None,
+) -> float:
     """H(S).
 
     Args:
         bound: S, >= 0.
-        gradients: `float [J, l]`.
+        gradients: `float [J, m]`; whole ones, or what they are made of, see `counts`.
         noise_multiplier: sigma / S of the user's noise.
+        counts: `float [2, m]`, how much each column counts in squared L2 norms and in L1 norms; None: once.
+        coordinates: l; None: m.
     """
-    norms = gradients.norm(dim=1)
+    norms = gradient_norms(gradients, counts)
+    lengths = torch.ones_like(gradients[0]) if counts is None else counts[1]
     clipped = gradients * (bound / norms.clamp(min=1e-30)).clamp(max=1)[:, None]
-    spread = (clipped.mean(0) - clipped).abs().sum(1)
-    lost = gradients.abs().sum(1) / norms.clamp(min=1e-30) * (norms - bound).clamp(min=0)
-    return gradients.shape[1] * math.sqrt(2 / math.pi) * noise_multiplier * bound + float((spread + lost).mean())
+    spread = ((clipped.mean(0) - clipped).abs() * lengths).sum(1)
+    lost = (gradients.abs() * lengths).sum(1) / norms.clamp(min=1e-30) * (norms - bound).clamp(min=0)
+    noise = (coordinates or gradients.shape[1]) * math.sqrt(2 / math.pi) * noise_multiplier * bound
+    return noise + float((spread + lost).mean())
 
 
-def optimal_clip(gradients: Tensor, noise_multiplier: float) -> float:
+def gradient_norms(gradients: Tensor, counts: Tensor | None = None) -> Tensor:
+    """L2 norm of each gradient, `[J]`; see `clip_error`."""
+    return gradients.norm(dim=1) if counts is None else (gradients.square() * counts[0]).sum(1).sqrt()
+
+
+def optimal_clip(
+    gradients: Tensor, noise_multiplier: float, counts: Tensor | None = None, coordinates: int | None = None
+) -> float:
     """The norm that algorithm 2 finds; see `clip_error` for the arguments."""
-    norms = sorted(gradients.norm(dim=1).tolist(), reverse=True)
+    norms = sorted(gradient_norms(gradients, counts).tolist(), reverse=True)
 
     def error(place: int) -> float:
-        return clip_error(norms[place], gradients, noise_multiplier)
+        return clip_error(norms[place], gradients, noise_multiplier, counts, coordinates)
 
     first, last = 0, len(norms)  # places first to last - 1 are left
     while last - first > 2:

@@ -22,8 +22,9 @@ Where this differs from DP-VAE (Fang et al. 2022):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -87,7 +88,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         upper *= 2
         if upper > _LARGEST:
             return math.inf
-    return float(brentq(lambda epsilon: gdp_delta(epsilon, mu) - delta, 0.0, upper, xtol=1e-9))  # type: ignore[arg-type]
+    return _root(lambda epsilon: gdp_delta(epsilon, mu) - delta, 0.0, upper)
 
 
 def gdp_parameter(epsilon: float, delta: float) -> float:
@@ -95,7 +96,7 @@ def gdp_parameter(epsilon: float, delta: float) -> float:
     upper = 1.0
     while gdp_delta(epsilon, upper) <= delta:
         upper *= 2
-    return float(brentq(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper, xtol=1e-12))  # type: ignore[arg-type]
+    return _root(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper)
 
 
 class PersonalAccountant:
@@ -125,3 +126,8 @@ class PersonalAccountant:
     def spent(self, budgets: Mapping[int, PersonalBudget]) -> dict[int, float]:
         """Epsilon of each user at the delta of its budget."""
         return {client: self.epsilon(client, budget.delta) for client, budget in budgets.items()}
+
+
+def _root(excess: Callable[[float], float], lower: float, upper: float) -> float:
+    root: Any = brentq(excess, lower, upper, xtol=1e-12)
+    return float(root)

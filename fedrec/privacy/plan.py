@@ -66,6 +66,8 @@ class Plan:
         rounds: int,
         *,
         server_lr: float = 1.0,
+        factor: float = 1.0,
+        mix: Mapping[float, int] | None = None,
     ) -> Plan:
         """The plan of an experiment.
 
@@ -76,6 +78,8 @@ class Plan:
             clients: number of clients that may be drawn (N).
             rounds: number of rounds (T); a target epsilon is for all of them.
             server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
+            factor: the noise multiplier is this factor times that of the settings.
+            mix: of an experiment whose phases differ in their noise, the rounds by factor; default: all alike.
 
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target epsilon.
@@ -90,7 +94,8 @@ class Plan:
         samplings.refuse_unproven(sampling, config.adjacency)
         refuse_unshareable(config, sampler, denominator)
         delta = default_delta(clients) if config.delta is None else config.delta
-        noise = multipliers(config, sampling, rounds, delta, denominator=denominator, server_lr=server_lr)
+        mix = {factor: rounds} if mix is None else mix
+        noise = multipliers(config, sampling, mix, delta, denominator=denominator, server_lr=server_lr, factor=factor)
         return cls(config, sampling, clients, rounds, denominator, config.clip_norm, noise, delta)
 
     @classmethod
@@ -106,6 +111,13 @@ class Plan:
                 expected="a table [privacy]",
                 got="none, so epsilon is infinite",
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
+            )
+        if experiment.privacy.epsilon is None and experiment.privacy.phases:
+            raise ExperimentError(
+                "this experiment's phases differ, and only its strategy knows how many rounds each has",
+                expected="privacy.epsilon, which is for all of them, or no privacy.phases",
+                got="privacy.noise-multiplier and privacy.phases",
+                fix="run it: its ledger and its report tell the epsilon of each phase",
             )
         rate = float(experiment.strategy.options.get("server-lr", 1.0))
         sampler = experiment.sampler

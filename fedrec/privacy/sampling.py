@@ -117,15 +117,17 @@ def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampl
 
     Args:
         name: name of the sampler.
-        settings: its settings; `cohort` is the (expected) number of clients per round.
+        settings: its settings; `cohort` is the (expected) number of clients per round; `full` needs none.
         clients: number of clients that may be drawn (N).
 
     Returns:
-        The sampling, and M for a fixed size or qN for Poisson.
+        The sampling, and M for a fixed size, qN for Poisson or N for all.
 
     Raises:
-        ExperimentError: the sampler is not one of these two, or its cohort does not fit.
+        ExperimentError: the sampler is not one of these three, or its cohort does not fit.
     """
+    if name == "full":
+        return Full(), float(clients)
     known = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}
     if name not in known or "cohort" not in settings:
         raise ExperimentError(

@@ -13,7 +13,7 @@ from clients.hosting import Node
 from clients.steps.base import Step, Update
 from clients.steps.sgd import SgdConfig
 from clients.training import run_step, train_clients
-from fedrec.errors import ClientError, DataError
+from fedrec.errors import ClientError, ComponentError, DataError
 from fedrec.wire import TrainOrder
 
 THETA = {"w": np.array([1, 2], np.float32), "own": np.array([10], np.float32)}
@@ -98,9 +98,9 @@ def test_no_clients_named_means_all_that_train_and_none_means_none(node):
 def test_an_error_names_client_step_and_data(node):
     with pytest.raises(ClientError) as caught:
         train_clients(node(Failing), THETA, order(1, round_=4))
-    assert caught.value.problem == "client 1 failed in step 'Failing' (round 4, node 0)"
+    assert caught.value.problem == f"client 1 failed in step 'Failing' (round 4, node 0) of {__file__}"
     assert "2 rows (1 positives)" in caught.value.expected and "learning_rate" in caught.value.expected
-    assert caught.value.got == "ZeroDivisionError: no taste"
+    assert caught.value.got.startswith(f"ZeroDivisionError: no taste ({__file__}, line ")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -112,9 +112,9 @@ def test_an_error_that_explains_itself_keeps_its_kind_and_is_given_the_client(no
 
 @pytest.mark.parametrize("step", [Wrong, Lacking])
 def test_a_step_that_returns_other_parameters_is_refused(node, step):
-    with pytest.raises(ClientError, match=f"step '{step.__name__}' returned wrong parameters for client 2") as caught:
+    with pytest.raises(ComponentError, match=rf"step '{step.__name__}' \({__file__}\) .* for client 2") as caught:
         train_clients(node(step), THETA, order(2))
-    assert "(2,)" in caught.value.expected
+    assert "the shapes {" in caught.value.expected
 
 
 def test_each_client_and_round_has_a_stream_of_its_own(node):

@@ -2,12 +2,16 @@
 """MovieLens-1M: 1,000,209 star ratings, 6,040 users, 3,706 rated films (Harper and Konstan, 2015).
 
 The catalogue is the 3,706 films with a rating: `movies.dat` lists 3,883, and film ids run to 3,952, a number that some
-papers quote. Occupations get the labels of the data's README; the zip code is dropped.
+papers quote. Occupations get the labels of the data's README; the zip code is dropped. Every title ends in the
+film's year of release, which is public: `eras` makes a feature of it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +19,7 @@ from fedrec.data.delimited import Layout, read_delimited
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.indexing import index_rows
 from fedrec.data.interactions import Interactions
-from fedrec.data.reader import Reader
+from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.readers._movielens import LICENCE, age_band, genre_lists, rows_of
 from fedrec.data.source import Archive, Source
 from fedrec.errors import DataError
@@ -32,9 +36,18 @@ _USERS = Layout({"id": np.int32, "gender": str, "age": np.int32, "occupation": n
 _FILMS = Layout({"id": np.int32, "title": str, "genres": str}, separator="::", encoding="latin-1")
 
 
+class MovieLens1MConfig(ReaderConfig):
+    """Settings of the MovieLens-1M dataset."""
+
+    eras: bool = False
+    """Whether items have a feature `eras`: both overlapping decades (1985-1994, 1990-1999) of the year of release."""
+
+
 class MovieLens1M(Reader):
     """Reads `ratings.dat`, `users.dat` and `movies.dat`."""
 
+    Config: ClassVar[type[ReaderConfig]] = MovieLens1MConfig
+    config: MovieLens1MConfig
     title = "MovieLens-1M: 1,000,209 ratings, 6,040 users, 3,706 rated films"
     paper = "PrivRec, PNBM; F. M. Harper, J. A. Konstan, The MovieLens Datasets, ACM TiiS 2015"
     source = Source(
@@ -81,7 +94,24 @@ class MovieLens1M(Reader):
     def _item_features(self, ids: np.ndarray) -> FeatureTable:
         path = self.file("movies.dat")
         films = rows_of(ids, read_delimited(path, _FILMS), path)
-        return FeatureTable(len(ids), (Feature.multiple("genres", genre_lists(films["genres"])),))
+        features = [Feature.multiple("genres", genre_lists(films["genres"]))]
+        if self.config.eras:
+            features.append(Feature.multiple("eras", [_eras(title, path) for title in films["title"]]))
+        return FeatureTable(len(ids), tuple(features))
+
+
+def _eras(title: str, path: Path) -> list[str]:
+    """The two decades, of those that start every five years, that hold the year at the end of a title."""
+    year = re.search(r"\((\d{4})\)\s*$", title)
+    if year is None:
+        raise DataError(
+            f"{path}: a film without a year",
+            expected="a title that ends in the year of release, such as 'Alien (1979)'",
+            got=repr(title),
+            fix="set dataset.eras = false",
+        )
+    last = int(year[1]) // 5 * 5
+    return [f"{start}-{start + 9}" for start in (last - 5, last)]
 
 
 def _occupations(codes: np.ndarray) -> list[str]:

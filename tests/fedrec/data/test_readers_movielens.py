@@ -65,6 +65,19 @@ class TestMovieLens1M:
         assert labels(data.item_features["genres"], 0) == ["Animation", "Children's", "Comedy"]
         assert labels(data.item_features["genres"], 1) == ["Drama"]
 
+    def test_eras_are_the_two_decades_that_hold_the_year(self, tmp_path):
+        folder = write_ml_1m(tmp_path)
+        assert read(MovieLens1M, folder).item_features.names == ("genres",)
+        data = MovieLens1M("small", MovieLens1M.Config(path=folder, verify=False, eras=True)).read()
+        assert labels(data.item_features["eras"], 0) == ["1990-1999", "1995-2004"]
+        assert labels(data.item_features["eras"], 1) == ["1995-2004", "2000-2009"]
+
+    def test_a_title_without_a_year_has_no_era(self, tmp_path):
+        folder = write_ml_1m(tmp_path)
+        (folder / "movies.dat").write_text("10::Film (1995)::War\n30::Other::Drama\n")
+        with pytest.raises(DataError, match="without a year"):
+            MovieLens1M("small", MovieLens1M.Config(path=folder, verify=False, eras=True)).read()
+
     @pytest.mark.parametrize(
         ("line", "expected"),
         [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_and_overwritten(path, caplog):
     ledger = Ledger(path)
     ledger.charge(1, EVENT)
     whole = path.read_bytes()
-    ledger.charge(2, EVENT)
+    ledger.charge(2, replace(EVENT, phase="long" * 100))  # longer than the line that is written over its rest
     line = path.read_bytes()[len(whole) :]
     for kept in (1, len(line) // 2, len(line) - 1):
         path.write_bytes(whole + line[:kept])
@@ -71,6 +72,7 @@ def test_a_last_line_that_was_cut_off_is_dropped_and_overwritten(path, caplog):
         assert torn.charges == [Charge(1, EVENT)] and "cut off" in caplog.text
         torn.charge(9, EVENT)
         assert Ledger(path).charges == [Charge(1, EVENT), Charge(9, EVENT)]
+        assert path.read_bytes().endswith(b"\n") and path.read_bytes().count(b"\n") == 2
 
 
 def test_damage_elsewhere_is_an_error(path):

@@ -43,6 +43,24 @@ def test_the_two_conventions_differ_by_two():
     assert plan("poisson", adjacency="add-remove", noise_relative_to="clip-norm").noise_std == 40.0
 
 
+def test_a_phase_differs_in_what_is_said_of_it():
+    phases = {"counts": {"clip-norm": 3.0, "noise-factor": 2.0}, "rest": {"parameters": ["item.*"]}}
+    config = PrivacyConfig.parse({"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}, at="privacy")
+    assert (config.in_phase("counts").clip_norm, config.in_phase("counts").parameters) == (3.0, ("*",))
+    assert (config.in_phase("rest").clip_norm, config.in_phase("rest").parameters) == (40.0, ("item.*",))
+    assert [config.noise_factor(phase) for phase in ("counts", "rest", "main")] == [2.0, 1.0, 1.0]
+    assert config.in_phase("main") == config
+    found = Plan.of(config.in_phase("counts"), "full", {}, 50, 4, factor=2.0)
+    assert (found.noise_multiplier, found.noise_std, found.denominator) == (3.0, 2 * 3.0 * 3.0, 50.0)
+
+
+def test_full_participation_needs_no_cohort_and_goes_with_both_adjacencies():
+    for adjacency, sensitivity in (("replace-one", 80.0), ("add-remove", 40.0)):
+        config = PrivacyConfig(clip_norm=40.0, noise_multiplier=1.0, adjacency=adjacency)
+        found = Plan.of(config, "full", {}, 50, 4)
+        assert (found.sampling, found.denominator, found.sensitivity) == (Full(), 50.0, sensitivity)
+
+
 def test_delta_by_default_is_small_enough():
     assert plan().delta == 1e-5
     assert plan(clients=10**6).delta == pytest.approx(10 ** (-6.6))

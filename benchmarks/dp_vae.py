@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of `docs/papers/dp-vae.md`: a grid of runs on MovieLens-100K, one JSON file, and its tables.
+
+    python -m benchmarks.dp_vae run FILE.json [--only GROUP]... [--seeds 0 1 2 3 4]
+    python -m benchmarks.dp_vae tables FILE.json
+
+What is in the file is not run again, so that a broken grid goes on where it stopped. Runs go into a temporary folder
+and are thrown away; what is kept of each is its figures, the users' true epsilons, and where it diverged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import ttest_rel, wilcoxon
+
+from fedrec.data.kept import KEPT
+from fedrec.errors import ClientError
+from fedrec.experiment import load
+from fedrec.files import write_atomically
+from fedrec.metrics.ranking import ranking_metrics
+from fedrec.privacy.personal import gdp_parameter
+from simulations import runner
+
+FEDERATED, PRIVATE = "dpvae-vae-ml100k", "dpvae-ml100k"
+QUIET = ("evaluation.baselines=[]", "checkpoint.every=1000")
+EVERYBODY = ("sampler={name='limited', cohort=943, participations=1}", "rounds=1")
+SOUND = (*EVERYBODY, "step.participations=1", "step.examples=1000", "step.clip='user'", "step.clip-norm=0.1")
+SOUND = (*SOUND, "step.weighting='precision'", "step.learning-rate=10.0")
+# The paper's rate and batches of ten let one user who asks for an epsilon near zero end the run. Here a hundred users
+# are averaged, by the precision of their noise, with a smaller rate.
+TAME = ("sampler={name='limited', cohort=100, participations=1}", "rounds=10", "step.weighting='precision'")
+TAME = (*TAME, "step.learning-rate=5e-4")
+PAPER = ("step.mode='paper'",)
+PRIORS = ("step.priors={source='onehot'}",)
+SHORT = ("sampler.cohort=100", "rounds=282", "step.anneal-rounds=282", "strategy.server-lr=0.004")  # 30 epochs
+BUDGETS = (0.3, 0.5, 1.0, 1.5)
+MEASURES = ("ndcg-list@100", "recall@20", "recall@50")
+
+
+def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
+    """Group -> cell -> experiment and overrides."""
+    found: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+        "federated": {
+            "VAE": (FEDERATED, QUIET),
+        },
+        "priors": {
+            "VAE": (FEDERATED, (*QUIET, *SHORT)),
+            "VAE, priors": (FEDERATED, (*QUIET, *SHORT, *PRIORS)),
+        },
+        "search": {
+            f"server-lr {rate}, {rounds} rounds": (
+                FEDERATED,
+                (
+                    *QUIET,
+                    "evaluation.held-out='validation'",
+                    f"strategy.server-lr={rate}",
+                    f"rounds={rounds}",
+                    f"step.anneal-rounds={rounds}",
+                ),
+            )
+            for rate, rounds in ((0.001, 1880), (0.002, 1880), (0.004, 1880))
+        },
+        "budgets": {},
+        "parts": {
+            "constant": (PRIVATE, (*QUIET, *TAME)),
+            "constant, priors": (PRIVATE, (*QUIET, *TAME, *PRIORS)),
+            "optimal": (PRIVATE, (*QUIET, *TAME, *PAPER)),
+            "optimal, priors": (PRIVATE, (*QUIET, *TAME, *PAPER, *PRIORS)),
+        },
+        "ladder": {
+            f"sound, epsilon {epsilon:g} for all": (
+                PRIVATE,
+                (*QUIET, *SOUND, f"step.epsilon={epsilon}", "step.budgets='equal'", "step.learning-rate=300.0"),
+            )
+            for epsilon in (10.0, 100.0, 1000.0, 1e4)
+        },
+        "reconstruction": {"VAE": (FEDERATED, (*QUIET, *SHORT, "evaluation.protocol='reconstruction'"))},
+    }
+    for epsilon in BUDGETS:
+        own = f"step.epsilon={epsilon}"
+        found["budgets"][f"sound, up to {epsilon}"] = PRIVATE, (*QUIET, *SOUND, own)
+        found["budgets"][f"paper, up to {epsilon}"] = PRIVATE, (*QUIET, *PAPER, own)
+    for epsilon in BUDGETS:
+        own = f"step.epsilon={epsilon}"
+        found["budgets"][f"paper, tamed, up to {epsilon}"] = PRIVATE, (*QUIET, *TAME, *PAPER, own)
+    return found
+
+
+def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """The figures of one run."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = runner.run(experiment, [*overrides, f"seed={seed}"], output=Path(folder) / "run")
+        except ClientError as error:
+            after = re.search(r"diverged in round (\d+)", str(error))
+            if after is None:
+                raise
+            return {"diverged in round": int(after.group(1))}
+        kept = json.loads((result.folder / "result.json").read_text())
+    found = {"metrics": kept["metrics"], "baselines": kept["baselines"], "rounds": kept["rounds"]}
+    if "personal" in kept:
+        found["users"] = kept["personal"]["users"]
+    return {**found, "seconds": time.perf_counter() - started}
+
+
+def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
+    """Popularity under the same noise: every user sends its history scaled to length 1, once, under its own noise.
+
+    All get one list, by the sum. The noise is drawn once for the sum, which has the same law.
+    """
+    population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
+    clients = population.evaluated_clients("test")
+    lists = population.held_out(clients, "test")
+    masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
+    histories = population.histories(population.partition.training_clients)
+    total = (histories / np.linalg.norm(histories, axis=1, keepdims=True)).sum(0)
+    found = {}
+    for epsilon in (*BUDGETS, 10.0, 100.0, 1000.0, math.inf):
+        std = 2 * math.sqrt(len(histories)) / gdp_parameter(epsilon, 1.25e-5) if math.isfinite(epsilon) else 0.0
+        noisy = total + std * np.random.default_rng(seed).standard_normal(len(total))
+        scores = torch.from_numpy(noisy).float().expand(len(clients), -1)
+        metrics = ranking_metrics(scores, **masks, ks=(20, 50, 100))
+        found[f"epsilon {epsilon:g} for all"] = {name: float(metrics[name].nanmean()) for name in MEASURES}
+    return found
+
+
+def run(file: Path, only: list[str], seeds: list[int]) -> None:
+    """Run what is missing; the file is written after each run."""
+    known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for seed in seeds if not only or "popularity" in only else ():
+        known |= {f"popularity / {cell} / seed {seed}": {"metrics": m} for cell, m in noisy_popularity(seed).items()}
+        write_atomically(file, json.dumps(known, indent=1) + "\n")
+    for group, own in cells().items():
+        if only and group not in only:
+            continue
+        for cell, (experiment, overrides) in own.items():
+            for seed in seeds:
+                key = f"{group} / {cell} / seed {seed}"
+                if key not in known:
+                    known[key] = {"experiment": experiment, "overrides": overrides}
+                    known[key] |= measured(experiment, overrides, seed)
+                    write_atomically(file, json.dumps(known, indent=1) + "\n")
+                    print(key, known[key].get("metrics", known[key]), flush=True)
+
+
+def tables(file: Path) -> None:
+    """Means and standard deviations over seeds, and paired tests of what the paper compares."""
+    known = json.loads(file.read_text())
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for key, found in known.items():
+        groups.setdefault(key.rpartition(" / ")[0], []).append(found)
+    for name, runs in groups.items():
+        print(f"| {name} | {len(runs)} | {_row([one['metrics'] for one in runs if 'metrics' in one])} |", _spent(runs))
+        for baseline in runs[0].get("baselines", {}):
+            print(f"| {baseline} beside it | {len(runs)} | {_row([one['baselines'][baseline] for one in runs])} |")
+    pairs = [("priors / VAE", "priors / VAE, priors"), ("parts / constant", "parts / constant, priors")]
+    pairs += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
+    for one, other in pairs:
+        for measure in MEASURES:
+            print(f"{one} -> {other}, {measure}: {_compared(known, one, other, measure)}")
+
+
+def _row(found: list[dict[str, float]]) -> str:
+    if not found:
+        return "diverged"
+    names = [name for name in found[0] if name.endswith(MEASURES) or name in _WHOLE]
+    means = {name: np.array([one[name] for one in found]) for name in names}
+    return " | ".join(f"{name} {v.mean():.4f} ± {v.std(ddof=1) if len(v) > 1 else 0:.4f}" for name, v in means.items())
+
+
+_WHOLE = tuple(f"reconstruction-{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
+
+
+def _spent(runs: list[dict[str, Any]]) -> str:
+    ended = [one["diverged in round"] for one in runs if "diverged in round" in one]
+    if ended:
+        return f"diverged in rounds {', '.join(map(str, ended))}"
+    if "users" not in runs[0]:
+        return ""
+    users = runs[0]["users"]
+    asked, true = users["nominal"], users["replace-one"]
+    shown = [f"{float(part[place]):.3g}" for part in (asked, true) for place in ("p10", "p50", "p90")]
+    return f"asked {', '.join(shown[:3])}; true {', '.join(shown[3:])} (10, 50, 90 per cent of users)"
+
+
+def _compared(known: dict[str, Any], one: str, other: str, measure: str) -> str:
+    seeds = [key.rpartition(" / ")[2] for key in known if key.rpartition(" / ")[0] == one]
+    both = [(known[f"{one} / {seed}"], known.get(f"{other} / {seed}", {})) for seed in seeds]
+    finished = [pair for pair in both if all("metrics" in run for run in pair)]
+    values = np.array([[run["metrics"][measure] for run in pair] for pair in finished])
+    if len(values) < 2:
+        return "too few runs"
+    gain: Any = values[:, 1] - values[:, 0]
+    paired: Any = ttest_rel(values[:, 1], values[:, 0])
+    low, high = paired.confidence_interval()
+    signed: Any = wilcoxon(gain)
+    return (
+        f"{gain.mean():+.4f}, 95% interval {low:+.4f} to {high:+.4f}, paired t p = {paired.pvalue:.3f}, "
+        f"Wilcoxon p = {signed.pvalue:.3f}, {len(values)} seeds"
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "tables"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    given = parser.parse_args()
+    tables(given.file) if given.command == "tables" else run(given.file, given.only, given.seeds)
+
+
+if __name__ == "__main__":
+    main()

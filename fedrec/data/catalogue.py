@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What everybody may know before any client is asked: the items, their features, and which user features there are.
+
+In a simulation the dataset tells; on real clients each sees its own interactions only, and item 17 must be the same
+item for all of them. The operator of a deployment writes this file and hands it to every node.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import Interactions
+from fedrec.errors import DataError
+from fedrec.files import write_atomically
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """The public part of a dataset.
+
+    Attributes:
+        item_ids: `[items]`, names of the items as text, distinct; an item's index is its place.
+        item_features: public side features of the items.
+        user_features: names and categories of the users' features, without saying who has which.
+        rated: whether interactions carry ratings.
+        timed: whether they carry times.
+    """
+
+    item_ids: np.ndarray
+    item_features: FeatureTable
+    user_features: tuple[tuple[str, tuple[str, ...]], ...]
+    rated: bool
+    timed: bool
+
+    @classmethod
+    def of(cls, interactions: Interactions) -> Catalogue:
+        """The catalogue of a dataset that is at hand."""
+        return cls(
+            item_ids=interactions.item_ids.astype(str),
+            item_features=interactions.item_features,
+            user_features=tuple((f.name, f.categories) for f in interactions.user_features.features),
+            rated=interactions.ratings is not None,
+            timed=interactions.times is not None,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        table = {
+            "items": self.item_ids.tolist(),
+            "item-features": [_table(feature) for feature in self.item_features.features],
+            "user-features": [{"name": name, "categories": list(known)} for name, known in self.user_features],
+            "rated": self.rated,
+            "timed": self.timed,
+        }
+        write_atomically(path, json.dumps(table))
+
+    @classmethod
+    def read(cls, path: Path) -> Catalogue:
+        """Read what `write` wrote.
+
+        Raises:
+            DataError: the file is missing or not a catalogue.
+        """
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            items = np.array(table["items"], dtype=np.str_)
+            features = tuple(_feature(entry) for entry in table["item-features"])
+            users = tuple((str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"])
+            return cls(items, FeatureTable(len(items), features), users, bool(table["rated"]), bool(table["timed"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is not a catalogue",
+                expected="a file as `fedrec deploy init --experiment` writes it",
+                got=f"{type(error).__name__}: {error}",
+                fix="ask the operator of the deployment for it",
+            ) from None
+
+
+def _table(feature: Feature) -> dict[str, Any]:
+    return {
+        "name": feature.name,
+        "categories": list(feature.categories),
+        "offsets": feature.offsets.tolist(),
+        "codes": feature.codes.tolist(),
+    }
+
+
+def _feature(entry: dict[str, Any]) -> Feature:
+    offsets, codes = np.array(entry["offsets"], dtype=np.int64), np.array(entry["codes"], dtype=np.int64)
+    return Feature(str(entry["name"]), tuple(entry["categories"]), offsets, codes)

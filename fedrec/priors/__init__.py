@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Priors of the users' codes from their metadata (Fang et al. 2022, section 3.3.1)."""

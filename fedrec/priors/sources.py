@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of words, from three sources, made to have K numbers in [0, 1].
+
+Vectors of another length are multiplied by a fixed matrix with orthonormal rows or columns, drawn from a seed, and then
+each of the K numbers is stretched to [0, 1] over the words that are needed: equation 11 assumes that range, which GloVe
+does not have. Words, their vectors and all this are public.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedrec.errors import DataError
+from fedrec.priors.config import PriorsConfig
+from fedrec.rng import stream
+
+log = logging.getLogger("fedrec")
+
+
+def word_vectors(config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int) -> list[np.ndarray]:
+    """For each kind of metadata the vectors of its words, `float64 [words, numbers]`, in [0, 1].
+
+    Args:
+        config: the source.
+        words: the labels of each kind.
+        numbers: K.
+
+    Raises:
+        DataError: a file is missing, is another one than `sha256` says, is not in its format, or has none of the words.
+    """
+    looked_up = [[config.words.get(label, label).lower() for label in kind] for kind in words]
+    distinct = sorted({word for kind in looked_up for word in kind})
+    found = _onehot(distinct) if config.source == "onehot" else _read(config, distinct)
+    missing = [word for word in distinct if word not in found]
+    if missing:
+        log.warning("no vector for %d words, which get the mean of the others: %s", len(missing), ", ".join(missing))
+    mean = np.mean([found[word] for word in sorted(found)], axis=0)
+    table = np.stack([np.asarray(found.get(word, mean)) for word in distinct])
+    stretched = _stretched(table @ _projection(config.projection_seed, table.shape[1], numbers))
+    place = {word: row for row, word in enumerate(distinct)}
+    return [stretched[[place[word] for word in kind]] for kind in looked_up]
+
+
+def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
+    """The vectors of some words from a text file of GloVe: a word and its numbers on each line.
+
+    Raises:
+        DataError: a line of such a word has no numbers, or another count than the others.
+    """
+    wanted, found = set(words), {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            word, _, rest = line.rstrip().partition(" ")
+            if word in wanted:
+                found[word] = _numbers(rest.split(" "), path, word)
+    return _equally_long(found, path)
+
+
+def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
+    kind, _, name = config.source.partition(":")
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise DataError(f"there is no file {path}", expected=f"vectors of words, for {config.source!r}", got="no file")
+    digest = _digest(path)
+    if config.sha256 is not None and digest != config.sha256:
+        raise DataError(f"{path} is another file", expected=f"sha256 {config.sha256}", got=f"sha256 {digest}")
+    log.info("vectors of words from %s, sha256 %s", path, digest)
+    found = read_glove(path, words) if kind == "glove" else _read_table(path, words)
+    if not found:
+        raise DataError(
+            f"{path} has none of the words of the users' metadata",
+            expected=", ".join(words[:5]) + (", ..." if len(words) > 5 else ""),
+            got="none of them",
+            fix='name words that it has: words = {"M" = "male"}',
+        )
+    return found
+
+
+def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        found = {word: _numbers(table[word], path, word) for word in words if word in table}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is no table of vectors", expected="a JSON object of lists", got=str(error)) from None
+    return _equally_long(found, path)
+
+
+def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
+    try:
+        vector = np.array([float(str(value)) for value in values])
+    except ValueError:
+        vector = np.zeros(0)
+    if not len(vector) or not np.isfinite(vector).all():
+        raise DataError(f"{path} has no vector for {word!r}", expected="finite numbers", got=repr(values)[:80])
+    return vector
+
+
+def _equally_long(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    lengths = sorted({len(vector) for vector in found.values()})
+    if len(lengths) > 1:
+        raise DataError(f"{path} has vectors of several lengths", expected="one length", got=str(lengths))
+    return found
+
+
+def _onehot(words: list[str]) -> dict[str, np.ndarray]:
+    return dict(zip(words, np.eye(len(words)), strict=True))
+
+
+def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
+    """`float64 [length, numbers]` with orthonormal rows or columns; the identity where nothing is to be changed."""
+    if length == numbers:
+        return np.eye(length)
+    longer, shorter = max(length, numbers), min(length, numbers)
+    square, triangle = np.linalg.qr(stream(seed, "prior-projection").standard_normal((longer, shorter)))
+    columns = square * np.sign(np.diag(triangle))
+    return columns if length > numbers else columns.T
+
+
+def _stretched(table: np.ndarray) -> np.ndarray:
+    """Each column from 0 to 1; a constant one is 1/2."""
+    low, high = table.min(0), table.max(0)
+    width = np.where(high > low, high - low, math.inf)
+    return np.where(high > low, (table - low) / width, 0.5)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accounts of a run in which every user adds noise of its own: what is promised, who is done, what each has spent.
+
+Who was drawn follows from the sampler; being drawn counts, whether or not the upload arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from flwr.serverapp.strategy import Strategy
+
+from fedrec import registry
+from fedrec.errors import ExperimentError
+from fedrec.files import write_atomically
+from fedrec.privacy.personal_noise import PersonalNoise
+from fedrec.privacy.personal_report import epsilon_table, promises, summary, words
+from fedrec.runs import RunFolder
+from strategies.base import Cohorts, CohortStrategy
+
+log = logging.getLogger("fedrec")
+
+
+def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> PersonalAccounts | None:
+    """The accounts of a run; None where users have no noise of their own.
+
+    Raises:
+        ExperimentError: cohorts are drawn from the operating system, so that nobody could count who was in them.
+    """
+    settings = run.experiment.settings(registry.STEP)
+    if not isinstance(settings, PersonalNoise):
+        return None
+    privacy = run.experiment.privacy
+    if privacy is not None and privacy.mode == "secure":
+        raise ExperimentError(
+            "uploads of single users cannot be counted where cohorts are secret",
+            expected="no [privacy] table with mode = 'secure' beside users' own noise",
+            got="privacy.mode = 'secure'",
+            fix="leave out [privacy] and set step.noise = 'secure'",
+        )
+    return PersonalAccounts(run, settings, cohorts if isinstance(strategy, CohortStrategy) else None, cohorts.clients)
+
+
+class PersonalAccounts:
+    """What each user of a run has spent.
+
+    Args:
+        run: the run folder; gets `epsilons.csv`.
+        settings: the users' noise.
+        cohorts: who is drawn; None: everybody in every round.
+        clients: `int64`, ascending: all who may be drawn.
+    """
+
+    def __init__(self, run: RunFolder, settings: PersonalNoise, cohorts: Cohorts | None, clients: np.ndarray) -> None:
+        self.run, self.settings, self.cohorts, self.clients = run, settings, cohorts, clients
+        for line in promises(settings):
+            log.warning(line) if settings.mode == "paper" else log.info(line)
+        planned, drawn = settings.participations, run.experiment.sampler.options.get("participations")
+        if planned is not None and (drawn is None or drawn > planned):
+            log.warning(
+                "the sampler may draw a user more often than its budget pays for (%d): devices will refuse; "
+                "set sampler.name = 'limited' and sampler.participations = %d",
+                planned,
+                planned,
+            )
+
+    def spent(self, round_number: int) -> bool:
+        """Whether nobody is left whose budget pays for a round."""
+        limited = self.settings.participations is not None and self.cohorts is not None
+        return limited and not len(self.cohorts.sample(round_number))  # type: ignore[union-attr]
+
+    def table(self, rounds: int) -> pd.DataFrame:
+        """One row per user after so many rounds, see `epsilon_table`."""
+        asked = np.zeros(len(self.clients), dtype=np.int64)
+        for number in range(1, rounds + 1):
+            drawn = self.clients if self.cohorts is None else self.cohorts.sample(number)
+            asked[np.searchsorted(self.clients, drawn)] += 1
+        return epsilon_table(self.settings, self.clients.tolist(), asked.tolist())
+
+    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+        """Write `epsilons.csv`; gives the report in words and as JSON values."""
+        table = self.table(rounds)
+        write_atomically(self.run.path / "epsilons.csv", table.to_csv())
+        said = words(self.settings, table)
+        return said, {"mode": self.settings.mode, "users": summary(table), "in words": said}

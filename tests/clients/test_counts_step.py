@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counting: the sum of the clients' updates is how many of them like each item, whatever path a node takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clients.hosting import Node
+from clients.training import train_clients
+from fedrec.errors import ExperimentError
+from fedrec.experiment import load
+from fedrec.privacy.protection import Protection
+from fedrec.rng import torch_stream
+from fedrec.row_sum import dense_change
+from fedrec.wire import TrainOrder
+
+
+@pytest.fixture
+def node(tiny_experiment):
+    def make(**model):
+        table = tiny_experiment()
+        return Node(load({**table, "model": {**table["model"], **model}, "step": {"name": "counts"}}), 0, 1, None)
+
+    return make
+
+
+def summed(node, protection=None):
+    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    total = train_clients(node, arrays, TrainOrder(1, node.training, protection=protection)).total
+    return {name: dense_change(change, arrays[name]) for name, change in total.items()}
+
+
+def likes(node):
+    """`bool [clients, items]` from the dataset itself: training rows rated above 3."""
+    data, rows = node.population.interactions, node.population.partition.train_rows
+    rows = rows[data.ratings[rows] > 3]
+    table = np.zeros((data.num_users, data.num_items), dtype=bool)
+    table[data.users[rows], data.items[rows]] = True
+    return table[node.training]
+
+
+def test_the_sum_counts_who_likes_what(node):
+    node = node(item_bias=True)
+    found = summed(node)
+    assert np.array_equal(found.pop("item.bias")[:, 0], likes(node).sum(0))
+    assert not any(change.any() for change in found.values())
+
+
+def test_counts_are_clipped_like_any_update(node):
+    node = node(item_bias=True)
+    table = likes(node).astype(float)
+    factors = np.minimum(1, 1.5 / np.maximum(np.sqrt(table.sum(1)), 1e-9))
+    found = summed(node, Protection(clip_norm=1.5, order=2, names=("item.bias",)))
+    assert found["item.bias"][:, 0] == pytest.approx((table * factors[:, None]).sum(0), rel=1e-5)
+
+
+def test_a_model_without_biases_is_refused(node):
+    with pytest.raises(ExperimentError, match=r"item\.bias"):
+        summed(node())
