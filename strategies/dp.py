@@ -46,6 +46,7 @@ class DpFedAvg:
 
     def __init__(self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]) -> None:
         self.plan, self.phase, self.source, self.charge = plan, phase, source, charge
+        self._warned = False
 
     def refuse_unequal(self, strategy: str, weighting: Weighting) -> None:
         """Refuse a strategy that weights clients by their data.
@@ -89,6 +90,7 @@ class DpFedAvg:
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
         total = {name: _total(name, bounded, theta) for name in names}
+        self._warn_of_idle(round_number, total)
         answered = sum(_within(reply.clients, asked) for reply, asked in sums)
         plan = self.plan
         noisy = add_noise(total, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
@@ -101,6 +103,10 @@ class DpFedAvg:
         self._follow_quantile(round_number, sums)
         return {name: noisy.get(name, _nothing(value)) for name, value in theta.items()}
 
+    def told(self, clients: int) -> int:
+        """The number of clients that a round's metrics show: in secure mode the expected one, as cohorts are secret."""
+        return round(self.plan.denominator) if self.plan.config.mode == "secure" else clients
+
     def state(self) -> dict[str, np.ndarray]:
         """The present clip norm, which adaptive clipping moves."""
         return {"clip-norm": np.asarray(self.plan.clip_norm)}
@@ -109,11 +115,25 @@ class DpFedAvg:
         """Take back what `state` gave."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
 
+    def _warn_of_idle(self, round_number: int, total: Mapping[str, np.ndarray]) -> None:
+        """Say once which parameters get noise and nothing else; not in secure mode, as sums are data."""
+        idle = [name for name, value in total.items() if not value.any()]
+        if idle and not self._warned and self.plan.config.mode == "reproducible":
+            self._warned = True
+            log.warning(
+                "round %d, phase %r: no client changed %s, which are released with noise for nothing; "
+                "leave them out of privacy.parameters (or of privacy.phases.%s.parameters)",
+                round_number,
+                self.phase,
+                ", ".join(idle),
+                self.phase,
+            )
+
     def _bounded(
         self, total: Mapping[str, Change], names: Sequence[str], theta: Mapping[str, np.ndarray], asked: int
     ) -> Mapping[str, Change]:
         """A node's sum with the norm that its clients' clipped updates can have at most; zero if it is no such sum."""
-        if not asked or not all(name in total and _is_change(total[name], theta[name]) for name in names):
+        if not asked or not all(name in total and is_change(total[name], theta[name]) for name in names):
             log.warning("a sum that was not asked for, has wrong shapes or is not finite counts as zero")
             return {name: _nothing(theta[name]) for name in names}
         own = {name: total[name] for name in names}
@@ -136,7 +156,7 @@ def _within(said: int, most: int) -> int:
     return min(max(said, 0), most)
 
 
-def _is_change(change: Change, table: np.ndarray) -> bool:
+def is_change(change: Change, table: np.ndarray) -> bool:
     """Whether a change fits a table and is made of numbers."""
     if not isinstance(change, RowSum):
         return change.shape == table.shape and change.dtype.kind == "f" and bool(np.isfinite(change).all())

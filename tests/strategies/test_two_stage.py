@@ -12,7 +12,7 @@ from fedrec.errors import ExperimentError
 from fedrec.registry import STRATEGY
 from fedrec.rng import stream
 from server.callbacks.base import Callback
-from server.loop import SampledCohorts
+from server.cohorts import SampledCohorts
 from server.roster import Roster
 from server.strategy_state import make_strategy
 from simulations import runner

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedrec.data.features import FeatureTable
+from fedrec.errors import ExperimentError
 from fedrec.models.base import Schema
 from fedrec.models.privrec import PrivRec, PrivRecConfig
 from fedrec.rng import torch_stream
@@ -153,3 +154,52 @@ def test_initial_distribution(make):
     bound = math.sqrt(6 / 300)
     assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound
     assert all(value.dtype == torch.float32 for value in tanh.values())
+
+
+def test_an_items_bias_is_added_to_its_logit(make, world):
+    """With compact tables, too, where an item's row is not its number."""
+    model, users = make(item_bias=True), codes_of(world(), 0)
+    parameters = {name: value.unsqueeze(0) for name, value in fresh(model).items()}
+    assert model.item_tables == ("item.id", "item.bias") and not parameters["item.bias"].any()
+    plain = model.predict(parameters, users, ITEMS.unsqueeze(0))
+    bias = torch.arange(parameters["item.bias"].shape[1], dtype=torch.float32) ** 2
+    biased = model.predict({**parameters, "item.bias": bias.view(1, -1, 1)}, users, ITEMS.unsqueeze(0))
+    torch.testing.assert_close(biased - plain, bias[ITEMS].unsqueeze(0))
+    compact = {"item.id": parameters["item.id"][:, ITEMS], "item.bias": bias[ITEMS].view(1, -1, 1)}
+    rows = torch.arange(len(ITEMS)).unsqueeze(0)
+    same = model.predict({**parameters, **compact}, users, ITEMS.unsqueeze(0), rows=rows)
+    torch.testing.assert_close(same, biased)
+
+
+def test_items_can_start_from_the_principal_components_of_their_features(make):
+    """Against scikit-learn on the joined indicator vectors of length 1; columns beyond the rank are zero."""
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    model = make(item_start="features", embedding=4)
+    found = fresh(model)["item.id"].numpy()
+    blocks = []
+    for feature in model.schema.item_features.features:
+        block = np.zeros((feature.rows, len(feature.categories)))
+        for item in range(feature.rows):
+            block[item, feature.codes[feature.offsets[item] : feature.offsets[item + 1]]] = 1
+        blocks.append(block / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1e-12))
+    joined = np.concatenate(blocks, axis=1)
+    rank = min(4, np.linalg.matrix_rank(joined - joined.mean(0)))
+    expected = decomposition.PCA(rank).fit_transform(joined)
+    np.testing.assert_allclose(np.abs(found[:, :rank]), np.abs(expected), atol=1e-5)
+    assert not found[:, rank:].any()
+    assert np.array_equal(found, fresh(model, seed=1)["item.id"].numpy())
+
+
+def test_a_start_from_features_needs_some(make):
+    schema = make().schema
+    bare = Schema(schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking")
+    with pytest.raises(ExperimentError, match="nothing to start"):
+        fresh(PrivRec(PrivRecConfig(item_start="features"), bare))
+
+
+@pytest.mark.parametrize("hidden", [(5, 4), ()])
+def test_a_model_whose_output_starts_at_zero_prefers_no_item(make, world, hidden):
+    model = make(hidden=hidden, output_start="zero")
+    parameters = {name: value.unsqueeze(0) for name, value in fresh(model).items()}
+    assert not model.scores(parameters, codes_of(world(), 0)).any()
+    assert fresh(model)["item.id"].any()

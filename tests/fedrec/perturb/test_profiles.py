@@ -6,9 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment import load
+from fedrec.perturb import profiles
 from fedrec.perturb.config import PerturbConfig
 from fedrec.perturb.guarantee import guarantee
 from fedrec.perturb.profiles import perturb
@@ -135,6 +137,33 @@ def test_only_public_users_give_the_stereotypes(load_tiny):
         return count
 
     assert 1 <= felt(0.2) <= 4 < felt(None)  # 4 of the 18 training users
+
+
+def test_shares_are_among_the_public_users_alone(world):
+    """Two of the three training users are drawn; a group's share is of them, so user 3's missing data do not count."""
+    population = world()
+    data, partition = population.interactions, population.partition
+    shares = []
+    real = profiles.inclination
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiles, "inclination", lambda *a, **k: shares.append((a, real(*a, **k))) or shares[-1][1])
+        config = PerturbConfig(attribute="gender", epsilon=0.1, public_share=0.6)
+        perturb(data, partition, config, 7, with_ratings=True)
+    (users, items, _), (inside, _) = shares[0]
+    gender = data.user_features["gender"].padded()[:, 0]
+    for group in (0, 1):
+        givers = {user for user in users if gender[user] == group}
+        for item in range(data.num_items):
+            having = {u for u, i in zip(users, items, strict=True) if i == item and u in givers}
+            assert inside[group, item] == pytest.approx(len(having) / max(1, len(givers)))
+
+
+def test_populations_with_other_perturbations_are_others(load_tiny):
+    overrides = ["perturb.attribute=gender", "perturb.epsilon=0.1"]
+    plain, changed = (KEPT.population(load_tiny(*some)) for some in ([], overrides))
+    assert plain is not changed and plain.perturbed is None
+    assert changed is KEPT.population(load_tiny(*overrides))
+    assert changed is not KEPT.population(load_tiny(*overrides, "perturb.budget=0.5"))
 
 
 def test_guarantees_are_those_of_each_client(world):

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every client in every round.
+
+Under differential privacy there is then nothing to amplify, and nothing to keep secret about who took part. A few
+rounds with everybody have less noise for the same epsilon than many rounds with a sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrec.config import Config
+from server.samplers.base import Sampler
+
+
+class FullConfig(Config):
+    """Full participation has no settings."""
+
+
+class Full(Sampler):
+    """All clients."""
+
+    Config = FullConfig
+    config: FullConfig
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """See `Sampler.draw`."""
+        return self.clients

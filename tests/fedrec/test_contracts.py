@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every built-in keeps the contract of its kind. New built-ins are found by themselves.
+
+A built-in that needs settings, or another part of the experiment, to work at all has them in `NEEDS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedrec import testing
+from fedrec.data.reader import data_directory
+from fedrec.errors import DataError
+from fedrec.experiment import Section, component_settings
+from fedrec.registry import DATASET, KINDS, builtin_names, resolve
+from simulations.contracts.base import SMALL, RunContract
+
+VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}
+COHORT = {"settings": {"cohort": 6}}
+PLAN = {"first": 24, "count": 8, "magnitude": 3.0}
+AUDIT = {
+    "dataset": {"name": "canaries", "base": SMALL["dataset"], "count": 8},
+    "split": {"name": "canaries", "base": SMALL["split"], "count": 8},
+    "model": {"name": "reserved", "base": SMALL["model"], "rows": 8},
+}
+STAGES = {"stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}}, "main": {"name": "reptile"}}
+BIASED = {"model": {**SMALL["model"], "item-bias": True}}
+META = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")} | {"split": {"name": "leave-one-out"}}
+NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("step", "vae"): {"experiment": VAE},
+    ("step", "dpvae"): {"experiment": VAE},
+    ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
+    ("model", "reserved"): {"settings": {"base": SMALL["model"], "rows": 5}},
+    ("sampler", "fixed-size"): COHORT,
+    ("sampler", "limited"): {"settings": {"cohort": 6, "participations": 30}},
+    ("sampler", "poisson"): COHORT,
+    ("strategy", "two-stage"): {"settings": STAGES},
+    ("step", "canary"): {"settings": {"base": "sgd", "canaries": PLAN}, "experiment": AUDIT},
+    ("split", "canaries"): {"settings": {"count": 8}, "experiment": {"dataset": AUDIT["dataset"]}},
+    ("dataset", "canaries"): {"settings": {"base": SMALL["dataset"], "count": 8}, "has_files": False},
+    ("dataset", "synthetic"): {"settings": {"users": 24, "items": 30, "mean-interactions": 8}, "has_files": False},
+    ("split", "members"): {"settings": {"draw": "half", "runs": 4}, "random": False},
+    ("split", "leave-one-out"): {"random": False},
+    ("sampler", "full"): {"random": False},
+    ("step", "counts"): {"experiment": BIASED, "random": False},
+    ("strategy", "popularity-start"): {"experiment": BIASED},
+    ("model", "metamf"): {"experiment": META},
+    ("step", "metamf"): {"experiment": META},
+    ("strategy", "metamf"): {"experiment": META},
+}
+# Its clients start from what the server generates for each of them and send gradients of that, so neither the model's
+# own parameters nor a bare step are what the contracts of a model and a step are about; whole runs are.
+IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf")}
+# Baselines that predict ratings do not rank; tests/fedrec/baselines/test_rating_baselines.py is about them.
+APART = {("baseline", "item-mean"), ("baseline", "biased-mf")}
+LARGEST = 80 << 20  # bytes of raw data that are read here; larger datasets have tests of their own
+
+
+class Written:
+    """A table that a test writes before it reads it."""
+
+    @pytest.fixture(autouse=True)
+    def write(self, tmp_path_factory):
+        file = tmp_path_factory.mktemp("table") / "table.csv"
+        rows = [f"u{user},i{(user * item) % 13}" for user in range(24) for item in range(1, 9)]
+        file.write_text("user,item\n" + "\n".join(dict.fromkeys(rows)) + "\n")
+        type(self).settings = {"path": str(file)}
+
+
+def built_ins():
+    for kind in KINDS:
+        contract = getattr(testing, f"{kind.name.capitalize()}Contract")
+        for name in builtin_names(kind):
+            if (kind.name, name) not in APART:
+                yield kind, name, contract
+
+
+def marked(kind, name, cls):
+    """Datasets of raw data are read where these are at hand and not too large."""
+    if kind is not DATASET or resolve(kind, name).source is None:
+        return cls
+    folder = data_directory() / (resolve(kind, name).folder_name or name)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    there = pytest.mark.skipif(not 0 < size <= LARGEST, reason=f"{size} bytes in {folder}")
+    return pytest.mark.real_data(there(cls))
+
+
+for kind, name, contract in built_ins():
+    needs = NEEDS.get((kind.name, name), {})
+    title = "Test" + "".join(part.capitalize() for part in f"{kind.name}-{name}".split("-"))
+    if (kind.name, name) in IN_RUNS_ALONE:
+        contract, needs = RunContract, {**needs, "kind": kind}
+    bases = (Written, contract) if (kind.name, name) == ("dataset", "table") else (contract,)
+    made = type(title, bases, {"component": name, "__module__": __name__, **needs})
+    globals()[title] = marked(kind, name, made)
+del kind, name, contract, made
+
+
+READERS = [name for name in builtin_names(DATASET) if resolve(DATASET, name).source is not None]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_missing_raw_data_are_named(name, tmp_path):
+    gone = tmp_path / "gone"
+    with pytest.raises(DataError, match=str(gone)):
+        resolve(DATASET, name)(name, component_settings(DATASET, Section(name=name, path=str(gone)))).read()  # type: ignore[call-arg]
+
+
+def test_every_kind_has_a_contract():
+    assert {f"{kind.name.capitalize()}Contract" for kind in KINDS} == set(testing.__all__)
