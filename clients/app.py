@@ -3,26 +3,37 @@
 
 from __future__ import annotations
 
-import resource
+from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.evaluation import evaluate_clients, mean_metrics
+from clients.generated import train_each, wanted_items
 from clients.hosting import node_of
 from clients.training import train_clients
 from fedrec import wire
 from fedrec.row_sum import apply_changes
 
-app = ClientApp()
+ClientAppCallable = Callable[[Message, Context], Message]
+
+
+def _for_the_network(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """What the answers of a deployed node become before they leave it."""
+    answer = call_next(message, context)
+    if context.run_config.get("deployment") and answer.has_content():
+        wire.for_the_network(answer.content)
+    return answer
+
+
+app = ClientApp(mods=[_for_the_network])
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Say which clients this node hosts."""
     node = node_of(context)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    presence = wire.Presence(node.partition, node.training, node.evaluated, node.work, memory)
+    presence = wire.Presence(node.partition, node.training, node.evaluated, node.work, node.memory_mib)
     return Message(wire.pack_presence(presence), reply_to=message)
 
 
@@ -33,15 +44,26 @@ def initial(message: Message, context: Context) -> Message:
     return Message(wire.pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message)
 
 
+@app.query("wanted")
+def wanted(message: Message, context: Context) -> Message:
+    """Say which items' rows the named clients need, before parameters are generated for them."""
+    order, node = wire.unpack_wanted_order(message.content), node_of(context)
+    node.refuse_generated()
+    return Message(wire.pack_wanted(wanted_items(node, order)), reply_to=message)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the named clients and answer with a sum; or all of them, and answer in Flower's standard form."""
+    """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's standard form."""
     arrays, order = wire.unpack_train(message.content)
     node = node_of(context)
+    if order.each:
+        node.refuse_generated()
+        return Message(wire.pack_each(train_each(node, arrays, order)), reply_to=message)
     if order.clients is not None:
-        return Message(wire.pack_sum(train_clients(node, arrays, order)), reply_to=message)
+        return Message(wire.pack_sum(train_clients(node, arrays, node.accept(order))), reply_to=message)
     order = wire.TrainOrder(order.round, None, "examples", order.step, order.overrides)
-    reply = train_clients(node, arrays, order)
+    reply = train_clients(node, arrays, node.accept(order))
     mean = apply_changes(arrays, reply.total, 1 / max(reply.weight, 1.0))
     metrics = {"num-examples": reply.examples, "loss": reply.loss / max(reply.losses, 1)}
     return Message(wire.pack_standard(mean, metrics), reply_to=message)
@@ -51,7 +73,10 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the named clients and answer with a table; or all of them, and answer with means."""
     arrays, order = wire.unpack_evaluate(message.content)
-    table = evaluate_clients(node_of(context), arrays, order)
+    node = node_of(context)
+    if order.each:
+        node.refuse_generated()
+    table = evaluate_clients(node, arrays, order)
     if order.clients is not None:
         return Message(wire.pack_table(table), reply_to=message)
     return Message(wire.pack_standard(None, mean_metrics(table)), reply_to=message)

@@ -8,7 +8,7 @@ simulations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from clients.blocks import in_blocks, train_in_blocks
+from clients.generated import generated_errors
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
 from clients.steps.base import Step
+from fedrec.errors import ExperimentError
 from fedrec.experiment import Section
-from fedrec.metrics.groups import user_groups
+from fedrec.generated import Generated
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
+from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.models.base import HistoryModel
 from fedrec.wire import GROUP, EvaluateOrder
 
@@ -37,17 +40,14 @@ def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: Evalua
         ClientError: fine-tuning a client failed.
         ExperimentError: the model's scores are not numbers.
     """
-    clients = node.evaluated if order.clients is None else np.sort(order.clients)
+    clients = node.evaluated if order.clients is None else np.sort(node.hosted(order.clients))
     table = node.experiment.fine_tune_step() if order.step is None else Section.model_validate(order.step)
     step = node.step(table)
-    parameters = to_device(arrays, node.device)
-    if node.experiment.task == "rating":
-        metrics = _rating_table(node, step, parameters, clients, order.round)
+    if order.each:
+        metrics = _generated_table(node, step, Generated.read(arrays))
     else:
-        metrics = _ranking_table(node, step, parameters, clients, order.round)
-    counts = node.population.known_counts(clients)
-    below = node.experiment.evaluation.inactive_below
-    groups = user_groups(node.population.interactions, clients, counts, below)
+        metrics = _table(node, step, to_device(arrays, node.device), clients, order.round)
+    groups = node.groups(clients)
     members = pd.DataFrame({f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}, metrics.index)
     return pd.concat([metrics, members], axis=1)
 
@@ -58,25 +58,59 @@ def mean_metrics(table: pd.DataFrame) -> dict[str, float | int]:
     return {"num-examples": len(table), **{str(name): float(value) for name, value in own.mean().items()}}
 
 
-def _ranking_table(
-    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
-) -> pd.DataFrame:
+def _table(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> pd.DataFrame:
+    if node.experiment.task == "rating":
+        return _rating_table(node, step, parameters, clients, round_)
+    return _ranking_table(node, clients, lambda part: client_scores(node, step, parameters, part, round_))
+
+
+def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
+    """Metrics under parameters that were generated for each client; nothing is trained."""
+    if step.config.epochs:
+        raise ExperimentError(
+            "generated parameters are not fine-tuned on the device",
+            expected="epochs = 0 in evaluation.fine-tune",
+            got=f"epochs = {step.config.epochs}",
+            fix="--set evaluation.fine-tune={epochs=0}",
+        )
+    if node.experiment.task == "rating":
+        return generated_errors(node, given)
+    clients = given.wanted.clients
+
+    def scores(part: np.ndarray) -> Tensor:
+        own = given.take(np.searchsorted(clients, part))
+        with torch.no_grad():
+            return node.model.scores(to_device(own.values, node.device), ())
+
+    return _ranking_table(node, clients, scores)
+
+
+def _ranking_table(node: Node, clients: np.ndarray, scores_of: Callable[[np.ndarray], Tensor]) -> pd.DataFrame:
     settings, population = node.experiment.evaluation, node.population
     block = max(1, _CELLS_PER_BLOCK // population.interactions.num_items)
     columns: list[pd.DataFrame] = []
     for start in range(0, len(clients), block):
         part = clients[start : start + block]
+        scores = scores_of(part).cpu()
+        if settings.protocol == "reconstruction":
+            history = torch.from_numpy(population.whole_history(part))
+            columns.append(_frame(reconstruction_metrics(scores, history, settings.ks), part))
+            continue
         held_out = population.held_out(part, settings.held_out)
         metrics = ranking_metrics(
-            client_scores(node, step, parameters, part, round_).cpu(),
+            scores,
             seen=torch.from_numpy(held_out.seen),
             known=torch.from_numpy(held_out.known),
             relevant=torch.from_numpy(held_out.relevant),
             ks=settings.ks,
             weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
         )
-        columns.append(pd.DataFrame({name: value.numpy() for name, value in metrics.items()}, index=part))
+        columns.append(_frame(metrics, part))
     return pd.concat(columns).rename_axis("client") if columns else pd.DataFrame(index=pd.Index([], name="client"))
+
+
+def _frame(metrics: Mapping[str, Tensor], clients: np.ndarray) -> pd.DataFrame:
+    return pd.DataFrame({name: value.numpy() for name, value in metrics.items()}, index=clients)
 
 
 def client_scores(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> Tensor:
@@ -95,7 +129,7 @@ def client_scores(node: Node, step: Step, parameters: dict[str, Tensor], clients
 
 def _history_scores(node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray) -> Tensor:
     """Scores `[clients, items]` under one slice of parameters, `[1, ...]` each."""
-    histories = torch.from_numpy(node.population.histories(clients)).to(node.device)
+    histories = torch.from_numpy(node.population.histories(clients, model.rated)).to(node.device)
     return model.history_scores(parameters, histories.unsqueeze(0))[0]
 
 
@@ -130,7 +164,7 @@ def _tuned_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     if in_blocks(step, node, parameters):
-        for places, trained in train_in_blocks(node, step, parameters, clients, "fine-tune", round_):
+        for places, trained in train_in_blocks(node, step, parameters, clients, "fine-tune", round_, round_ + 1):
             for member, place in enumerate(places):
                 yield place, trained.parameters_of(member)
         return

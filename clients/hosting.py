@@ -7,6 +7,7 @@ same node in every round and its private state can stay there.
 
 from __future__ import annotations
 
+import resource
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -15,17 +16,22 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
+from clients.faults import tried
 from clients.state import PrivateState
 from clients.steps.base import Step
+from clients.uploads import UploadLedger
 from fedrec import registry
+from fedrec.blame import blaming
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment, Section, component_settings, from_run_config
+from fedrec.metrics.groups import user_groups
 from fedrec.models.base import Model
 from fedrec.privacy.mechanisms import Source, source_of
 from fedrec.rng import torch_stream
+from fedrec.wire import TrainOrder
 
 
 class Node:
@@ -41,6 +47,7 @@ class Node:
     def __init__(self, experiment: Experiment, partition: int, nodes: int, private: Path | None) -> None:
         self.experiment, self.partition, self.nodes = experiment, partition, nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
+        self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
         self.device = resolve_device(experiment.engine.device)
         if experiment.engine.threads is not None:
             torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores
@@ -54,12 +61,14 @@ class Node:
     def model(self) -> Model:
         """The model of the experiment."""
         model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
-        return model_class(self.experiment.settings(registry.MODEL), self.population.schema())
+        with blaming(registry.MODEL.name, model_class, "when it was made"):
+            model = model_class(self.experiment.settings(registry.MODEL), self.population.schema())
+        return tried(model)
 
     @cached_property
     def training(self) -> np.ndarray:
         """`int64`, ascending: hosted clients that may be sampled for training."""
-        return self._hosted(self.population.partition.training_clients)
+        return self._hosted(self.population.training_clients)
 
     @cached_property
     def evaluated(self) -> np.ndarray:
@@ -74,6 +83,27 @@ class Node:
         """
         keeps = any(self.step(section).keeps for section in self.experiment.steps())
         return None if keeps else self.population.known_counts(self.training)
+
+    @property
+    def memory_mib(self) -> float:
+        """Memory that this process has held at most, for the estimate of a simulation."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+    def accept(self, order: TrainOrder) -> TrainOrder:
+        """The order as the node carries it out; one of a simulation does what it is told."""
+        return order
+
+    def refuse_generated(self) -> None:
+        """Refuse to say which items a client needs; nodes of a simulation say it."""
+
+    def hosted(self, clients: np.ndarray) -> np.ndarray:
+        """Those of some clients whom it evaluates."""
+        return clients
+
+    def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        """`bool [clients]` per group of users, for means over groups."""
+        counts = self.population.known_counts(clients)
+        return user_groups(self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below)
 
     def initial(self) -> dict[str, Tensor]:
         """Fresh global parameters: the model's, and those that the experiment's steps train beside them.
@@ -104,7 +134,9 @@ class Node:
     def step(self, section: Section) -> Step:
         """A local step by name and settings."""
         step_class = registry.resolve(registry.STEP, section.name)
-        return step_class(component_settings(registry.STEP, section), self.model, self.device)
+        settings = component_settings(registry.STEP, section)
+        with blaming(registry.STEP.name, step_class, "when it was made"):
+            return step_class(settings, self.model, self.device)
 
     def _hosted(self, clients: np.ndarray) -> np.ndarray:
         return clients[clients % self.nodes == self.partition]
@@ -113,9 +145,15 @@ class Node:
 def node_of(context: Context) -> Node:
     """The node that a Flower context describes; made once per process.
 
-    Reads `partition-id` and `num-partitions` from the node configuration and the experiment from the run configuration.
+    Reads `partition-id` and `num-partitions` from the node configuration and the experiment from the run configuration;
+    a node configuration with `data` describes a node of a deployment, see `clients.own_node`.
     """
     experiment = from_run_config(context.run_config)
+    if "data" in context.node_config:
+        from clients.own_node import own_node
+
+        settings = tuple(sorted(context.node_config.items()))
+        return own_node(experiment.model_dump_json(), str(context.run_config.get("run", "")), settings)
     output = str(context.run_config.get("output", "") or "")
     config = context.node_config
     return _node(

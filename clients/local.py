@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.faults import Versions, refuse_wrong_update
 from clients.hosting import Node
 from clients.steps.base import Step, Update
+from fedrec.blame import file_of, line_of
 from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
@@ -26,30 +28,27 @@ def run_step(
     """One client's local work, with errors that name the client, the step and its data.
 
     Raises:
-        ClientError: the step raised, or returned other parameters than it was given.
+        ClientError: the step raised.
+        ComponentError: the step changed what it was given, or returned something else than an update of it.
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
     data = node.population.client(client)
+    doing = f"for client {client} (round {round_}, node {node.partition})"
+    untouched = Versions(parameters)
     try:
         update = step.update(parameters, data, stream(node.experiment.seed, stream_name, client, round_))
     except FedrecError as error:  # it explains itself, but not whose data it is about
         raise error.about(f"client {client}") from error
     except Exception as error:
         raise ClientError(
-            f"client {client} failed in step {type(step).__name__!r} (round {round_}, node {node.partition})",
+            f"client {client} failed in step {type(step).__name__!r} (round {round_}, node {node.partition})"
+            f" of {file_of(step)}",
             expected=f"an update from {len(data.items)} rows ({len(data.positives)} positives) with {step.config!r}",
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {error} ({line_of(error)})",
             fix="run with --engine serial --debug for the whole traceback",
         ) from error
-    wrong = [
-        name for name in parameters if name not in update.delta or update.delta[name].shape != parameters[name].shape
-    ]
-    if wrong or len(update.delta) != len(parameters):
-        raise ClientError(
-            f"step {type(step).__name__!r} returned wrong parameters for client {client}",
-            expected=repr({name: tuple(value.shape) for name, value in parameters.items()}),
-            got=repr({name: tuple(value.shape) for name, value in update.delta.items()}),
-        )
+    refuse_wrong_update(step, update, parameters, doing)
+    untouched.refuse(step, doing)
     return update
 
 
@@ -61,3 +60,17 @@ def personal_parameters(
         return parameters
     own = to_device(node.private.load(client, before_round), node.device)
     return {name: own.get(name, value) for name, value in parameters.items()}
+
+
+def private_parameters(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, before_round: int
+) -> dict[str, Tensor]:
+    """What clients start from in place of the shared values: their own private parameters, `[C, ...]` each."""
+    names = step.private_names(list(parameters))
+    if node.private is None or not names:
+        return {}
+    kept = node.private.load_all(clients.tolist(), before_round)
+    shared = {name: parameters[name].cpu().numpy() for name in names}
+    return to_device(
+        {name: np.stack([one.get(name, value) for one in kept]) for name, value in shared.items()}, node.device
+    )

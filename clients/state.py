@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -30,14 +30,21 @@ class PrivateState:
 
     def load(self, client: int, before_round: int) -> dict[str, np.ndarray]:
         """The newest arrays of a client written before a round; empty when there are none."""
+        return self.load_all([client], before_round)[0]
+
+    def load_all(self, clients: Sequence[int], before_round: int) -> list[dict[str, np.ndarray]]:
+        """The same of several clients."""
         if not self.file.exists():
-            return {}
+            return [{} for _ in clients]
+        found = []
         with self._connect() as connection:
-            row = connection.execute(
-                "SELECT arrays FROM state WHERE client = ? AND round < ? ORDER BY round DESC LIMIT 1",
-                (int(client), int(before_round)),
-            ).fetchone()
-        return _decode(row[0]) if row else {}
+            for client in clients:
+                row = connection.execute(
+                    "SELECT arrays FROM state WHERE client = ? AND round < ? ORDER BY round DESC LIMIT 1",
+                    (int(client), int(before_round)),
+                ).fetchone()
+                found.append(_decode(row[0]) if row else {})
+        return found
 
     def save(self, client: int, round_number: int, arrays: Mapping[str, np.ndarray], *, keep: int) -> None:
         """Write a client's arrays for a round; entries of that round or later (a broken run's) are replaced.
@@ -48,14 +55,20 @@ class PrivateState:
             arrays: the private arrays.
             keep: how many entries of the client remain, newest first.
         """
+        self.save_all({client: arrays}, round_number, keep=keep)
+
+    def save_all(self, arrays: Mapping[int, Mapping[str, np.ndarray]], round_number: int, *, keep: int) -> None:
+        """The same of several clients, of all or of none."""
         with self._connect() as connection:
-            connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", (int(client), int(round_number)))
-            connection.execute("INSERT INTO state VALUES (?, ?, ?)", (int(client), int(round_number), _encode(arrays)))
-            connection.execute(
-                "DELETE FROM state WHERE client = ? AND round NOT IN "
-                "(SELECT round FROM state WHERE client = ? ORDER BY round DESC LIMIT ?)",
-                (int(client), int(client), keep),
-            )
+            for client, own in arrays.items():
+                key = (int(client), int(round_number))
+                connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", key)
+                connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(own)))
+                connection.execute(
+                    "DELETE FROM state WHERE client = ? AND round NOT IN "
+                    "(SELECT round FROM state WHERE client = ? ORDER BY round DESC LIMIT ?)",
+                    (int(client), int(client), keep),
+                )
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:

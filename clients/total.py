@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from clients.steps.base import Update
-from fedrec.cohort.trained import Trained
+from fedrec.cohort.outcome import Outcome
 from fedrec.privacy.mechanisms import Source
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowAccumulator, RowSum
@@ -60,7 +60,7 @@ class Total:
         self._add_whole(client, {name: delta[name] for name in self._sent}, share)
         self._count([share], [update.examples], [update.loss])
 
-    def add_block(self, clients: Sequence[int], trained: Trained) -> None:
+    def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
         """The updates of a whole block."""
         examples = trained.block.examples
         norms = trained.norms(self._sent, self.protection.order).numpy() if self.protection else np.zeros(len(clients))
@@ -100,7 +100,7 @@ class Total:
             self.unclipped += int((norms <= self.protection.clip_norm).sum())
         return self.protection.clip.factors(norms).tolist()
 
-    def _add_sums(self, trained: Trained, shares: torch.Tensor) -> None:
+    def _add_sums(self, trained: Outcome, shares: torch.Tensor) -> None:
         for name, value in trained.dense_sums(shares, self.dense).items():
             self.dense[name] += value.cpu().numpy()
         for name in self.tables:

@@ -8,17 +8,23 @@ on the order of messages nor, up to the last float32 digit, on how many nodes sh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clients.blocks import in_blocks, train_in_blocks
+from clients.faults import refuse_non_finite, watch_plug_in
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
-from clients.steps.base import Step, Update
+from clients.state import PrivateState
+from clients.steps.base import GeneratedStep, Step, Update
 from clients.total import Total
-from fedrec.errors import ClientError
+from clients.uploads import permitted
+from fedrec.cohort.outcome import Outcome
+from fedrec.cohort.trained import Trained
+from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Section
 from fedrec.wire import TrainOrder, TrainSum
 
@@ -27,20 +33,50 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     """Train the clients of an order and add up their weighted, or protected, updates.
 
     Raises:
-        ClientError: a client's work failed; names the client, the step and its data.
+        ClientError: a client's work failed or diverged; names the client, the step and its data.
+        ComponentError: the step did what its contract forbids.
     """
     step = node.step(_section(node, order)).in_round(order.round)
+    if node.model.generated or isinstance(step, GeneratedStep):
+        raise ExperimentError(
+            "model or step start from parameters that the server generates for each client",
+            expected="model, step and strategy all by the name 'metamf'",
+            got=f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared parameters",
+            fix="set strategy.name = 'metamf', or another model and step",
+        )
     parameters = to_device(arrays, node.device)
-    clients = node.training if order.clients is None else np.sort(order.clients)
+    asked = node.training if order.clients is None else np.sort(order.clients)
+    clients = permitted(node.uploads, step, asked, order.round)
     total = Total(arrays, node.model.item_tables, order.weighting, order.protection, node.noise, order.round)
+    untouched = watch_plug_in(step, arrays)
     for worker, part in step.assign(clients):
         if in_blocks(worker, node, parameters):
+            kept: dict[int, dict[str, np.ndarray]] = {}
             for places, trained in train_in_blocks(node, worker, parameters, part, "client", order.round):
-                total.add_block(part[places].tolist(), trained)
+                members = part[places].tolist()
+                total.add_block(members, _without_private(worker, trained, members, kept))
+            if kept:
+                _storage(node, kept).save_all(kept, order.round, keep=_entries(node))
         else:
             for client in part.tolist():
                 total.add(client, _train(node, worker, parameters, client, order.round))
-    return total.sum()
+    untouched.refuse("step", step, f"in round {order.round}")
+    reply = total.sum()
+    if order.protection is None:
+        refuse_non_finite(step, reply, clients.tolist(), order.round)
+    return reply
+
+
+def _without_private(
+    step: Step, trained: Outcome, clients: list[int], kept: dict[int, dict[str, np.ndarray]]
+) -> Outcome:
+    """A block without the private parameters of its clients, which are put among those to be kept on the node."""
+    private = step.private_names(list(trained.start))
+    if not private or not isinstance(trained, Trained):  # other outcomes know no private parameters
+        return trained
+    moved = {name: trained.values[name].cpu().numpy() for name in private if name in trained.values}
+    kept |= {client: {name: value[place] for name, value in moved.items()} for place, client in enumerate(clients)}
+    return replace(trained, values={name: v for name, v in trained.values.items() if name not in private})
 
 
 def _train(node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int) -> Update:
@@ -49,19 +85,26 @@ def _train(node: Node, step: Step, parameters: dict[str, Tensor], client: int, r
     update = run_step(step, start, node, client, "client", round_)
     if not private:
         return update
+    kept = {name: (start[name] + update.delta[name]).cpu().numpy() for name in private}
+    _storage(node, {client: kept}).save(client, round_, kept, keep=_entries(node))
+    sent = {name: torch.zeros_like(d) if name in kept else d for name, d in update.delta.items()}
+    return Update(sent, update.examples, update.loss)
+
+
+def _storage(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]]) -> PrivateState:
     if node.private is None:
         raise ClientError(
             "there is nowhere to keep private parameters",
             expected="a run folder, for the private state of the clients",
-            got=f"private parameters {private}",
+            got=f"private parameters {list(next(iter(kept.values())))}",
             fix="give the run an output folder",
         )
-    kept = {name: (start[name] + update.delta[name]).cpu().numpy() for name in private}
-    checkpoints = node.experiment.checkpoint
-    # A resumed run may start from any kept checkpoint, and needs the private state of that round.
-    node.private.save(client, round_, kept, keep=checkpoints.every * checkpoints.keep + 1)
-    sent = {name: torch.zeros_like(d) if name in kept else d for name, d in update.delta.items()}
-    return Update(sent, update.examples, update.loss)
+    return node.private
+
+
+def _entries(node: Node) -> int:
+    """A resumed run may start from any kept checkpoint, and needs the private state of that round."""
+    return node.experiment.checkpoint.every * node.experiment.checkpoint.keep + 1
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

@@ -15,7 +15,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedrec.experiment import from_run_config
 from fedrec.runs import RunFolder, default_folder
+from server.deployed import DeployedGrid
 from server.execution import execute
+from server.mixed import MixedGrid
 
 app = ServerApp()
 
@@ -25,7 +27,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run to the end; an error is raised, so that Flower marks its run as failed."""
     run = _run_folder(context)
     logging.getLogger("fedrec").info("run folder %s", run.path)
-    result = execute(run, grid)
+    deployed = bool(context.run_config.get("deployment"))
+    result = execute(run, DeployedGrid(grid) if deployed else MixedGrid(grid, run.experiment))
     logging.getLogger("flwr").info("fedrec: %s", result.metrics)
 
 

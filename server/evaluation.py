@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,17 @@ from flwr.serverapp import Grid
 
 from fedrec import wire
 from fedrec.data.population import sample_clients
-from fedrec.errors import ClientError
+from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment, Section
 from fedrec.metrics.groups import group_means
 from fedrec.wire import GROUP
+from server.gate import evaluated
 from server.replies import answers
 from server.roster import Roster
+from server.wanted import ask_wanted
+from strategies.base import GeneratingStrategy
 
+log = logging.getLogger("fedrec")
 FINE_TUNED_WAVE = 64  # clients per node and message, so that progress is seen and a message stays short
 SHARED_WAVE = 4096  # without fine-tuning a client costs little, and clients with equal features are scored once
 
@@ -31,10 +36,21 @@ class Evaluator:
         experiment: the resolved experiment.
         roster: the clients.
         grid: the grid that reaches them.
+        generating: the strategy, where it generates the parameters of each client.
+        untrusted: whether what nodes answer is looked at first.
     """
 
-    def __init__(self, experiment: Experiment, roster: Roster, grid: Grid) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        roster: Roster,
+        grid: Grid,
+        generating: GeneratingStrategy | None = None,
+        *,
+        untrusted: bool = False,
+    ) -> None:
         self.experiment, self.roster, self.grid = experiment, roster, grid
+        self.generating, self.untrusted = generating, untrusted
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """So many of the clients with held-out rows, the same ones each time, `int64`, ascending; None takes all."""
@@ -60,9 +76,13 @@ class Evaluator:
 
         Raises:
             ClientError: more nodes failed than the experiment tolerates, or no client could be evaluated.
+            ExperimentError: the server generates parameters and does not know some of the clients.
         """
         step = self._step(fine_tune)
-        size = FINE_TUNED_WAVE if fine_tune and has_fine_tuning(self.experiment) else SHARED_WAVE
+        own = self.generating is not None
+        if own:
+            _refuse_unknown(clients, self.roster.training)
+        size = FINE_TUNED_WAVE if own or (fine_tune and has_fine_tuning(self.experiment)) else SHARED_WAVE
         groups = [(node, _waves(part, size)) for node, part in self.roster.by_node(clients)]
         tables: list[pd.DataFrame] = []
         for wave in range(max((len(waves) for _, waves in groups), default=0)):
@@ -83,16 +103,44 @@ class Evaluator:
         self, arrays: ArrayRecord, round_number: int, orders: list[tuple[int, np.ndarray]], step: Section
     ) -> list[pd.DataFrame]:
         table = {"name": step.name, **step.options}
+        engine, each = self.experiment.engine, self.generating is not None
+        sent = self._generated(arrays, round_number, dict(orders), table) if each else {n: arrays for n, _ in orders}
         messages = [
             Message(
-                wire.pack_evaluate(arrays, wire.EvaluateOrder(round_number, clients, table)), node, MessageType.EVALUATE
+                wire.pack_evaluate(sent[node], wire.EvaluateOrder(round_number, clients, table, each)),
+                node,
+                MessageType.EVALUATE,
             )
             for node, clients in orders
+            if node in sent
         ]
-        engine = self.experiment.engine
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout)
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
-        return [wire.unpack_table(reply.content) for reply in good]
+        if not self.untrusted:
+            return [wire.unpack_table(reply.content) for reply in good]
+        return list(self._that_count(good, dict(orders)))
+
+    def _that_count(self, replies: list[Message], asked: dict[int, np.ndarray]) -> Iterator[pd.DataFrame]:
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                table = wire.unpack_table(reply.content)
+                yield evaluated(table, asked[node], ranking=self.experiment.task == "ranking")
+            except Exception as error:  # whatever an enemy may send
+                log.warning("node %d: its metrics are left out: %s", node, error)
+
+    def _generated(
+        self, arrays: ArrayRecord, round_number: int, groups: dict[int, np.ndarray], step: dict[str, Any]
+    ) -> dict[int, ArrayRecord]:
+        """What goes to each node: the parameters of its clients, for their held-out rows or for the whole catalogue."""
+        theta, wanted = wire.live_arrays(arrays), {}
+        if self.experiment.task == "rating":
+            wanted = ask_wanted(self.grid, self.experiment.engine, groups, round_number, "evaluate", step)
+            groups = {node: groups[node] for node in wanted}
+        return {
+            node: wire.to_record(self.generating.generate(theta, clients, wanted.get(node)).arrays())  # type: ignore[union-attr]
+            for node, clients in groups.items()
+        }
 
     def _step(self, fine_tune: bool) -> Section:
         step = self.experiment.fine_tune_step()
@@ -132,6 +180,17 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     groups = [column for column in table.columns if column.startswith(GROUP)]
     table[groups] = table[groups].fillna(0.0)
     return table
+
+
+def _refuse_unknown(clients: np.ndarray, training: np.ndarray) -> None:
+    unknown = np.setdiff1d(clients, training)
+    if len(unknown):
+        raise ExperimentError(
+            "the server has learned nothing about some of the users who are to be tested",
+            expected="held-out rows of training users, because parameters are generated from user ids",
+            got=f"{len(unknown)} of {len(clients)} users who never train",
+            fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
+        )
 
 
 def _waves(clients: np.ndarray, size: int) -> list[np.ndarray]:

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 from flwr.serverapp import Grid
 
-from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.baselines.evaluate import evaluate_baselines, evaluate_rating_baselines
 from fedrec.data.kept import KEPT
 from fedrec.data.population import sample_clients
 from fedrec.experiment import Experiment
 from fedrec.runs import Result, RunFolder
+from server.audience import Audience, callbacks_of
 from server.callbacks.base import Callback
 from server.loop import Loop
 
@@ -26,30 +27,39 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
         KeyboardInterrupt: the user stopped it; likewise.
     """
     with _status(run):
-        baselines = run_baselines(run, callbacks)
-        return Loop(run, grid, callbacks).execute(baselines)
+        audience = Audience([*callbacks_of(run.experiment), *callbacks])
+        baselines = run_baselines(run, audience)
+        return Loop(run, grid, audience).execute(baselines)
 
 
-def run_baselines(run: RunFolder, callbacks: Sequence[Callback] = ()) -> dict[str, dict[str, float]]:
+def run_baselines(run: RunFolder, audience: Audience) -> dict[str, dict[str, float]]:
     """Metrics of the experiment's baselines; computed once per run folder."""
     done = run.read_baselines()
     if done is not None:
         return done
-    for callback in callbacks:
-        callback.on_stage("fitting baselines")
+    audience.on_stage("fitting baselines")
     metrics = _baselines(run.experiment)
     run.write_baselines(metrics)
     return metrics
 
 
 def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
-    names = experiment.evaluation.baselines
-    if experiment.task != "ranking" or not names:
+    names = experiment.evaluation.baseline_settings()
+    if not names:
         return {}
     settings = experiment.evaluation
     population = KEPT.population(experiment)
     clients = sample_clients(population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed)
-    return evaluate_baselines(names, population, held_out=settings.held_out, ks=settings.ks, clients=clients)
+    if experiment.task == "rating":
+        return evaluate_rating_baselines(names, population, held_out=settings.held_out, clients=clients)
+    return evaluate_baselines(
+        names,
+        population,
+        held_out=settings.held_out,
+        ks=settings.ks,
+        clients=clients,
+        protocol=settings.protocol,
+    )
 
 
 @contextmanager

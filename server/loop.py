@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -23,61 +22,32 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
+from fedrec.blame import blaming, finite, named, refuse_other_arrays
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment import Experiment, Section, component_settings
+from fedrec.memory import give_back_memory
 from fedrec.perturb.guarantee import words
-from fedrec.privacy.mechanisms import secure_fixed_size, secure_poisson
-from fedrec.registry import SAMPLER, resolve
-from fedrec.rng import seed_sequence, stream
+from fedrec.registry import STRATEGY
+from fedrec.rng import seed_sequence
 from fedrec.runs import Result, RunFolder
+from server.audience import Audience
 from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints, State
+from server.cohorts import SampledCohorts
+from server.deployed import DeployedGrid
+from server.discovery import Discovery
 from server.estimate import estimate
 from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
+from server.gate import Gate
+from server.initial import most_common_parameters
+from server.personal import accounts_of
 from server.privacy import guard_of
 from server.replies import answers
-from server.roster import Roster, call_roster
+from server.roster import call_roster
 from server.strategy_state import make_strategy, restore_strategy, strategy_state
+from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
 _PRIVACY = "privacy:"  # marks what the guard remembers among what the strategy does
-
-
-class SampledCohorts:
-    """Who is in a round and where they live: a sampler over the training clients of a roster, or some of them."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        roster: Roster,
-        clients: np.ndarray | None = None,
-        sampler: Section | None = None,
-    ) -> None:
-        self.experiment, self.roster = experiment, roster
-        self.section = experiment.sampler if sampler is None else sampler
-        self.clients = roster.training if clients is None else clients
-        settings = component_settings(SAMPLER, self.section)
-        self.sampler = resolve(SAMPLER, self.section.name)(settings, self.clients, experiment.seed)
-        self.by_node = roster.for_training
-
-    def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
-        """See `Cohorts.among`."""
-        return SampledCohorts(self.experiment, self.roster, clients, self.section if sampler is None else sampler)
-
-    def draw(self, name: str, share: float) -> np.ndarray:
-        """See `Cohorts.draw`."""
-        count = min(len(self.clients), max(1, round(share * len(self.clients))))
-        return np.sort(stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False))
-
-    def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round; in secure mode drawn anew at each call, from the operating system's generator."""
-        privacy = self.experiment.privacy
-        if privacy is None or privacy.mode != "secure":
-            return self.sampler.sample(round_number)
-        cohort = self.section.options["cohort"]
-        if self.section.name == "poisson":
-            return secure_poisson(self.clients, cohort / len(self.clients))
-        return secure_fixed_size(self.clients, int(cohort))
 
 
 class Loop:
@@ -89,16 +59,27 @@ class Loop:
         callbacks: told what happens.
     """
 
-    def __init__(self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> None:
-        self.run, self.grid, self.callbacks = run, grid, callbacks
+    def __init__(self, run: RunFolder, grid: Grid, callbacks: Sequence[Callback] | Audience = ()) -> None:
+        self.run, self.grid = run, grid
+        self.callbacks = callbacks if isinstance(callbacks, Audience) else Audience(callbacks)
         self.experiment = run.experiment
         self.checkpoints = Checkpoints(run.checkpoints, self.experiment.digest(), keep=self.experiment.checkpoint.keep)
-        self.roster = call_roster(grid, timeout=self.experiment.engine.timeout)
-        self.cohorts = SampledCohorts(self.experiment, self.roster)
+        engine = self.experiment.engine
+        self.discovery, self.gate = None, None
+        if isinstance(grid, DeployedGrid):  # real nodes, that come and go, and may be anybody's
+            self.discovery = Discovery(grid, run.path / "roster.json", timeout=engine.timeout)
+            self.gate = Gate()
+            self.roster = self.discovery.wait_for(engine.nodes or 1)
+        else:
+            self.roster = call_roster(grid, timeout=engine.timeout)
+        self.cohorts = SampledCohorts(self.experiment, self.roster, grid=grid)
         self.strategy = make_strategy(self.experiment, self.cohorts)
         self.guard = guard_of(run, self.strategy)
+        self.personal = accounts_of(run, self.strategy, self.cohorts)
         _refuse_to_wait(self.strategy, len(self.roster.nodes))
-        self.evaluator = Evaluator(self.experiment, self.roster, grid)
+        generating = self.strategy if isinstance(self.strategy, GeneratingStrategy) else None
+        untrusted = self.gate is not None
+        self.evaluator = Evaluator(self.experiment, self.roster, grid, generating, untrusted=untrusted)
 
     def execute(self, baselines: dict[str, dict[str, float]]) -> Result:
         """Run the remaining rounds, evaluate, and write everything to the run folder.
@@ -111,22 +92,24 @@ class Loop:
             RunError: the run folder cannot be written.
         """
         state = self._held(self._start())
-        for callback in self.callbacks:
-            callback.on_start(self.run, state.round + 1, self.experiment.rounds)
+        give_back_memory()  # the parameters as they came
+        self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         self._forecast(state)
         stop = False
         while state.round < self.experiment.rounds and not stop:
             if self.guard is not None and not self.guard.pays(state.round + 1):
                 self._tell(f"the privacy budget is spent after {state.round} rounds")
                 break
+            if self.personal is not None and self.personal.spent(state.round + 1):
+                self._tell(f"every user's budget is spent after {state.round} rounds")
+                break
             before = self._watched(state)
             state = self._round(state)
-            for callback in self.callbacks:
-                callback.on_update(state.round, before, state.parameters)
+            self.callbacks.on_update(state.round, before, state.parameters)
             self._save(state)
             seconds = state.timings[-1]["seconds"]
             log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
-            stop = any([callback.after_round(state.rounds[-1], seconds) for callback in self.callbacks])
+            stop = self.callbacks.after_round(state.rounds[-1], seconds)
         if stop or state.round < self.experiment.rounds:
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         return self._finish(state, baselines)
@@ -137,23 +120,25 @@ class Loop:
         private = self.experiment.privacy
         if not left or not self.callbacks or (private is not None and private.placement != "central"):
             return  # a rehearsal's updates are bare, and there the server may not see such
+        if isinstance(self.strategy, GeneratingStrategy):
+            return  # a rehearsal sends the global parameters, which here never leave the server
+        if self.personal is not None:
+            return  # a rehearsal's uploads would be releases
         cohort = self.cohorts.sample(state.round + 1)
         found = estimate(self.experiment, self.roster, self.grid, state.parameters, cohort)
         if found is not None:
             log.info("expected: %s", found)
-            for callback in self.callbacks:
-                callback.on_estimate(dataclasses.replace(found, seconds=found.round_seconds * left))
+            self.callbacks.on_estimate(dataclasses.replace(found, seconds=found.round_seconds * left))
 
     def _watched(self, state: State) -> dict[str, np.ndarray]:
         """The parameters for callbacks that compare them with the next ones; a round may change them in place."""
-        if all(type(callback).on_update is Callback.on_update for callback in self.callbacks):
+        if not self.callbacks.compares:
             return state.parameters
         return {name: np.array(value) for name, value in state.parameters.items()}
 
     def _tell(self, text: str) -> None:
         log.info(text)
-        for callback in self.callbacks:
-            callback.on_stage(text)
+        self.callbacks.on_stage(text)
 
     def _start(self) -> State:
         state = self.checkpoints.latest()
@@ -167,9 +152,11 @@ class Loop:
 
     def _initial_parameters(self) -> dict[str, np.ndarray]:
         """Asked of one node, because the server need not hold the catalogue; every node would give the same."""
+        timeout = self.experiment.engine.timeout
+        if self.gate is not None:
+            return most_common_parameters(self.grid, self.roster, timeout=timeout)
         message = Message(RecordDict(), self.roster.nodes[0], wire.INITIAL)
-        replies = self.grid.send_and_receive([message], timeout=self.experiment.engine.timeout)
-        (reply,) = answers(replies, sent=1, max_failures=0.0)
+        (reply,) = answers(self.grid.send_and_receive([message], timeout=timeout), sent=1, max_failures=0.0)
         return wire.unpack_parameters(reply.content)
 
     def _held(self, state: State) -> State:
@@ -182,6 +169,9 @@ class Loop:
         """One round: configure, send, aggregate, evaluate."""
         started = time.perf_counter()
         number = state.round + 1
+        if self.discovery is not None and self.discovery.look():
+            self.roster = self.evaluator.roster = self.discovery.roster
+            self.cohorts.joined(self.roster)
         arrays = wire.to_record(state.parameters)
         arrays, metrics = self._train(number, arrays)
         trained = time.perf_counter()
@@ -190,7 +180,7 @@ class Loop:
             # Some of Flower's strategies (FedAdam) turn float32 into float64.
             parameters = {name: value.astype(state.parameters[name].dtype) for name, value in parameters.items()}
             arrays = wire.to_record(parameters)
-        _refuse_non_finite(parameters, number)
+        _refuse_non_finite(parameters, number, self.strategy)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         ended = time.perf_counter()
         timing = {"round": number, "seconds": ended - started, "train": trained - started, "evaluate": ended - trained}
@@ -204,16 +194,24 @@ class Loop:
         # Flower's own strategies draw nodes from Python's global generator: this makes them a function of the round
         # too.
         random.seed(int(seed_sequence(self.experiment.seed, "flower", number).generate_state(1)[0]))
-        messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), self.grid))
+        with blaming(STRATEGY.name, self.strategy, f"in round {number}, before training"):
+            messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), self.grid))
         engine = self.experiment.engine
+        theta = wire.live_arrays(arrays)  # before the arrays leave, and become bytes
         if self.guard is not None:
             self.guard.before_upload(number)
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
+        if self.gate is not None:
+            good = self.gate.trained(messages, good, theta)
         place = {node: place for place, node in enumerate(self.roster.nodes)}
         good.sort(key=lambda reply: place.get(reply.metadata.src_node_id, len(place)))
-        updated, metrics = self.strategy.aggregate_train(number, good)
-        return arrays if updated is None else updated, dict(metrics or {})
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        with blaming(STRATEGY.name, self.strategy, f"in round {number}, after training"):
+            updated, metrics = self.strategy.aggregate_train(number, good)
+            found = arrays if updated is None else updated
+            refuse_other_arrays(STRATEGY.name, self.strategy, f"in round {number}", found, shapes)
+            return found, dict(metrics or {})
 
     def _evaluate_sample(self, arrays: ArrayRecord, number: int) -> dict[str, float]:
         every = self.experiment.evaluation.every
@@ -239,6 +237,7 @@ class Loop:
         tuned = has_fine_tuning(self.experiment)
         table = self._evaluate_all(arrays, state.round, fine_tune=True) if tuned else before
         perturbed = [] if self.experiment.perturb is None else words(self.experiment.perturb)
+        spent, accounts = ([], {}) if self.personal is None else self.personal.close(state.round)
         result = Result(
             experiment=self.experiment,
             folder=self.run.path,
@@ -249,7 +248,7 @@ class Loop:
             users=metric_columns(table),
             groups=grouped(table),
             parameters=state.parameters,
-            privacy=(*perturbed, *([] if self.guard is None else self.guard.lines())),
+            privacy=(*perturbed, *spent, *([] if self.guard is None else self.guard.lines())),
         )
         seconds = {
             "training": sum(timing["seconds"] for timing in state.timings),
@@ -259,23 +258,20 @@ class Loop:
         extra: dict[str, Any] = {"seconds": seconds}
         if perturbed:
             extra["perturb"] = {"in words": perturbed}
+        if self.personal is not None:
+            extra["personal"] = accounts
         if self.guard is not None:
             extra["privacy"] = self.guard.table()
         self.run.write_result(result, extra)
         log.info("finished: %s", result.metrics)
         self.run.set_status("finished", state.round)
-        for callback in self.callbacks:
-            callback.on_end(result)
+        self.callbacks.on_end(result)
         return result
 
     def _evaluate_all(self, arrays: ArrayRecord, number: int, *, fine_tune: bool) -> pd.DataFrame:
-        def progress(done: int, total: int) -> None:
-            for callback in self.callbacks:
-                callback.on_evaluation(done, total)
-
-        for callback in self.callbacks:
-            callback.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
+        self.callbacks.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
         clients = self.evaluator.sampled_clients(self.experiment.evaluation.final_users)
+        progress = self.callbacks.on_evaluation
         return self.evaluator.evaluate(arrays, number, clients, fine_tune=fine_tune, progress=progress)
 
 
@@ -296,15 +292,13 @@ def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:
         )
 
 
-def _refuse_non_finite(parameters: dict[str, np.ndarray], number: int) -> None:
+def _refuse_non_finite(parameters: dict[str, np.ndarray], number: int, strategy: Strategy) -> None:
     for name, array in parameters.items():
-        # Any NaN or infinity makes the sum one; a sum can also overflow, so then each number is looked at.
-        with np.errstate(all="ignore"):
-            total = float(array.sum())
-        if not math.isfinite(total) and not np.isfinite(array).all():
+        if not finite(array):
             raise ClientError(
                 f"training diverged in round {number}",
                 expected="finite parameters",
-                got=f"NaN or infinity in {name!r}",
-                fix="lower step.learning-rate or strategy.server-lr; the checkpoint of the round before is intact",
+                got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
+                fix="lower step.learning-rate or strategy.server-lr, or mend that file; "
+                "the checkpoint of the round before is intact",
             )

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
+from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.privacy import explain
 from fedrec.privacy.accounting import Report
@@ -60,13 +62,22 @@ class Guard:
         self.run, self.config, self.strategy = run, config, strategy
         experiment = run.experiment
         self.ledger = Ledger(run.path / "privacy.jsonl", config.backend)
+        self._refuse_unknown_phases()
         self.plans: dict[str, Plan] = {}
         for phase, part in strategy.parts.items():
             section = part.cohorts.section
             clients = len(part.cohorts.clients)
             rate = float(getattr(part.config, "server_lr", 1.0))
-            rounds = self._rounds_of(phase)
-            plan = Plan.of(config, section.name, section.options, clients, rounds, server_lr=rate)
+            plan = Plan.of(
+                config.in_phase(phase),
+                section.name,
+                section.options,
+                clients,
+                experiment.rounds,
+                server_lr=rate,
+                factor=config.noise_factor(phase),
+                mix=self._mix,
+            )
             self.plans[phase] = plan
             if config.covers(phase):
                 source = source_of(config.mode, experiment.seed)
@@ -134,12 +145,22 @@ class Guard:
             own = {name.removeprefix(f"{phase}/"): v for name, v in state.items() if name.startswith(f"{phase}/")}
             part.restore(own)
 
-    def _rounds_of(self, phase: str) -> int:
-        """Rounds that noise is calibrated for: of the phase, or all, where one budget is for all phases."""
-        rounds = self.run.experiment.rounds
-        if all(self.config.covers(other) for other in self.strategy.parts):
-            return rounds
-        return max(1, sum(self.strategy.phase(number) == phase for number in range(1, rounds + 1)))
+    @property
+    def _mix(self) -> Counter[float]:
+        """Rounds that noise is calibrated for, those of all phases under noise, by their noise factor."""
+        rounds = range(1, self.run.experiment.rounds + 1)
+        phases = [phase for phase in map(self.strategy.phase, rounds) if self.config.covers(phase)]
+        return Counter(map(self.config.noise_factor, phases)) or Counter({1.0: 1})
+
+    def _refuse_unknown_phases(self) -> None:
+        for phase in self.config.phases:
+            if phase not in self.strategy.parts:
+                raise ExperimentError(
+                    f"there is no phase {phase!r}",
+                    expected="phases of the strategy in privacy.phases",
+                    got=repr(phase),
+                    fix=did_you_mean(phase, self.strategy.parts),
+                )
 
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [(phase, part.privacy) for phase, part in self.strategy.parts.items() if part.privacy is not None]

@@ -45,7 +45,7 @@ class Roster:
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Group clients by the node that hosts them: (node id, `int64` clients) in node order, no empty groups."""
-        places = self._places[clients]
+        places = self._places_of(clients)
         for place, node in enumerate(self.nodes):
             group = clients[places == place]
             if len(group):
@@ -74,13 +74,22 @@ class Roster:
         order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
         return np.concatenate(said)[order]
 
+    def _places_of(self, clients: np.ndarray) -> np.ndarray:
+        """Place of the node that hosts each client, -1 for none; ids may be any numbers."""
+        ids, places = self._hosts
+        if not len(ids):
+            return np.full(len(clients), -1)
+        found = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
+        return np.where(ids[found] == clients, places[found], -1)
+
     @cached_property
-    def _places(self) -> np.ndarray:
+    def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, ascending, and the place of the node that hosts each; of several nodes the last."""
         hosted = [np.union1d(presence.training, presence.evaluated) for presence in self.presences]
-        places = np.full(max((int(ids.max(initial=-1)) for ids in hosted), default=-1) + 1, -1)
-        for place, ids in enumerate(hosted):
-            places[ids] = place
-        return places
+        ids = np.concatenate(hosted)[::-1]
+        places = np.repeat(np.arange(len(hosted)), [len(part) for part in hosted])[::-1]
+        distinct, first = np.unique(ids, return_index=True)
+        return distinct, places[first]
 
 
 def call_roster(grid: Grid, *, timeout: float) -> Roster:

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
+from fedrec.blame import blaming
 from fedrec.experiment import Experiment
 from fedrec.registry import STRATEGY, resolve
 from strategies.base import Cohorts, CohortStrategy
@@ -24,9 +25,10 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
     """The strategy of an experiment, fedrec's or any of Flower's."""
     cls = resolve(STRATEGY, experiment.strategy.name)
     settings = experiment.settings(STRATEGY)
-    if issubclass(cls, CohortStrategy):
-        return cls(settings, cohorts, {"name": experiment.step.name, **experiment.step.options})
-    return cls(**settings)
+    with blaming(STRATEGY.name, cls, "when it was made"):
+        if issubclass(cls, CohortStrategy):
+            return cls(settings, cohorts, {"name": experiment.step.name, **experiment.step.options})
+        return cls(**(settings if isinstance(settings, dict) else {"config": settings}))
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:

@@ -16,11 +16,19 @@ from server.estimate import Estimate
 class Callback:
     """Watches a run. Every method does nothing by default.
 
-    A subclass lives in a file of its own in `server/callbacks/`.
+    A subclass lives in a file of its own in `server/callbacks/`, its configuration class above it. An experiment names
+    it by `callbacks = [{ name = "...", ... }]`; who runs an experiment from Python may bring one ready made. What a
+    callback remembers is not saved with the run: a resumed run has a fresh one.
+
+    Args:
+        config: its settings, if it has any.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""

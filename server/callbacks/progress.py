@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from fedrec.config import Config
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
 from server.estimate import Estimate
@@ -21,7 +22,8 @@ _SECONDS_BETWEEN_LINES = 5.0
 class Progress(Callback):
     """Shows how a run goes on, on standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
         self._console = Console(stderr=True)
         self._bars: RichProgress | None = None
         self._started = self._said = time.monotonic()

@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import FedrecError
-from simulations.cli import attacks, data, doctor, listing, perturb, privacy, running
+from simulations.cli import (
+    attacks,
+    attribute,
+    client,
+    data,
+    deploy,
+    doctor,
+    glove,
+    listing,
+    named_attack,
+    new,
+    personal,
+    perturb,
+    privacy,
+    running,
+)
 from simulations.quiet import keep_quiet
 
 app = typer.Typer(
@@ -26,12 +41,19 @@ app = typer.Typer(
 app.command("run")(running.run)
 app.command("resume")(running.resume)
 app.command("list")(listing.list_components)
+app.command("new")(new.new)
 app.add_typer(data.app, name="data", help="Datasets: list, fetch, import, look at.")
 app.add_typer(
     privacy.app, name="privacy", help="Differential privacy: what it costs, how much noise it takes, what it means."
 )
-app.add_typer(attacks.app, name="attack", help="Membership attacks: who was trained on?")
+data.app.command("glove-subset")(glove.glove_subset)
+privacy.app.command("users")(personal.users)
+app.add_typer(attacks.app, name="attack", help="Attacks: who was trained on? Who is a user?")
+attacks.app.command("attribute")(attribute.attribute)
+attacks.app.command("run")(named_attack.run)
 app.command("audit")(attacks.audit)
+app.add_typer(deploy.app, name="deploy", help="Real clients: keys, start, health, experiments, stop.")
+app.command("client")(client.client)
 app.command("perturb")(perturb.perturb)
 app.command("doctor")(doctor.doctor)
 

@@ -52,13 +52,13 @@ def membership(
     """The membership attack of PrivRec: shadow system, top-10 lists, random forest."""
     from simulations.attacks.membership import MembershipOptions, attack_membership
 
-    _one_of("encoding", encoding, ("multi-hot", "pooled", "both"))
-    _one_of("lists", lists, ("shared", "fine-tuned"))
+    one_of("encoding", encoding, ("multi-hot", "pooled", "both"))
+    one_of("lists", lists, ("shared", "fine-tuned"))
     settings: dict[str, Any] = {"encoding": encoding, "lists": lists, "exclude_known": exclude_known, "trees": trees}
     options = MembershipOptions(shadow_users=shadow_users, used=used, members=members, balanced=balanced, **settings)
-    loaded, folder = _prepare(experiment, overrides, engine, output, "membership")
-    attack = _watched(quiet or as_json, lambda calls: attack_membership(loaded, options, folder, calls))
-    _report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
+    loaded, folder = prepare(experiment, overrides, engine, output, "membership")
+    attack = watched(quiet or as_json, lambda calls: attack_membership(loaded, options, folder, calls))
+    report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
 
 
 @app.command()
@@ -80,14 +80,14 @@ def lira(
     """The likelihood-ratio attack (Carlini et al. 2022) with shadow federations."""
     from simulations.attacks.lira import LiraOptions, attack_lira
 
-    _one_of("mode", mode, ("online", "offline"))
-    _one_of("variance", variance, ("global", "user"))
-    _one_of("signal", signal, ("positives", "contrast"))
+    one_of("mode", mode, ("online", "offline"))
+    one_of("variance", variance, ("global", "user"))
+    one_of("signal", signal, ("positives", "contrast"))
     settings: dict[str, Any] = {"mode": mode, "variance": variance, "signal": signal, "fine_tune": fine_tune}
     options = LiraOptions(shadows=shadows, **settings)
-    loaded, folder = _prepare(experiment, overrides, engine, output, "lira")
-    attack = _watched(quiet or as_json, lambda calls: attack_lira(loaded, options, folder, calls))
-    _report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
+    loaded, folder = prepare(experiment, overrides, engine, output, "lira")
+    attack = watched(quiet or as_json, lambda calls: attack_lira(loaded, options, folder, calls))
+    report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
 
 
 def audit(
@@ -121,11 +121,11 @@ def audit(
     from simulations.audit import audit_experiment
     from simulations.claims import Claim
 
-    loaded, folder = _prepare(experiment, overrides, engine, output, "audit")
+    loaded, folder = prepare(experiment, overrides, engine, output, "audit")
     if (clip is None) != (noise_std is None):
         raise ExperimentError("half a claim", expected="--clip and --noise-std, or neither", got="one of them")
     claim = None if clip is None or noise_std is None else Claim(clip, noise_std, delta, epsilon, denominator)
-    found = _watched(
+    found = watched(
         quiet or as_json,
         lambda calls: audit_experiment(
             loaded,
@@ -138,13 +138,13 @@ def audit(
             callbacks=calls,
         ),
     )
-    text = _save(found.table(), folder / "audit.json")
+    text = save(found.table(), folder / "audit.json")
     typer.echo(text) if as_json else _print_audit(found, folder)
     if found.verdict == "FAIL":
         raise typer.Exit(1)
 
 
-def _prepare(
+def prepare(
     name: str, overrides: list[str] | None, engine: str | None, output: Path | None, what: str
 ) -> tuple[Experiment, Path]:
     """The experiment and the folder of its runs."""
@@ -156,7 +156,8 @@ def _prepare(
     return loaded, output or default.with_name(f"{what}-{default.name}")
 
 
-def _watched(quiet: bool, work: Callable[[list], Any]) -> Any:
+def watched(quiet: bool, work: Callable[[list], Any]) -> Any:
+    """Do some work, given the callbacks that show its progress."""
     from server.callbacks.progress import Progress
 
     progress = Progress()
@@ -166,7 +167,8 @@ def _watched(quiet: bool, work: Callable[[list], Any]) -> Any:
         progress.close()
 
 
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+def one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value that is not among the known ones."""
     from fedrec.config import did_you_mean
     from fedrec.errors import ExperimentError
 
@@ -176,12 +178,13 @@ def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
         )
 
 
-def _report_attack(
+def report_attack(
     table: dict[str, Any], success: Success, claim: tuple[float | None, float], folder: Path, as_json: bool
 ) -> None:
+    """Write what a membership attack found and print it."""
     epsilon, delta = claim
     ceilings = {} if epsilon is None else success.ceilings(epsilon, delta)
-    text = _save({**table, "ceilings": ceilings}, folder / "attack.json")
+    text = save({**table, "ceilings": ceilings}, folder / "attack.json")
     if as_json:
         typer.echo(text)
         return
@@ -239,7 +242,7 @@ def _print_audit(found: Audit, folder: Path) -> None:
         typer.secho(f"  {reason}", fg=colour, err=found.verdict == "FAIL")
 
 
-def _save(table: dict[str, Any], file: Path) -> str:
+def save(table: dict[str, Any], file: Path) -> str:
     """Write a report, and return it as text."""
     from fedrec.files import write_atomically
 

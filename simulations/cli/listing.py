@@ -18,7 +18,7 @@ def list_components(
     kind: Annotated[str | None, typer.Argument(help="One kind only, such as `dataset` or `strategy`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List datasets, splits, models, steps, strategies, samplers, baselines, callbacks and experiments."""
+    """List datasets, splits, models, steps, strategies, samplers, baselines, callbacks, attacks and experiments."""
     from fedrec.config import did_you_mean
     from fedrec.errors import ExperimentError
     from fedrec.registry import KINDS
@@ -36,17 +36,20 @@ def list_components(
 def _components(kind: Kind) -> list[Entry]:
     import inspect
 
+    from fedrec.blame import file_of
     from fedrec.errors import FedrecError
     from fedrec.registry import available
+    from fedrec.registry import file_of as file_of_name
 
     entries = []
     for name, found in available(kind):
         if isinstance(found, FedrecError):
-            entries.append({"name": name, "about": f"BROKEN: {found.got}", "paper": "", "file": ""})
+            reason = f"BROKEN: {found.problem}: {found.got}"
+            entries.append({"name": name, "about": reason, "paper": "", "file": _relative(file_of_name(kind, name))})
             continue
         about = getattr(found, "title", "") or (inspect.getdoc(found) or "").split("\n")[0]
         paper = getattr(found, "paper", "")
-        entries.append({"name": name, "about": about, "paper": paper, "file": _relative(inspect.getfile(found))})
+        entries.append({"name": name, "about": about, "paper": paper, "file": _relative(file_of(found))})
     return entries
 
 
@@ -67,6 +70,8 @@ def _relative(file: str) -> str:
     """A file below the project's root, or whole when it is a plug-in's."""
     from pathlib import Path
 
+    if not file:
+        return ""
     root = Path(__file__).resolve().parent.parent.parent
     path = Path(file).resolve()
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -92,7 +92,7 @@ def _print_table(result: Result) -> None:
     if result.before_fine_tuning:
         rows["  before fine-tuning"] = result.before_fine_tuning
     rows |= result.baselines
-    shown = [name for name in result.metrics if name.startswith(("hits@", "mae", "rmse"))]
+    shown = [name for name in result.metrics if name.startswith(("hits@", "mae", "rmse", "reconstruction-"))]
     shown += [name for name in ("ndcg@10",) if name in result.metrics]
     console = Console()
     console.print(comparison_table(rows, shown))

@@ -29,7 +29,7 @@ STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, 
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
 
 
-class Broken(Exception):
+class Broken(BaseException):
     """Stands for a crash."""
 
 
@@ -221,10 +221,10 @@ def test_every_parameter_of_a_real_round_has_noise(run_tiny):
 def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(run_tiny, tmp_path, monkeypatch):
     """Neither ids nor losses are in a file of the run, in any form in which they were sent."""
     from clients import total
-    from server import loop
+    from server import cohorts as server_cohorts
 
     cohorts, losses = [], []
-    draw, count = loop.secure_fixed_size, total.Total._count
+    draw, count = server_cohorts.secure_fixed_size, total.Total._count
 
     def drawing(*of):
         cohorts.append(draw(*of))
@@ -234,7 +234,7 @@ def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(run_t
         losses.extend(found)
         count(self, shares, examples, found)
 
-    monkeypatch.setattr(loop, "secure_fixed_size", drawing)
+    monkeypatch.setattr(server_cohorts, "secure_fixed_size", drawing)
     monkeypatch.setattr(total.Total, "_count", counting)
     first, second = (
         run_tiny(PRIVATE, "privacy.mode=secure", "rounds=3", "sampler.cohort=9", *CHEAP, output=output)
@@ -260,6 +260,28 @@ def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
     settings = (PRIVATE, "privacy.mode=secure", POISSON, "privacy.adjacency=add-remove", *CHEAP)
     one, two = (run_tiny(*settings, output=output) for output in "ab")
     assert not np.array_equal(one.parameters["item.id"], two.parameters["item.id"])
+
+
+def test_secure_mode_does_not_tell_how_many_a_poisson_cohort_held(run_tiny):
+    """Of 18 clients 6 are expected; eight cohorts of exactly 6 would be a coincidence of one in 10^5."""
+    settings = (PRIVATE, POISSON, "privacy.adjacency=add-remove", "rounds=8", *CHEAP)
+    secret = run_tiny(*settings, "privacy.mode=secure", output="secure")
+    assert secret.rounds["num-clients"].tolist() == [6] * 8
+    assert set(run_tiny(*settings, output="open").rounds["num-clients"]) != {6}
+
+
+# --- parameters that nobody trains ---------------------------------------------------------------------------------
+
+
+def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplog):
+    still = "step.rates={'item.*'=0.0}"
+    run_tiny(PRIVATE, still, "rounds=3", *CHEAP, output="idle")
+    lines = [record.getMessage() for record in caplog.records if "noise for nothing" in record.getMessage()]
+    assert len(lines) == 1 and "item.id" in lines[0] and "layer0" not in lines[0]
+    caplog.clear()
+    run_tiny(PRIVATE, "rounds=2", *CHEAP, output="busy")
+    run_tiny(PRIVATE, still, "privacy.mode=secure", "rounds=2", *CHEAP, output="secure")  # a sum of zero is data too
+    assert "noise for nothing" not in caplog.text
 
 
 # --- two stages ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from fedrec.errors import ExperimentError
 from server.samplers.fixed_size import FixedSize, FixedSizeConfig
+from server.samplers.full import Full, FullConfig
 from server.samplers.poisson import Poisson, PoissonConfig
 
 CLIENTS = np.arange(5, 205, 5)  # 40 clients, ids with gaps
@@ -76,3 +77,8 @@ def test_more_than_there_are_is_refused_with_the_number(make):
         make(41)
     assert "sampler.cohort" in caught.value.problem and caught.value.got == "41"
     assert caught.value.fix == "set sampler.cohort = 40 or less"
+
+
+def test_full_is_everybody_in_every_round():
+    sampler = Full(FullConfig(), CLIENTS, 0)
+    assert all(sampler.sample(number).tolist() == CLIENTS.tolist() for number in (1, 2))

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callbacks of a run: those that its experiment names, and those that its caller brings.
+
+A callback may watch and may end the run; it may not change what is computed. It is given parameters that cannot be
+written to, and when it fails, it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedrec.blame import blaming
+from fedrec.experiment import Experiment, component_settings
+from fedrec.registry import CALLBACK, resolve
+from fedrec.runs import Result, RunFolder
+from server.callbacks.base import Callback
+from server.estimate import Estimate
+
+
+def callbacks_of(experiment: Experiment) -> list[Callback]:
+    """The callbacks that an experiment names, made from their settings.
+
+    Raises:
+        ComponentError: one cannot be made.
+    """
+    made: list[Callback] = []
+    for section in experiment.callbacks or ():
+        callback_class = resolve(CALLBACK, section.name)
+        with blaming(CALLBACK.name, callback_class, "when it was made"):
+            made.append(callback_class(component_settings(CALLBACK, section)))
+    return made
+
+
+class Audience(Callback):
+    """All callbacks of a run as one; each is told in order.
+
+    Args:
+        callbacks: who is told.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = tuple(callbacks)
+
+    @property
+    def compares(self) -> bool:
+        """Whether somebody wants the parameters before and after a round."""
+        return any(type(callback).on_update is not Callback.on_update for callback in self.callbacks)
+
+    def __bool__(self) -> bool:
+        return bool(self.callbacks)
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """See `Callback.on_start`."""
+        self._tell("on_start", run, first_round, rounds)
+
+    def on_estimate(self, estimate: Estimate) -> None:
+        """See `Callback.on_estimate`."""
+        self._tell("on_estimate", estimate)
+
+    def on_stage(self, text: str) -> None:
+        """See `Callback.on_stage`."""
+        self._tell("on_stage", text)
+
+    def on_update(self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> None:
+        """See `Callback.on_update`."""
+        if self.compares:
+            self._tell("on_update", round_number, _read_only(before), _read_only(after))
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """See `Callback.after_round`; each is given a row of its own."""
+        return any([self._one(callback, "after_round", dict(row), seconds) for callback in self.callbacks])
+
+    def on_evaluation(self, done: int, total: int) -> None:
+        """See `Callback.on_evaluation`."""
+        self._tell("on_evaluation", done, total)
+
+    def on_end(self, result: Result) -> None:
+        """See `Callback.on_end`."""
+        self._tell("on_end", result)
+
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            self._one(callback, hook, *arguments)
+
+    def _one(self, callback: Callback, hook: str, *arguments: Any) -> Any:
+        with blaming(CALLBACK.name, callback, f"in {hook}"):
+            return getattr(callback, hook)(*arguments)
+
+
+def _read_only(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    views = {name: value.view() for name, value in arrays.items()}
+    for view in views.values():
+        view.setflags(write=False)
+    return views

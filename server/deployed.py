@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flower's grid over real nodes, as the loop wants it: arrays as bytes, quick polls, nobody asked who is away.
+
+Flower's own `send_and_receive` asks every 3 s whether replies are there, and waits for a node that is known to be away
+until its message expires.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedrec import wire
+
+log = logging.getLogger("fedrec")
+_FIRST_POLL, _GROWTH, _LAST_POLL = 0.1, 1.3, 2.0
+_LONGEST_PAUSE = 16
+_SERVER_PATIENCE = 120.0  # seconds that the SuperLink may fail at a call
+
+
+class DeployedGrid(Grid):
+    """Flower's grid with the loop's patience.
+
+    Args:
+        grid: Flower's.
+        clock: seconds that only grow.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid, self._clock, self._sleep = grid, clock, sleep
+        self._there: set[int] = set()
+        self._missed: dict[int, int] = {}
+        self._pauses: dict[int, int] = {}
+
+    def set_run(self, run: Any) -> None:
+        """See `Grid`."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """See `Grid`."""
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """See `Grid`."""
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Nodes that have given a sign of life lately."""
+        return self._patiently(lambda: list(self._grid.get_node_ids()))
+
+    def get_nodes(self) -> Iterable[Any]:
+        """See `Grid`."""
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See `Grid`."""
+        messages = list(messages)
+        for message in messages:
+            wire.for_the_network(message.content)
+        return self._patiently(lambda: list(self._grid.push_messages(messages)))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See `Grid`."""
+        wanted = list(message_ids)
+        return self._patiently(lambda: list(self._grid.pull_messages(wanted)))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Replies to messages, as many as come before the deadline; each message is answered once at most.
+
+        A message to a node that is away is not sent, and so counts as one without an answer. A node that let a
+        deadline pass is left alone for 1, 2, 4, ... up to 16 times, as every round would wait for it otherwise.
+        """
+        self._there = set(self.get_node_ids())
+        sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
+        if timeout is not None:
+            for message in sent:  # a node that wakes up later must not work on what nobody waits for
+                message.metadata.ttl = timeout
+        pushed = zip(self.push_messages(sent), sent, strict=True) if sent else ()
+        waiting = {identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier}
+        deadline = None if timeout is None else self._clock() + timeout
+        replies: list[Message] = []
+        pause = _FIRST_POLL
+        while waiting:
+            for reply in self.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:  # a second reply to a message is none
+                    replies.append(reply)
+                    self._missed[node] = 0
+                    pause = _FIRST_POLL
+            if not waiting or (deadline is not None and self._clock() >= deadline):
+                break
+            self._sleep(pause if deadline is None else max(0.0, min(pause, deadline - self._clock())))
+            pause = min(pause * _GROWTH, _LAST_POLL)
+        for node in waiting.values():
+            self._missed[node] = self._missed.get(node, 0) + 1
+            self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
+            log.warning("node %d let the deadline pass; it is not asked %d times", node, self._pauses[node])
+        return replies
+
+    def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
+        """A call of Flower's, made again when the SuperLink fails at it; Flower repeats only what finds no server."""
+        until, pause = self._clock() + _SERVER_PATIENCE, 1.0
+        while True:
+            try:
+                return call()
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500 or self._clock() >= until:
+                    raise
+                log.warning("the SuperLink failed (%s); asking again", error.response.status_code)
+            self._sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    def _asks(self, node: int) -> bool:
+        """Whether a node is asked this time: it is there, and has not just let a deadline pass."""
+        left = self._pauses.get(node, 0)
+        self._pauses[node] = max(0, left - 1)
+        return left == 0 and node in self._there

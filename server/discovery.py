@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real nodes come and go: who has ever been here, and whom they host.
+
+Each round begins with a look at who is there; a node that nobody knows yet is asked how many clients it hosts, and they
+may be sampled from that round on. What a node says is remembered by its Flower id, which hangs on its registered key,
+and written into the run folder. Nobody is ever struck off: clients of a node that is away are drawn like all others
+and count as not having answered, so that the probability of being drawn does not tell who is there.
+
+A node owns the client ids that it was first to name. Ids that another names too are not given to it, and ids that two
+nodes name at the same moment are given to neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec import wire
+from fedrec.errors import EngineError, RunError
+from fedrec.files import write_atomically
+from server.roster import Roster
+
+log = logging.getLogger("fedrec")
+MOST_CLIENTS = 1_000_000
+"""Clients that one node may host."""
+_ASK_AGAIN = 3  # looks, before a node that gave no good answer is asked again
+
+
+class Discovery:
+    """The roster of a federation whose nodes come and go.
+
+    Args:
+        grid: reaches the nodes.
+        file: where the roster is kept; read first, if it is there.
+        timeout: seconds that a node has to answer.
+        sleep: waits.
+
+    Raises:
+        RunError: the file is not a roster.
+    """
+
+    def __init__(self, grid: Grid, file: Path, *, timeout: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.grid, self.file, self.timeout, self._sleep = grid, file, timeout, sleep
+        self._known: dict[int, wire.Presence] = _read(file)
+        self._silent: dict[int, int] = {}
+
+    @property
+    def roster(self) -> Roster:
+        """All that have ever been here, ordered by the places that they state and by their ids."""
+        ordered = sorted(self._known.items(), key=lambda pair: (pair[1].partition, pair[0]))
+        return Roster(tuple(node for node, _ in ordered), tuple(presence for _, presence in ordered))
+
+    def wait_for(self, nodes: int) -> Roster:
+        """The roster once so many nodes are known.
+
+        Raises:
+            EngineError: they do not come in time.
+        """
+        pause = 0.2
+        waited = 0.0
+        while True:
+            self.look()
+            if len(self._known) >= nodes and any(len(presence.training) for presence in self._known.values()):
+                return self.roster
+            if waited >= self.timeout:
+                raise EngineError(
+                    "too few nodes with clients came",
+                    expected=f"at least {nodes} within {self.timeout:g} s",
+                    got=f"{len(self._known)}",
+                    fix="start nodes, or lower engine.nodes",
+                )
+            self._sleep(pause)
+            waited += pause
+            pause = min(2 * pause, 2.0)
+
+    def look(self) -> bool:
+        """Ask those who are there and not known yet; whether anybody joined."""
+        strangers = [node for node in self.grid.get_node_ids() if node not in self._known and not self._waits(node)]
+        if not strangers:
+            return False
+        messages = [Message(RecordDict(), node, wire.HELLO) for node in strangers]
+        said = dict(_answers(self.grid.send_and_receive(messages, timeout=self.timeout)))
+        for node in strangers:
+            if node not in said:
+                log.warning("node %d did not say whom it hosts", node)
+                self._silent[node] = _ASK_AGAIN
+        joined = self._owned({node: said[node] for node in sorted(said) if node in strangers})
+        for node, presence in joined.items():
+            log.info("node %d joined with %d clients", node, len(presence.training))
+        self._known |= joined
+        if joined:
+            _write(self.file, self._known)
+        return bool(joined)
+
+    def _waits(self, node: int) -> bool:
+        left = self._silent.get(node, 0)
+        self._silent[node] = max(0, left - 1)
+        return left > 0
+
+    def _owned(self, said: dict[int, wire.Presence]) -> dict[int, wire.Presence]:
+        """What newcomers say, without the ids that are not theirs alone."""
+        before = _ids(self._known.values())
+        named, times = np.unique(np.concatenate([_ids([p]) for p in said.values()] or [before[:0]]), return_counts=True)
+        taken = np.union1d(before, named[times > 1])
+        found = {}
+        for node, presence in said.items():
+            foreign = np.isin(_ids([presence]), taken)
+            if foreign.any():
+                log.warning("node %d names %d clients that it does not own alone", node, int(foreign.sum()))
+            training, evaluated = (ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated))
+            found[node] = wire.Presence(presence.partition, training, evaluated)
+        return found
+
+
+def _answers(replies: Iterable[Message]) -> Iterable[tuple[int, wire.Presence]]:
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            log.warning("node %d failed: %s", node, reply.error.reason)
+            continue
+        try:
+            presence = wire.unpack_presence(reply.content)
+            clean = wire.Presence(presence.partition, _clean(presence.training), _clean(presence.evaluated))
+        except Exception as error:  # whatever an enemy may send
+            log.warning("node %d sent no list of clients: %s", node, error)
+            continue
+        yield node, clean
+
+
+def _clean(ids: np.ndarray) -> np.ndarray:
+    if ids.ndim != 1 or ids.dtype != np.int64 or len(ids) > MOST_CLIENTS or (len(ids) and ids.min() < 0):
+        raise ValueError(f"expected at most {MOST_CLIENTS} whole numbers >= 0")
+    found = np.unique(ids)
+    if len(found) != len(ids):
+        raise ValueError("a client is named twice")
+    return found
+
+
+def _ids(presences: Iterable[wire.Presence]) -> np.ndarray:
+    parts = [np.union1d(presence.training, presence.evaluated) for presence in presences]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def _write(file: Path, known: dict[int, wire.Presence]) -> None:
+    table = {
+        str(node): {"place": p.partition, "training": p.training.tolist(), "evaluated": p.evaluated.tolist()}
+        for node, p in known.items()
+    }
+    write_atomically(file, json.dumps(table))
+
+
+def _read(file: Path) -> dict[int, wire.Presence]:
+    if not file.exists():
+        return {}
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            int(node): wire.Presence(
+                int(entry["place"]),
+                np.array(entry["training"], dtype=np.int64),
+                np.array(entry["evaluated"], dtype=np.int64),
+            )
+            for node, entry in table.items()
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is not a roster", expected="JSON as written by fedrec", got=str(error)) from None

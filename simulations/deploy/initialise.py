@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making a deployment folder: authority, certificates, keys, secrets, and the files that start it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from fedrec.errors import RunError
+from fedrec.files import write_atomically
+from simulations.deploy.certificates import Authority, Issued
+from simulations.deploy.compose import compose, door_rules
+from simulations.deploy.keys import NodeKey, new_secret, private_folder, write_private
+from simulations.deploy.layout import Deployment, DeploymentConfig
+from simulations.deploy.nginx import rules
+
+SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
+
+
+def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
+    """Make a new deployment folder.
+
+    Raises:
+        RunError: there is something at `path` already.
+    """
+    path = path.expanduser().resolve()
+    if path.exists() and any(path.iterdir()):
+        raise RunError(f"{path} is not empty", expected="a new or empty folder", fix="choose another folder")
+    private_folder(path)
+    deployment = Deployment.create(path, settings)
+    authority = Authority.create(f"fedrec deployment {path.name}")
+    write_atomically(deployment.authority, authority.issued.certificate)
+    write_private(private_folder(path / "authority") / "ca.key", authority.issued.key)
+    private_folder(deployment.server)
+    _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
+    _write(deployment.server, "door", authority.issue([*settings.hosts, "door"]))
+    write_private(deployment.server / "superexec.secret", new_secret())
+    _write_connection(deployment)
+    write_private(deployment.server / "nginx.conf", _nginx_rules(deployment))
+    write_private(deployment.server / "nginx-compose.conf", door_rules())
+    _write_compose(deployment)
+    private_folder(deployment.logs)
+    private_folder(path / "nodes")
+    for folder in deployment.node_folders():
+        make_node(deployment, folder)
+    return deployment
+
+
+def make_node(deployment: Deployment, folder: Path) -> None:
+    """The folder that is handed to a node: its keys and the authority's certificate."""
+    private_folder(folder)
+    key = NodeKey.create()
+    write_private(folder / "node.key", key.private)
+    write_atomically(folder / "node.pub", key.public)
+    shutil.copyfile(deployment.authority, folder / "ca.crt")
+
+
+def add_nodes(deployment: Deployment, count: int) -> Deployment:
+    """The same deployment with more nodes; they may join while it runs, once they are registered."""
+    before = deployment.settings
+    settings = before.model_copy(update={"nodes": before.nodes + count})
+    for number in range(before.nodes + 1, settings.nodes + 1):
+        make_node(deployment, deployment.node(number))
+    grown = Deployment.create(deployment.path, settings)
+    _write_compose(grown)
+    return grown
+
+
+def _write(folder: Path, name: str, issued: Issued) -> None:
+    write_atomically(folder / f"{name}.crt", issued.certificate)
+    write_private(folder / f"{name}.key", issued.key)
+
+
+def _write_compose(deployment: Deployment) -> None:
+    """The compose file, and what it needs to know of this machine."""
+    project = Path(__file__).resolve().parent.parent.parent
+    text = compose(deployment.settings.nodes, port=deployment.settings.port, build=str(project), deployment=".")
+    write_atomically(deployment.path / "docker-compose.yml", text)
+    write_private(deployment.path / ".env", f"FEDREC_UID={os.getuid()}\nFEDREC_GID={os.getgid()}\n")
+
+
+def _nginx_rules(deployment: Deployment) -> str:
+    settings, server = deployment.settings, deployment.server
+    return rules(
+        listen=f"{settings.bind}:{settings.port}",
+        upstream=deployment.superlink,
+        name="localhost",
+        certificate=server / "door.crt",
+        key=server / "door.key",
+        authority=deployment.authority,
+        scratch=private_folder(server / "nginx"),
+    )
+
+
+def _write_connection(deployment: Deployment) -> None:
+    """How the operator's commands reach the SuperLink."""
+    private_folder(deployment.flower_home)
+    write_private(deployment.flower_home / "config.toml", connection(deployment))
+
+
+def connection(deployment: Deployment) -> str:
+    """Flower's configuration of how the SuperLink is reached."""
+    lines = (
+        "[superlink]",
+        'default = "fedrec"',
+        "",
+        "[superlink.fedrec]",
+        f'address = "{deployment.superlink}"',
+        f'root-certificates = "{deployment.authority}"',
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a deployment: its settings, and where everything in it lies."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import tomli_w
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.errors import RunError
+from fedrec.files import write_atomically
+
+
+class DeploymentConfig(Config):
+    """Settings of a deployment, in `deployment.toml`."""
+
+    hosts: tuple[str, ...] = Field(default=("localhost", "127.0.0.1"), min_length=1)
+    """Names and addresses under which clients reach this machine; the first one is told to them."""
+    bind: str = "127.0.0.1"
+    """Address that the door listens on; 0.0.0.0 for all."""
+    port: int = Field(default=8443, ge=1, le=65535)
+    """Port of the door, the only one that clients reach."""
+    superlink_port: int = Field(default=18000, ge=1, le=65535)
+    """Port of the SuperLink on 127.0.0.1. Whoever reaches it may start runs: never publish it."""
+    node_port: int = Field(default=19100, ge=1, le=65535)
+    """First port on 127.0.0.1 of the nodes that run on this machine; each takes one."""
+    nodes: int = Field(default=2, ge=0)
+    """Number of nodes whose keys were made."""
+    local_nodes: bool = True
+    """Whether `up` starts these nodes on this machine too."""
+    proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
+    """What the door is: `nginx`, our own `python`, or nginx where there is one."""
+
+
+class Deployment:
+    """A deployment folder.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        RunError: it is not one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+        if not self.settings_file.is_file():
+            raise RunError(
+                f"{path} is not a deployment",
+                expected="a folder with deployment.toml",
+                got="no such file",
+                fix=f"fedrec deploy init {path}",
+            )
+        with open(self.settings_file, "rb") as file:
+            self.settings = DeploymentConfig.parse(tomllib.load(file), at="deployment")
+
+    @classmethod
+    def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:
+        """Make the folder with its settings and nothing else."""
+        write_atomically(path.expanduser().resolve() / "deployment.toml", tomli_w.dumps(settings.table()))
+        return cls(path)
+
+    @property
+    def settings_file(self) -> Path:
+        """The settings."""
+        return self.path / "deployment.toml"
+
+    @property
+    def authority(self) -> Path:
+        """Certificate of the authority; public."""
+        return self.path / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        """Private key of the authority; needed to make certificates, never by a running process."""
+        return self.path / "authority" / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        """Folder of what the server's processes need."""
+        return self.path / "server"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the processes' output."""
+        return self.path / "logs"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's state."""
+        return self.server / "superlink.db"
+
+    @property
+    def registered(self) -> Path:
+        """A file that is there once the nodes' keys were let in."""
+        return self.server / "registered"
+
+    @property
+    def flower_home(self) -> Path:
+        """Flower's home for the operator's commands and the server's processes."""
+        return self.server / "flwr"
+
+    @property
+    def superlink(self) -> str:
+        """HOST:PORT of the SuperLink, on this machine only; in a container, what `FEDREC_SUPERLINK` says."""
+        return os.environ.get("FEDREC_SUPERLINK") or f"127.0.0.1:{self.settings.superlink_port}"
+
+    @property
+    def door(self) -> str:
+        """HOST:PORT that clients are told."""
+        return f"{self.settings.hosts[0]}:{self.settings.port}"
+
+    def node(self, number: int) -> Path:
+        """Folder that is handed to a node; numbers start at 1."""
+        return self.path / "nodes" / f"node-{number}"
+
+    def node_folders(self) -> list[Path]:
+        """Folders of all nodes, in order."""
+        return [self.node(number) for number in range(1, self.settings.nodes + 1)]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door of a deployment: a reverse proxy with TLS that lets through what nodes need, and nothing else.
+
+Flower's SuperLink answers nodes (`/v1/fleet/...`), operators (`/v1/control/...`) and executors (`/v1/runtime/...`) on
+one port, and asks operators for no password: whoever reaches that port may start runs. So that port stays inside, and
+this one is what clients reach. Only the node's calls pass, by exact path; the answer to all others is 404 and a line in
+the log. Flower's own node authentication passes through it in headers.
+
+For deployments without Docker and without nginx; `nginx.py` writes the same rules for nginx.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+log = logging.getLogger("fedrec")
+FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")
+"""Paths that nodes may ask for, as they stand in the request: no dots, no escapes, nothing after them."""
+HEALTH = b"/health"
+MOST_BYTES = 512 * 2**20
+"""Largest body of a request; Flower sends arrays in pieces."""
+_HOP_BY_HOP = {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "upgrade"}
+_DROPPED = _HOP_BY_HOP | {"host", "content-length", "transfer-encoding", "content-encoding", "accept-encoding"}
+
+
+def create_app(upstream: str, authority: Path) -> Starlette:
+    """The proxy as an ASGI application.
+
+    Args:
+        upstream: HOST:PORT of the SuperLink.
+        authority: certificate of the authority that signed the SuperLink's.
+    """
+    context = ssl.create_default_context(cafile=str(authority))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        async with httpx.AsyncClient(
+            base_url=f"https://{upstream}", verify=context, timeout=60, limits=limits, trust_env=False
+        ) as client:
+            app.state.client = client
+            yield
+
+    methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    return Starlette(routes=[Route("/{path:path}", _pass, methods=methods)], lifespan=lifespan)
+
+
+def allowed(method: str, path: bytes) -> bool:
+    """Whether a request may pass; `path` as it stands in the request, without what follows a question mark."""
+    return method == "POST" and FLEET.fullmatch(path) is not None
+
+
+async def _pass(request: Request) -> Response:
+    path, method = request.scope["raw_path"].partition(b"?")[0], request.method
+    if path == HEALTH and method in ("GET", "HEAD"):
+        return PlainTextResponse("")
+    if not allowed(method, path) or request.url.query:
+        client = request.client.host if request.client else "?"
+        log.warning("refused %s %r from %s", method, path[:200], client)
+        return PlainTextResponse("not found\n", status_code=404)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_BYTES:
+            return PlainTextResponse("too large\n", status_code=413)
+    headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
+    try:
+        answer = await request.app.state.client.request(method, path.decode(), headers=headers, content=bytes(body))
+    except httpx.HTTPError as error:
+        log.warning("the SuperLink did not answer: %s", error)
+        return PlainTextResponse("the SuperLink did not answer\n", status_code=503)  # which Flower's nodes try again
+    kept = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
+    return Response(answer.content, answer.status_code, kept)
+
+
+def serve(*, host: str, port: int, upstream: str, certificate: Path, key: Path, authority: Path) -> None:
+    """Run the proxy until it is stopped."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    config = uvicorn.Config(
+        create_app(upstream, authority),
+        host=host,
+        port=port,
+        ssl_certfile=str(certificate),
+        ssl_keyfile=str(key),
+        ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+        server_header=False,
+    )
+    uvicorn.Server(config).run()

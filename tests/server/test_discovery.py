@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real nodes: who is known, who owns which client, and what a deployed grid does about those who are away."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedrec import wire
+from fedrec.errors import EngineError, RunError
+from server.cohorts import SampledCohorts
+from server.deployed import DeployedGrid
+from server.discovery import Discovery
+from server.initial import most_common_parameters
+
+pytestmark = pytest.mark.usefixtures("identity")
+
+
+def presence(place, training, evaluated=()):
+    return wire.Presence(place, np.array(training, dtype=np.int64), np.array(evaluated, dtype=np.int64))
+
+
+class Nodes:
+    """Flower's grid by hand: nodes that answer with what `answers` holds, or not at all; time that only passes."""
+
+    def __init__(self, answers):
+        self.answers, self.away, self.silent = dict(answers), set(), set()
+        self.now, self.pushed, self.waiting = 0.0, [], {}
+
+    def get_node_ids(self):
+        return [node for node in self.answers if node not in self.away]
+
+    def push_messages(self, messages):
+        identifiers = []
+        for message in messages:
+            identifier = f"m{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            self.pushed.append(message)
+            if message.metadata.dst_node_id not in self.silent:
+                self.waiting[identifier] = message
+            identifiers.append(identifier)
+        return identifiers
+
+    def pull_messages(self, identifiers):
+        return [self._reply(self.waiting.pop(i)) for i in identifiers if i in self.waiting]
+
+    def _reply(self, message):
+        content = self.answers[message.metadata.dst_node_id]
+        return Message(wire.pack_presence(content) if isinstance(content, wire.Presence) else content, reply_to=message)
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 0.001)
+
+    def grid(self):
+        return DeployedGrid(self, clock=lambda: self.now, sleep=self.sleep)
+
+
+def discovery(nodes, file, timeout=5.0):
+    return Discovery(nodes.grid(), file, timeout=timeout, sleep=nodes.sleep)
+
+
+def test_late_nodes_are_asked_once_and_remembered(tmp_path):
+    nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
+    found = discovery(nodes, tmp_path / "roster.json")
+    assert found.wait_for(2).nodes == (3, 7) and not found.look() and len(nodes.pushed) == 2
+    nodes.answers[11] = presence(2**61, [2**61 + 1])
+    assert found.look() and found.roster.training.tolist() == [4, 5, 9, 2**61 + 1] and len(nodes.pushed) == 3
+    groups = [(node, ids.tolist()) for node, ids in found.roster.by_node(np.array([4, 9, 2**61 + 1]))]
+    assert groups == [(7, [4, 9]), (11, [2**61 + 1])]
+    nodes.away.add(7)  # whoever is away stays on the roster
+    again = discovery(nodes, tmp_path / "roster.json")
+    assert again.wait_for(3).training.tolist() == found.roster.training.tolist() and len(nodes.pushed) == 3
+
+
+def test_a_client_id_belongs_to_who_named_it_first_and_at_once_to_nobody(tmp_path):
+    nodes = Nodes({3: presence(0, [5, 6])})
+    found = discovery(nodes, tmp_path / "r.json")
+    found.wait_for(1)
+    nodes.answers |= {4: presence(1, [6, 7]), 8: presence(2, [7, 8], [5])}
+    found.look()
+    assert {n: p.training.tolist() for n, p in zip(found.roster.nodes, found.roster.presences, strict=True)} == {
+        3: [5, 6],
+        4: [],
+        8: [8],
+    }
+    assert found.roster.evaluated.tolist() == []  # nor is somebody else's client evaluated on it
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RecordDict(),
+        RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "metrics": MetricRecord({"partition-id": 0})}),
+        wire.Presence(0, np.array([-1]), np.array([], dtype=np.int64)),
+        wire.Presence(0, np.array([3, 3]), np.array([], dtype=np.int64)),
+        wire.Presence(0, np.array([[3]]), np.array([], dtype=np.int64)),
+        wire.Presence(0, np.array([0.5]), np.array([], dtype=np.int64)),
+    ],
+)
+def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
+    nodes = Nodes({3: presence(0, [5]), 4: answer})
+    assert discovery(nodes, tmp_path / "r.json").wait_for(1).nodes == (3,)
+
+
+def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
+    """Only nodes of a simulation may, as they hold everybody's data."""
+    nodes = Nodes({3: wire.Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
+    assert discovery(nodes, tmp_path / "r.json").wait_for(1).work_of(np.array([5])) is None
+
+
+def test_too_few_nodes_are_an_error_that_says_so(tmp_path):
+    with pytest.raises(EngineError, match="at least 2 within 5 s"):
+        discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
+
+
+def test_a_broken_roster_file_is_an_error(tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps({"x": 1}))
+    with pytest.raises(RunError, match="not a roster"):
+        discovery(Nodes({}), tmp_path / "r.json")
+
+
+def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
+    nodes = Nodes({3: presence(0, range(10))})
+    found = discovery(nodes, tmp_path / "r.json")
+    cohorts = SampledCohorts(load_tiny("sampler.cohort=10"), found.wait_for(1))
+    some = cohorts.among(np.array([0, 1, 2]), cohorts.section.model_copy(update={"cohort": 2}))
+    assert cohorts.sample(1).tolist() == list(range(10))
+    nodes.answers[4] = presence(1, range(10, 20))
+    found.look()
+    cohorts.joined(found.roster)
+    drawn = np.concatenate([cohorts.sample(number) for number in range(1, 8)])
+    assert (drawn >= 10).any() and len(cohorts.clients) == 20
+    assert dict(cohorts.by_node(np.array([2, 12]))).keys() == {3, 4}
+    assert some.clients.tolist() == [0, 1, 2] and dict(some.by_node(np.array([12]))).keys() == {4}
+
+
+def orders(*nodes):
+    return [Message(RecordDict(), node, "train") for node in nodes]
+
+
+def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.silent.add(4)
+    grid = nodes.grid()
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [3]
+    assert 10.0 <= nodes.now < 11.0 and nodes.pushed[-1].metadata.ttl == 10.0
+    asked = []
+    for _ in range(8):
+        before = len(nodes.pushed)
+        list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+        asked.append(4 in [m.metadata.dst_node_id for m in nodes.pushed[before:]])
+    assert asked == [False, True, False, False, True, False, False, False]  # 1, 2, 4 pauses
+    assert nodes.now < 40  # three deadlines in all, not nine
+    nodes.silent.clear()
+    for _ in range(6):
+        list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
+
+
+def test_nodes_that_are_away_are_not_asked():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.away.add(4)
+    assert len(list(nodes.grid().send_and_receive(orders(3, 4), timeout=10.0))) == 1
+    assert len(nodes.pushed) == 1 and nodes.now == 0.0
+
+
+def test_arrays_leave_as_bytes_of_flowers_own_class():
+    nodes = Nodes({3: RecordDict()})
+    content = RecordDict({"arrays": wire.to_record({"w": np.arange(3.0)})})
+    list(nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0))
+    sent = nodes.pushed[0].content["arrays"]["w"]
+    assert type(sent).__name__ == "Array" and sent.numpy().tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():
+    nodes = Nodes({3: RecordDict()})
+    pull, fails = nodes.pull_messages, [500, 503]
+
+    def failing(identifiers):
+        if fails:
+            answer = httpx.Response(fails.pop(), request=httpx.Request("POST", "https://x"))
+            raise httpx.HTTPStatusError("failed", request=answer.request, response=answer)
+        return pull(identifiers)
+
+    nodes.pull_messages = failing
+    assert len(list(nodes.grid().send_and_receive(orders(3), timeout=60.0))) == 1 and not fails
+    fails.append(401)
+    with pytest.raises(httpx.HTTPStatusError):
+        list(nodes.grid().send_and_receive(orders(3), timeout=60.0))
+
+
+def parameters(value, shape=(2, 3)):
+    return wire.pack_parameters({"w": np.full(shape, value, dtype=np.float32)})
+
+
+@pytest.mark.parametrize("enemy", [parameters(9.0), parameters(np.nan), parameters(1.0, (3, 2)), RecordDict()])
+def test_initial_parameters_are_those_that_most_give(tmp_path, enemy):
+    nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2]), 3: presence(2, [3])})
+    roster = discovery(nodes, tmp_path / "r.json").wait_for(3)
+    nodes.answers = {1: enemy, 2: parameters(1.0), 3: parameters(1.0)}
+    found = most_common_parameters(nodes.grid(), roster, timeout=5.0)
+    assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
