@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint benchmark-venvs constraints clean
+.PHONY: help demo test deploy-test lint benchmark-venvs constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is to make
@@ -17,6 +17,9 @@ demo: $(VENV)/.installed  ## PrivRec on the embedded synthetic dataset, offline:
 
 test: $(VENV)/.installed-test  ## The test suite; FEDREC_DATA=FOLDER adds the tests on real data
 	$(BIN)/pytest $(ARGS)
+
+deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about half an hour)
+	$(BIN)/pytest -m deployment --timeout=1800 $(ARGS)
 
 lint: $(VENV)/.installed-test  ## Style and types
 	$(BIN)/ruff check .

@@ -72,3 +72,9 @@ class EngineError(FedrecError):
     """An engine (serial, ray, flower) could not do its work."""
 
     exit_code = 6
+
+
+class ComponentError(FedrecError):
+    """A component, ours or a plug-in's, did what its contract forbids."""
+
+    exit_code = 7

@@ -43,6 +43,9 @@ class EvaluationConfig(Config):
 
     held_out: Literal["test", "validation"] = "test"
     """Which held-out rows are ranked; choose settings on `validation`, report on `test`."""
+    protocol: Literal["reconstruction"] | None = None
+    """`reconstruction`: the whole catalogue against the whole history, which the model was mostly given; no measure of
+    recommendation, and its figures have names of their own. Default: held-out items, those known left out."""
     every: int = Field(default=1, ge=0)
     """Evaluate every so many rounds on a sample of users; 0 = only after the last round."""
     users: int = Field(default=200, ge=1)
@@ -55,8 +58,27 @@ class EvaluationConfig(Config):
     """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the shared model."""
     inactive_below: int = Field(default=20, ge=0)
     """Users with fewer known interactions than this form the group `activity=inactive`."""
-    baselines: tuple[str, ...] = ("popularity", "ease")
-    """Centralised recommenders evaluated beside the system under the same protocol."""
+    baselines: tuple[str | Section, ...] = ("popularity", "ease")
+    """Centralised recommenders evaluated beside the system under the same protocol: names, or tables with settings such
+    as `{ name = "dp-popularity", epsilon = 5.0 }`."""
+
+    def baseline_settings(self) -> dict[str, dict[str, Any]]:
+        """Settings of each baseline by its name.
+
+        Raises:
+            ExperimentError: one is named twice.
+        """
+        sections = [Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines]
+        names = [section.name for section in sections]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ExperimentError(
+                f"baseline {twice[0]!r} is named twice",
+                expected="distinct names in evaluation.baselines",
+                got=", ".join(names),
+                fix="leave one out",
+            )
+        return {section.name: section.options for section in sections}
 
 
 class EngineConfig(Config):
@@ -120,10 +142,16 @@ class Experiment(Config):
     """How the server combines updates; also `flwr.serverapp.strategy:FedAdam` and the like."""
     sampler: Section = Section(name="fixed-size")
     """How the cohort of a round is drawn."""
+    callbacks: tuple[Section, ...] | None = None
+    """Who watches the run and may end it, besides the command line; default: nobody."""
+    train_config: dict[str, str | float | int | bool] | None = None
+    """What nodes that run another Flower ClientApp find in their `config`, such as `lr`; default: nothing more."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
     perturb: PerturbConfig | None = None
     """Perturbation of each client's data on its device, before training; default: none."""
+    secure_aggregation: bool | None = None
+    """Whether the server sees sums of updates only, masked by the clients; not available yet."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()
@@ -135,6 +163,13 @@ class Experiment(Config):
     def parse(cls, settings: Mapping[str, Any], *, at: str = "") -> Self:
         """See `Config.parse`. A section without a name means its default component, so `--set step.epochs=1` works."""
         table = dict(settings)
+        if table.get("secure-aggregation") or table.get("secure_aggregation"):
+            raise ExperimentError(
+                "secure aggregation is not available",
+                expected="no secure-aggregation, or false",
+                got="secure-aggregation = true",
+                fix="leave it out; what the server sees of each node then is in docs/deployment.md",
+            )
         for key, field in cls.model_fields.items():
             given = table.get(key)
             if isinstance(field.default, Section) and isinstance(given, Mapping) and "name" not in given:
@@ -156,10 +191,14 @@ class Experiment(Config):
         sections = {}
         for kind in SECTIONS:
             sections[kind.name] = _resolved(kind, getattr(self, kind.name))
+        if self.callbacks is not None:
+            places = enumerate(self.callbacks)
+            sections["callbacks"] = tuple(_resolved(registry.CALLBACK, one, at=f"callbacks.{n}") for n, one in places)
         resolved = self.model_copy(update=sections)
         component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
-        for name in resolved.evaluation.baselines:
-            registry.resolve(registry.BASELINE, name)
+        for name, options in resolved.evaluation.baseline_settings().items():
+            section = Section.model_validate({"name": name, **options})
+            component_settings(registry.BASELINE, section, at=f"baselines.{name}")
         return resolved
 
     def fine_tune_step(self) -> Section:
@@ -248,13 +287,6 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
     config_class = getattr(cls, "Config", None)
     if config_class is not None:
         return _with_nested(config_class.parse(section.options, at=at), at)
-    if inspect.isabstract(cls):
-        raise ExperimentError(
-            f"{section.name!r} is an abstract {kind.name}",
-            expected=f"a class derived from {kind.base} with all its methods",
-            got=f"no {', '.join(sorted(cls.__abstractmethods__))}",
-            fix="name a class that has them",
-        )
     parameters = inspect.signature(cls).parameters
     arguments = {key.replace("-", "_"): value for key, value in section.options.items()}
     for key in arguments:

@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from fedrec.blame import line_of
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
+from fedrec.signatures import refuse_unusable
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ STRATEGY = Kind("strategy", "strategies", "flwr.serverapp.strategy:Strategy")
 SAMPLER = Kind("sampler", "server.samplers", "server.samplers.base:Sampler")
 BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
 CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
+ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
 
-KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, BASELINE, CALLBACK)
+KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, BASELINE, CALLBACK, ATTACK)
 
 _NOT_COMPONENTS = {"base", "evaluate", "dp"}
 
@@ -107,6 +110,7 @@ def _from_path(kind: Kind, path: str) -> type:
             got="no such name" if found is None else repr(found),
             fix=f"check the spelling, and that {class_name} derives from {kind.base.partition(':')[2]}",
         )
+    refuse_unusable(kind.name, found, _base_of(kind))
     return found
 
 
@@ -130,6 +134,17 @@ def _class_of(kind: Kind, module_name: str) -> type:
     return own[0]
 
 
+def file_of(kind: Kind, name: str) -> str:
+    """The file that a name leads to, without importing it; empty where that cannot be told."""
+    path = name if ":" in name else next((e.value for e in entry_points(group=kind.group) if e.name == name), "")
+    module_name = path.partition(":")[0] or f"{kind.home}.{name.replace('-', '_')}"
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except Exception:  # a package above it may fail in any way when it is imported
+        return ""
+    return (spec.origin or "") if spec else ""
+
+
 def _base_of(kind: Kind) -> type:
     module_name, _, class_name = kind.base.partition(":")
     return getattr(importlib.import_module(module_name), class_name)
@@ -138,9 +153,11 @@ def _base_of(kind: Kind) -> type:
 def _import(kind: Kind, module_name: str):
     try:
         return importlib.import_module(module_name)
-    except Exception as error:  # a plug-in may fail in any way; it is named, and the rest of fedrec goes on
+    except (Exception, SystemExit) as error:  # a plug-in may fail in any way; the rest of fedrec goes on
+        place = line_of(error)
+        beyond = place and not place.startswith((__file__, importlib.__file__))
         raise ExperimentError(
-            f"cannot import {module_name!r} for a {kind.name}",
+            f"cannot import {module_name!r} for a {kind.name}" + (f" ({place})" if beyond else ""),
             expected="an importable module",
             got=f"{type(error).__name__}: {error}",
             fix=f"python -c 'import {module_name}' shows the whole traceback",

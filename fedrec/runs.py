@@ -10,6 +10,7 @@
     baselines.json     metrics of the centralised baselines
     users.csv          metrics of each evaluated user after the last round
     groups.csv         the same, averaged over groups of users
+    epsilons.csv       true epsilon of each user beside the one asked for, where users add noise of their own
     result.json        metrics of the system and of its baselines
     log.txt            what was said
     checkpoints/       the state after the last rounds
@@ -234,7 +235,9 @@ class RunFolder:
             users=pd.read_csv(self.path / "users.csv", index_col=0),
             groups=pd.read_csv(self.path / "groups.csv", index_col=0),
             privacy=tuple(
-                line for part in ("perturb", "privacy") for line in summary.get(part, {}).get("in words", ())
+                line
+                for part in ("perturb", "personal", "privacy")
+                for line in summary.get(part, {}).get("in words", ())
             ),
         )
 

@@ -4,7 +4,9 @@
 Every order carries `arrays` (the shared parameters) and `config`; every answer carries `arrays` and `metrics`. An order
 that names no clients means "all clients you host" and is answered in Flower's standard form (new parameters and
 `num-examples`), which is what Flower's own strategies expect. An order that names clients is answered with a sum of
-updates, so that a round costs one answer per node and not one per client.
+updates, so that a round costs one answer per node and not one per client. A strategy whose server generates the
+parameters of each client asks first which items' rows they need (`WANTED`), sends all clients of a node their
+parameters in one message, and gets the gradients of each in one answer.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ import numpy as np
 import pandas as pd
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedrec.generated import Generated, Wanted
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
 from fedrec.shared import SharedArray, is_shared, private
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-HELLO, INITIAL = "query.hello", "query.initial"
+HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
 _NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
 _ROWS, _VALUES, _TABLE = "#rows", "#values", "#table"  # a table of which only some rows changed, in three arrays
 GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
 
 Weighting = Literal["uniform", "examples"]
+Purpose = Literal["train", "evaluate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,8 @@ class TrainOrder:
         step: name and settings of the local step; None: the experiment's own.
         overrides: settings that some of Flower's strategies send beside, such as FedProx's `proximal-mu`.
         protection: what is done to each client's update before it is added; then every client counts the same.
+        each: the parameters are generated ones, of each client its own, and gradients of each are wanted, not their
+            sum.
     """
 
     round: int
@@ -51,6 +57,39 @@ class TrainOrder:
     step: dict[str, Any] | None = None
     overrides: Mapping[str, float] | None = None
     protection: Protection | None = None
+    each: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TrainEach:
+    """What a node gives back for clients whose own answers are wanted.
+
+    Attributes:
+        gradients: of each client's mean loss with respect to its generated parameters.
+        examples: `int64 [C]`, number of examples of each client.
+        losses: `float64 [C]`, each one's mean loss; NaN without examples.
+    """
+
+    gradients: Generated
+    examples: np.ndarray
+    losses: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class WantedOrder:
+    """What a node is asked to say before parameters are generated for its clients.
+
+    Attributes:
+        round: number of the round.
+        clients: `int64`, ascending.
+        purpose: the items that they train on in this round, or those of their held-out rows.
+        step: name and settings of the local step.
+    """
+
+    round: int
+    clients: np.ndarray
+    purpose: Purpose
+    step: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +123,13 @@ class EvaluateOrder:
         round: number of the round after which this is.
         clients: `int64`, which of its clients; None: all it hosts that have held-out rows, answered in standard form.
         step: the local step of on-device fine-tuning; None: the experiment's own.
+        each: the parameters are generated ones, of each client its own.
     """
 
     round: int
     clients: np.ndarray | None
     step: dict[str, Any] | None = None
+    each: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,12 +213,26 @@ def live_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.live if isinstance(array, LiveArray) else array.numpy() for name, array in record.items()}
 
 
+def for_the_network(content: RecordDict) -> RecordDict:
+    """The same content with all arrays as bytes: what leaves this machine through Flower's own connections.
+
+    Flower names an object on the wire by its class, and knows its own classes only. A record that several messages
+    share is turned into bytes once.
+    """
+    for record in content.array_records.values():
+        for name, array in record.items():
+            if isinstance(array, LiveArray):
+                record[name] = Array(array.dtype, array.shape, array.stype, array.data)
+    return content
+
+
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     """The content of a training message; `arrays` is shared between the messages of a round, not copied."""
     config = _order_config(order.round, order.clients, order.step)
     config["weighting"] = order.weighting
     if order.protection is not None:
         config["protection"] = order.protection.text()
+    config["each"] = order.each
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
@@ -192,6 +247,7 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
         step=_step_of(config),
         overrides=overrides,
         protection=Protection.read(str(config["protection"])) if "protection" in config else None,
+        each=bool(config.get("each", False)),
     )
     return _arrays_of(content), order
 
@@ -226,6 +282,42 @@ def unpack_sum(content: RecordDict) -> TrainSum:
     )
 
 
+def pack_each(reply: TrainEach) -> RecordDict:
+    """The answer to a training message that wanted each client's own."""
+    arrays = {**reply.gradients.arrays(), "examples": reply.examples, "losses": reply.losses}
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: MetricRecord({"num-examples": int(reply.examples.sum())})})
+
+
+def unpack_each(content: RecordDict) -> TrainEach:
+    """Each client's gradients of a node."""
+    arrays = live_arrays(_first(content))
+    return TrainEach(Generated.read(arrays), arrays["examples"], arrays["losses"])
+
+
+def pack_wanted_order(order: WantedOrder) -> RecordDict:
+    """The question which items' rows clients need."""
+    config = _order_config(order.round, order.clients, order.step)
+    config["purpose"] = order.purpose
+    return RecordDict({CONFIG: config})
+
+
+def unpack_wanted_order(content: RecordDict) -> WantedOrder:
+    """The question of `pack_wanted_order`."""
+    config: Any = _config_of(content)
+    clients = np.asarray(config["clients"], dtype=np.int64)
+    return WantedOrder(int(config["server-round"]), clients, config["purpose"], json.loads(config["step"]))
+
+
+def pack_wanted(wanted: Wanted) -> RecordDict:
+    """The answer to it."""
+    return RecordDict({ARRAYS: to_record(wanted.arrays())})
+
+
+def unpack_wanted(content: RecordDict) -> Wanted:
+    """The items that a node's clients need."""
+    return Wanted.read(live_arrays(_first(content)))
+
+
 def pack_standard(arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]) -> RecordDict:
     """An answer in Flower's standard form: new parameters (training only) and metrics with `num-examples`."""
     records: dict[str, Any] = {METRICS: MetricRecord(dict(metrics))}
@@ -236,14 +328,16 @@ def pack_standard(arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str,
 
 def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
     """The content of an evaluation message."""
-    return RecordDict({ARRAYS: arrays, CONFIG: _order_config(order.round, order.clients, order.step)})
+    config = _order_config(order.round, order.clients, order.step)
+    config["each"] = order.each
+    return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
     """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
     config = _config_of(content)
-    order = EvaluateOrder(int(config.get("server-round", 0)), _clients_of(config), _step_of(config))  # type: ignore[arg-type]
-    return _arrays_of(content), order
+    each, number = bool(config.get("each", False)), int(config.get("server-round", 0))  # type: ignore[arg-type]
+    return _arrays_of(content), EvaluateOrder(number, _clients_of(config), _step_of(config), each)
 
 
 def pack_table(table: pd.DataFrame) -> RecordDict:

@@ -76,6 +76,7 @@ def _refuse(privacy: PrivacyConfig) -> None:
         "mechanism": (privacy.mechanism == "gaussian", "gaussian"),
         "placement": (privacy.placement != "local", "central or distributed: the audit sees sums"),
         "mode": (privacy.mode == "reproducible", "reproducible: who took part must be known afterwards"),
+        "phases": (not privacy.phases, "none: the audit is made for rounds that are alike"),
         "adaptive-clip": (privacy.adaptive_clip is None, "none: the canaries' reach must be known"),
     }
     for key, (right, expected) in rules.items():

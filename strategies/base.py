@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec import wire
 from fedrec.config import Config
 from fedrec.experiment import Section
+from fedrec.generated import Generated, Wanted
 from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
 from strategies.dp import DpFedAvg
 
@@ -44,6 +45,10 @@ class Cohorts(Protocol):
 
     def draw(self, name: str, share: float) -> np.ndarray:
         """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the seed and the name."""
+        ...
+
+    def wanted(self, groups: Mapping[int, np.ndarray], round_number: int) -> dict[int, Wanted]:
+        """By node, the items that its clients touch in a round; asked of the nodes, and without those that failed."""
         ...
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
@@ -152,7 +157,8 @@ class CohortStrategy(Strategy):
         good = [reply for reply in replies if not reply.has_error()]
         sums = [wire.unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
-        metrics = MetricRecord({"num-clients": clients, "num-examples": sum(reply.examples for reply in sums)})
+        told = clients if self.privacy is None else self.privacy.told(clients)
+        metrics = MetricRecord({"num-clients": told, "num-examples": sum(reply.examples for reply in sums)})
         losses = sum(reply.losses for reply in sums)
         if losses:
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
@@ -160,8 +166,9 @@ class CohortStrategy(Strategy):
             asked = [
                 self._asked.pop(reply.metadata.src_node_id, 0) for reply in good
             ]  # a second answer counts for none
-            told = list(zip(sums, asked, strict=True))
-            changes, denominator = self.privacy.release(server_round, self._theta, told), self.privacy.plan.denominator
+            answers = list(zip(sums, asked, strict=True))
+            changes = self.privacy.release(server_round, self._theta, answers)
+            denominator = self.privacy.plan.denominator
             aggregate = Aggregate(changes, denominator, denominator, server_round)
         elif clients:
             changes = {name: self._summed(name, [reply.total[name] for reply in sums]) for name in self._theta}
@@ -191,3 +198,20 @@ class CohortStrategy(Strategy):
 
     def summary(self) -> None:
         """Flower's hook for log lines; the run folder holds the settings."""
+
+
+class GeneratingStrategy(CohortStrategy):
+    """Base of strategies whose server generates the parameters of each client.
+
+    The global parameters never leave the server, neither for training nor for evaluation.
+    """
+
+    @abstractmethod
+    def generate(self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None) -> Generated:
+        """What goes to some clients.
+
+        Args:
+            theta: the global parameters.
+            clients: `int64`, ascending.
+            wanted: the items whose rows each of them needs; None: whole tables.
+        """

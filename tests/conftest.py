@@ -7,8 +7,12 @@ import os
 import pytest
 
 
-def pytest_collection_modifyitems(items):
-    """Tests on the raw data are skipped where these are not there."""
+def pytest_collection_modifyitems(config, items):
+    """Tests on the raw data are skipped where these are not there, those of whole deployments unless asked for."""
+    if "deployment" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("deployment"):
+                item.add_marker(pytest.mark.skip(reason="make deploy-test"))
     if os.environ.get("FEDREC_DATA"):
         return
     for item in items:

@@ -8,7 +8,7 @@ parameter has a leading dimension C, one slice per client. Training one client a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -35,12 +35,33 @@ class Schema:
         item_features: public side features of the items.
         user_features: names of the users' features and their number of categories, in order.
         task: `"ranking"` (labels 0 and 1) or `"rating"` (labels are ratings).
+        num_users: number of user ids; for models that know users by id.
+        user_words: labels of the categories of each of the users' features, in order.
     """
 
     num_items: int
     item_features: FeatureTable
     user_features: tuple[tuple[str, int], ...]
     task: Literal["ranking", "rating"]
+    num_users: int = 0
+    user_words: tuple[tuple[str, ...], ...] = ()
+
+    def described(self, names: Sequence[str] = ()) -> tuple[list[int], list[tuple[str, ...]]]:
+        """Places of the users' features of these names (none: of all), and the labels of each one's categories.
+
+        Raises:
+            ExperimentError: there is no such feature, or none at all.
+        """
+        known = [name for name, _ in self.user_features]
+        unknown = [name for name in names if name not in known]
+        if unknown or not known or len(self.user_words) != len(known):
+            raise ExperimentError(
+                "users have no such features",
+                expected=", ".join(names) or "features of the users",
+                got=", ".join(known) or "users without features",
+            )
+        places = [known.index(name) for name in names or known]
+        return places, [self.user_words[place] for place in places]
 
 
 class Model(ABC):
@@ -52,11 +73,13 @@ class Model(ABC):
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client touches few of their
         rows,
             so local training may pass compact ones and say by `rows` where an item's row is.
+        generated: whether `predict` takes parameters that a server generates for each client, from those of `initial`.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
+    generated: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config, self.schema = config, schema
@@ -110,6 +133,11 @@ class HistoryModel(Model):
 
     It has no prediction for an item alone; steps that train it give it whole histories, and so does evaluation.
     """
+
+    @property
+    def rated(self) -> bool:
+        """Whether histories hold ratings, weighted by time where one repeats, instead of 1; no by default."""
+        return False
 
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ Where this differs from the paper:
 - The paper makes each of the 18 genres a one-hot feature of its own. Here a feature with several values (genres) has
   one embedding table, and an item's rows in it are averaged, so the input does not grow with the number of genres.
 - f_u and f_v are embeddings alone, as algorithm 1 lists no other parameters (theta = {U, V, W, b}).
+- `item-bias` adds one number per item to the output, so that popularity need not be learned by the embeddings.
+- `item-start = "features"` starts the items' embeddings from what is public of them, so that a local adaptation means
+  something before anything was learned from users. The paper's are random, or come from its first stage.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.cohort.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
+from fedrec.cohort.layers import added_biases, gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 from fedrec.config import Config
-from fedrec.data.features import Feature
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters, Schema
 
 _FEW_CATEGORIES = 64  # up to here a product with all rows of a table costs less than picking some of them
@@ -44,6 +48,12 @@ class PrivRecConfig(Config):
     """Activation of the hidden layers."""
     embedding_std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial embeddings."""
+    item_bias: bool = False
+    """Whether each item has a bias of its own, `item.bias`, zero at first, which is added to the output."""
+    item_start: Literal["random", "features"] = "random"
+    """`features`: the embeddings of the items start as the first principal components of their features."""
+    output_start: Literal["random", "zero"] = "random"
+    """`zero`: the weights of the last layer start at zero, so that a fresh model prefers no item, but for its bias."""
 
 
 class PrivRec(Model):
@@ -56,6 +66,8 @@ class PrivRec(Model):
 
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:
         super().__init__(config, schema)
+        if config.item_bias:
+            self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]  # of this model, not of its class
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -71,6 +83,12 @@ class PrivRec(Model):
             uniform = torch.rand(fan_in, fan_out, generator=generator)
             parameters[f"layer{layer}.weight"] = (2 * uniform - 1) * bound
             parameters[f"layer{layer}.bias"] = torch.zeros(fan_out)
+        if self.config.item_start == "features":
+            parameters["item.id"] = _principal_components(self.schema.item_features, width)
+        if self.config.output_start == "zero":
+            parameters[f"layer{len(widths) - 2}.weight"].zero_()
+        if self.config.item_bias:
+            parameters["item.bias"] = torch.zeros(self.schema.num_items, 1)
         return parameters
 
     def predict(
@@ -85,7 +103,10 @@ class PrivRec(Model):
         weights = [parameters[f"layer{layer}.weight"] for layer in layers]
         biases = [parameters[f"layer{layer}.bias"] for layer in layers]
         parts = [user, item] if user else [item]
-        return perceptron(parts, weights, biases, self.config.activation).squeeze(-1)
+        logits = perceptron(parts, weights, biases, self.config.activation)
+        if self.config.item_bias:
+            logits = added_biases(logits, gather_rows(parameters["item.bias"], items if rows is None else rows))
+        return logits
 
     def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """See `Model.user_inputs`: shares of the categories, `float32 [C, R]`, where no feature has many."""
@@ -93,6 +114,35 @@ class PrivRec(Model):
         if max(sizes, default=0) > _FEW_CATEGORIES:
             return users
         return tuple(row_shares(codes, size) for codes, size in zip(users, sizes, strict=True))
+
+
+def _principal_components(features: FeatureTable, width: int) -> Tensor:
+    """Scores `float32 [items, width]` of the items on the first principal components of their features.
+
+    An item's categories of one feature are an indicator vector of length 1; the vectors of its features are joined.
+    Components beyond the rank are zero. The largest loading of a component is positive, so signs do not depend on the
+    solver.
+    """
+    tables = [row_shares(torch.from_numpy(f.padded()), len(f.categories)).double() for f in features.features]
+    if not tables:
+        raise ExperimentError(
+            "there is nothing to start the items from",
+            expected="a dataset whose items have features",
+            got="none",
+            fix="set model.item-start = 'random'",
+        )
+    joined = torch.cat([_unit(table) for table in tables], 1)
+    centred = joined - joined.mean(0)
+    _, values, loadings = torch.linalg.svd(centred, full_matrices=False)
+    kept = loadings[values > 1e-9 * values.max()][:width]
+    signs = kept.gather(1, kept.abs().argmax(1, keepdim=True)).sign()
+    found = centred @ (kept * signs).T
+    return torch.nn.functional.pad(found, (0, width - found.shape[1])).float()
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows scaled to length 1; rows of zeros stay."""
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
 def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:

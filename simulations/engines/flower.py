@@ -47,7 +47,7 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     with tempfile.TemporaryDirectory(prefix="fedrec-flower-") as scratch:
         home, port = Path(scratch) / "home", _free_port()
         environment = _environment(home, port)
-        app = _app_folder(Path(scratch) / "fedrec")
+        app = app_folder(Path(scratch) / "fedrec")
         with _superlink(run, environment, port):
             command = _flwr_run(run, app)
             with open(run.path / "flower.txt", "ab") as log:
@@ -57,7 +57,8 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
         raise EngineError(
             "the Flower run failed",
             expected="a finished run",
-            got=f"state {run.status()['state']!r} after round {run.status()['round']}\n{_tail(run)}",
+            got=f"state {run.status()['state']!r} after round {run.status()['round']}\n"
+            + (_last_error(run) or _tail(run)),
             fix=f"see {run.path / 'flower.txt'} and {run.log_file}; the run can be resumed",
         )
     result = run.read_result()
@@ -153,7 +154,7 @@ def _watch(process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence
             process.wait()
 
 
-def _app_folder(folder: Path) -> Path:
+def app_folder(folder: Path) -> Path:
     """A copy of the project with what the app bundle needs; Flower wants a folder named like the project."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "pyproject.toml").is_file():
@@ -200,6 +201,14 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _last_error(run: RunFolder) -> str:
+    """The error that ended the run, as its log has it; empty when it ended without."""
+    file = run.log_file
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    starts = [place for place, line in enumerate(lines) if line[24:30] == "ERROR "]
+    return "\n".join([lines[starts[-1]][30:], *lines[starts[-1] + 1 :]]) if starts else ""
 
 
 def _tail(run: RunFolder, lines: int = 15) -> str:

@@ -54,6 +54,7 @@ def table(plugin, tiny_experiment):
     """Every client keeps its output layer to itself, so the private state must survive as well."""
     table = {**tiny_experiment(), "rounds": 4}
     table["sampler"]["cohort"] = 12
+    table["engine"]["path"] = "reference"  # so that the step is asked for one client after the other
     table["step"] |= {"name": "stuck_step:Stuck", "private-parameters": ["layer1.*"]}
     return table
 

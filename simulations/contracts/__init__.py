@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contract tests, one class per kind of component; `fedrec.testing` is the door to them."""
+
+from simulations.contracts.attack import AttackContract
+from simulations.contracts.baseline import BaselineContract
+from simulations.contracts.callback import CallbackContract
+from simulations.contracts.dataset import DatasetContract
+from simulations.contracts.model import ModelContract
+from simulations.contracts.sampler import SamplerContract
+from simulations.contracts.split import SplitContract
+from simulations.contracts.step import StepContract
+from simulations.contracts.strategy import StrategyContract
+
+__all__ = [
+    "AttackContract",
+    "BaselineContract",
+    "CallbackContract",
+    "DatasetContract",
+    "ModelContract",
+    "SamplerContract",
+    "SplitContract",
+    "StepContract",
+    "StrategyContract",
+]

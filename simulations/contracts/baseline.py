@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a baseline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Baseline, Histories, RatingBaseline
+from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.blame import Unchanged
+from fedrec.data.population import Population
+from fedrec.registry import BASELINE
+from simulations.contracts.base import Contract, assert_close, assert_that
+
+
+class BaselineContract(Contract):
+    """Subclass it and set `component` to a `Baseline`."""
+
+    kind = BASELINE
+    random = False
+
+    def placed(self) -> dict[str, dict[str, object]]:
+        """See `Contract.placed`: it is in no section of its own."""
+        return {}
+
+    def test_scores_have_a_row_per_user_and_a_column_per_item(self) -> None:
+        """`[users, items]`, numbers, also for a user without a history."""
+        histories = _histories()
+        found = self._fitted(histories).scores(histories)
+        wanted = (histories.num_users, histories.num_items)
+        assert_that(tuple(found.shape) == wanted, f"scores of shape {tuple(found.shape)}, not {wanted}")
+        assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
+
+    def test_fitting_twice_gives_the_same_scores(self) -> None:
+        """Two objects, and one object that is fitted again."""
+        histories = _histories()
+        first, other = self._fitted(histories), self._fitted(histories)
+        scores = first.scores(histories).clone()
+        assert_that(torch.equal(other.scores(histories), scores), "two objects give other scores")
+        first.fit(histories)
+        assert_that(torch.equal(first.scores(histories), scores), "fitted again, it gives other scores")
+
+    def test_a_users_scores_do_not_depend_on_the_block(self) -> None:
+        """Alone and among others a user gets the same scores."""
+        histories = _histories()
+        baseline = self._fitted(histories)
+        together = baseline.scores(histories)
+        for user in range(histories.num_users):
+            alone = baseline.scores(histories.block(user, user + 1))
+            assert_close({"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all")
+
+    def test_histories_stay_as_they_were(self) -> None:
+        """Neither fitting nor scoring changes them."""
+        histories = _histories()
+        untouched = Unchanged({"items": histories.items, "offsets": histories.offsets}, np.copy)
+        self._fitted(histories).scores(histories)
+        assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+
+    def test_it_is_evaluated_under_the_protocol(self) -> None:
+        """As `evaluation.baselines` names it."""
+        self._skip_ratings()
+        name = self.section()["name"]
+        settings = {key: value for key, value in self.section().items() if key != "name"}
+        population = Population.of(self.small())
+        found = evaluate_baselines({name: settings}, population, held_out="test", ks=(5,))
+        assert_that(0 <= found[name]["hits@5"] <= 1, f"metrics {found}")
+
+    def _fitted(self, histories: Histories) -> Baseline:
+        self._skip_ratings()
+        baseline = self.cls(self.config())
+        baseline.fit(histories)
+        return baseline
+
+    def _skip_ratings(self) -> None:
+        if issubclass(self.cls, RatingBaseline):
+            pytest.skip("predicts ratings and ranks nothing; this contract is about rankings")
+
+
+def _histories() -> Histories:
+    """Seven users and eleven items; the last user has no history."""
+    random = np.random.default_rng(3)
+    own = [np.sort(random.choice(11, size, replace=False)) for size in (1, 4, 3, 6, 2, 5, 0)]
+    offsets = np.concatenate([[0], np.cumsum([len(items) for items in own])]).astype(np.int64)
+    return Histories(11, offsets, np.concatenate(own).astype(np.int64))

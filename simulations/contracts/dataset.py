@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a dataset reader."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedrec.data.interactions import Interactions
+from fedrec.data.population import read_interactions
+from fedrec.errors import DataError
+from fedrec.experiment import Experiment
+from fedrec.registry import DATASET
+from simulations.contracts.base import Contract, assert_that, refused
+
+
+class DatasetContract(Contract):
+    """Subclass it and set `component` to a `Reader`, with the settings under which it finds its data.
+
+    Attributes:
+        has_files: whether it reads files; then a `path` that is not there must be refused.
+    """
+
+    kind = DATASET
+    has_files: ClassVar[bool] = True
+
+    def small(self, *overrides: str, **sections: Any) -> Experiment:
+        """See `Contract.small`; every row is positive, because a dataset need not have ratings."""
+        experiment = super().small(*overrides, **sections)
+        return experiment.model_copy(update={"positive_above": None})
+
+    def read(self) -> Interactions:
+        """The dataset."""
+        return read_interactions(self.small())
+
+    def test_it_has_users_items_and_rows(self) -> None:
+        """Indices, ids and features fit together (`Interactions` checks them), and there is something to learn."""
+        data = self.read()
+        assert_that(min(len(data), data.num_users, data.num_items) > 1, "it has less than two rows, users or items")
+        assert_that(data.user_features.rows == data.num_users, "user features of other users")
+
+    def test_reading_twice_gives_the_same(self) -> None:
+        """The same rows in the same order, whatever the global random generators say."""
+        np.random.seed(1)
+        first = self.read()
+        np.random.seed(2)
+        again = self.read()
+        assert_that(first.fingerprint() == again.fingerprint(), "two reads give other rows")
+        same = np.array_equal(first.users, again.users) and np.array_equal(first.items, again.items)
+        assert_that(same and list(first.item_ids) == list(again.item_ids), "two reads give rows in another order")
+
+    def test_files_are_only_read(self) -> None:
+        """The raw data are what they were before."""
+        if not self.has_files:
+            pytest.skip("has no files")
+        path = self._path()
+        before = _digests(path)
+        self.read()
+        assert_that(before == _digests(path), f"reading changes the files below {path}")
+
+    def test_missing_files_are_named(self, tmp_path: Path) -> None:
+        """A path that is not there is answered with that path."""
+        if not self.has_files:
+            pytest.skip("has no files")
+        gone = tmp_path / "gone"
+        with refused(DataError, str(gone), "a path that is not there"):
+            self.cls(self.kind.name, self.config(path=str(gone))).read()
+
+    def test_clients_can_learn_from_it(self, tmp_path: Path) -> None:
+        """A round of training and an evaluation on a few of its users."""
+        from simulations import runner
+
+        changes = ("rounds=1", "evaluation.every=0", "evaluation.final-users=4")
+        result = runner.run(self.small(*changes), output=tmp_path / "run")
+        assert_that(bool(np.isfinite(result.metrics["hits@5"])), f"metrics {result.metrics}")
+
+    def _path(self) -> Path:
+        reader = self.cls(self.component if isinstance(self.component, str) else self.kind.name, self.config())
+        return reader.folder()
+
+
+def _digests(path: Path) -> dict[str, str]:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}

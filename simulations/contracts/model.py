@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from clients.hosting import Node
+from clients.training import train_clients
+from fedrec import wire
+from fedrec.blame import Unchanged
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.models.base import HistoryModel, Model, Schema
+from fedrec.registry import MODEL
+from fedrec.row_sum import dense_change
+from simulations.contracts.base import RunContract, assert_close, assert_that, same_bits
+
+
+class ModelContract(RunContract):
+    """Subclass it and set `component` to a `Model`; set `experiment["step"]` if `sgd` does not train it."""
+
+    kind = MODEL
+
+    def models(self) -> Iterator[Model]:
+        """The model for each task that it does not refuse."""
+        ranking = Population.of(self.small()).schema()
+        made = 0
+        for task in ("ranking", "rating"):
+            schema = Schema(ranking.num_items, ranking.item_features, ranking.user_features, task)
+            try:
+                model = self.cls(self.config(), schema)
+            except ExperimentError:
+                continue
+            made += 1
+            yield model
+        assert_that(made > 0, "it refuses both tasks")
+
+    def test_initial_parameters_are_a_function_of_the_generator(self) -> None:
+        """float32 on the CPU, finite, tables with a row per item, the same for the same seed."""
+        for model in self.models():
+            first, again, other = (model.initial(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+            for name, value in first.items():
+                right = value.dtype == torch.float32 and value.device.type == "cpu" and bool(value.isfinite().all())
+                assert_that(right, f"initial {name!r} is not finite float32 on the CPU")
+            assert_that(same_bits(first, again), "one seed gives two sets of initial parameters")
+            assert_that(not self.random or not same_bits(first, other), "the seed makes no difference")
+            for name in model.item_tables:
+                rows = first[name].shape[0] if name in first else 0
+                assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
+
+    def test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix(self) -> None:
+        """`[C, B]`, finite, and each slice what it is alone."""
+        for model in self._item_models():
+            slices, users, items = _inputs(model, 3, 5)
+            found = model.predict(slices, users, items)
+            assert_that(tuple(found.shape) == (3, 5), f"predictions of shape {tuple(found.shape)}, not (3, 5)")
+            assert_that(bool(found.isfinite().all()), "predictions are not finite")
+            for place in range(3):
+                part = slice(place, place + 1)
+                own = {name: value[part] for name, value in slices.items()}
+                alone = model.predict(own, tuple(u[part] for u in users), items[part])
+                assert_close({"predictions": found[part]}, {"predictions": alone}, "a cohort against one client")
+
+    def test_compact_tables_give_the_same_predictions(self) -> None:
+        """With `rows`, item tables hold the needed rows only."""
+        for model in self._item_models():
+            slices, users, items = _inputs(model, 2, 4)
+            places = torch.arange(4).expand(2, -1)
+            compact = {
+                n: torch.stack([t[own] for t, own in zip(v, items, strict=True)]) if n in model.item_tables else v
+                for n, v in slices.items()
+            }
+            found, wanted = model.predict(compact, users, items, rows=places), model.predict(slices, users, items)
+            assert_close({"predictions": found}, {"predictions": wanted}, "compact tables against whole ones")
+
+    def test_user_inputs_give_the_same_predictions(self) -> None:
+        """What `user_inputs` makes of the codes may stand in their place."""
+        for model in self._item_models():
+            slices, users, items = _inputs(model, 2, 4)
+            made = model.predict(slices, model.user_inputs(users), items)
+            assert_close({"predictions": made}, {"predictions": model.predict(slices, users, items)}, "user_inputs")
+
+    def test_scores_are_those_of_the_catalogue(self) -> None:
+        """`[C, items]`, the predictions of every item."""
+        for model in self.models():
+            slices, users, _ = _inputs(model, 2, 1)
+            catalogue = torch.arange(model.schema.num_items).expand(2, -1)
+            if isinstance(model, HistoryModel):
+                found = model.history_scores(slices, torch.ones(2, 3, model.schema.num_items))
+                assert_that(found.shape == (2, 3, model.schema.num_items), f"history scores {tuple(found.shape)}")
+            else:
+                found = model.scores(slices, users)
+                assert_close({"s": found}, {"s": model.predict(slices, users, catalogue)}, "scores against predict")
+
+    def test_the_loss_is_one_number_per_client_with_finite_gradients(self) -> None:
+        """Mean loss `[C]`; weighted by 1 / B it is the same; gradients are finite and not all zero."""
+        for model in self._item_models():
+            slices, users, items = _inputs(model, 2, 4)
+            leaves = {name: value.clone().requires_grad_() for name, value in slices.items()}
+            labels = torch.tensor([[1.0, 0.0, 1.0, 0.0]] * 2)
+            loss = model.loss(model.predict(leaves, users, items), labels)
+            weighted = model.loss(model.predict(leaves, users, items), labels, torch.full((2, 4), 0.25))
+            assert_that(tuple(loss.shape) == (2,), f"loss of shape {tuple(loss.shape)}, not (2,)")
+            assert_close({"loss": weighted.detach()}, {"loss": loss.detach()}, "weights of 1 / B against the mean")
+            found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+            moving = [value for value in found if value is not None]
+            assert_that(any(bool(v.any()) for v in moving), "no parameter has a gradient")
+            assert_that(all(bool(v.isfinite().all()) for v in moving), "a gradient is not finite")
+
+    def test_parameters_are_not_changed_and_survive_the_wire(self) -> None:
+        """Predicting changes nothing; parameters that were sent predict the same."""
+        for model in self._item_models():
+            slices, users, items = _inputs(model, 2, 4)
+            untouched = Unchanged(slices, Tensor.clone)
+            wanted = model.predict(slices, users, items)
+            model.scores(slices, users)
+            assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+            sent = wire.from_record(wire.to_record({name: value.numpy() for name, value in slices.items()}))
+            received = {name: torch.from_numpy(value) for name, value in sent.items()}
+            assert_that(torch.equal(model.predict(received, users, items), wanted), "sent parameters predict otherwise")
+
+    def test_clients_together_learn_what_they_learn_one_by_one(self) -> None:
+        """Training in blocks equals the per-client reference."""
+        sums: list[dict[str, Any]] = []
+        for path in ("cohort", "reference"):
+            node = Node(self.small(f"engine.path={path}"), 0, 1, None)
+            arrays = {name: value.numpy() for name, value in node.initial().items()}
+            reply = train_clients(node, arrays, wire.TrainOrder(1, node.training))
+            sums.append({name: dense_change(change, arrays[name]) for name, change in reply.total.items()})
+        assert_close(sums[0], sums[1], "blocks against one by one")
+        assert_that(any(np.any(value) for value in sums[1].values()), "training moves nothing")
+
+    def _item_models(self) -> Iterator[Model]:
+        """Those that predict items one by one."""
+        for model in self.models():
+            if isinstance(model, HistoryModel):
+                pytest.skip("predicts from whole histories")
+            yield model
+
+
+def _inputs(model: Model, clients: int, items: int) -> tuple[dict[str, Tensor], tuple[Tensor, ...], Tensor]:
+    """Different parameters, codes and items for each client."""
+    drawn = [model.initial(torch.Generator().manual_seed(seed)) for seed in range(clients)]
+    slices = {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
+    random = torch.Generator().manual_seed(9)
+    sizes = [size for _, size in model.schema.user_features]
+    users = tuple(torch.randint(size, (clients, 1), generator=random) for size in sizes)
+    chosen = torch.stack([torch.randperm(model.schema.num_items, generator=random)[:items] for _ in range(clients)])
+    return slices, users, chosen

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a cohort sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.registry import SAMPLER
+from server.samplers.base import Sampler
+from simulations.contracts.base import RunContract, assert_that, refused
+
+CLIENTS = 2 * np.arange(40) + 7
+ROUNDS = 60
+
+
+class SamplerContract(RunContract):
+    """Subclass it and set `component` to a `Sampler`."""
+
+    kind = SAMPLER
+
+    def sampler(self, seed: int = 0) -> Sampler:
+        """The sampler over 40 clients that cannot be written to."""
+        clients = CLIENTS.copy()
+        clients.setflags(write=False)
+        return self.cls(self.config(), clients, seed)
+
+    def test_cohorts_are_distinct_clients_in_order(self) -> None:
+        """`int64`, ascending, distinct, some of the clients; everybody can be drawn."""
+        sampler, drawn = self.sampler(), []
+        for number in range(1, ROUNDS + 1):
+            cohort = sampler.sample(number)
+            right = isinstance(cohort, np.ndarray) and cohort.dtype == np.int64 and cohort.ndim == 1
+            assert_that(right, f"round {number}: {cohort!r} is not an int64 vector")
+            assert_that(bool((np.diff(cohort) > 0).all()), f"round {number}: not ascending and distinct: {cohort}")
+            assert_that(bool(np.isin(cohort, CLIENTS).all()), f"round {number}: somebody who is no client: {cohort}")
+            drawn.append(cohort)
+        missing = np.setdiff1d(CLIENTS, np.concatenate(drawn))
+        assert_that(not len(missing), f"in {ROUNDS} rounds these were never drawn: {missing}")
+
+    def test_a_cohort_is_a_function_of_seed_and_round(self) -> None:
+        """Asked anew, or in another order, or by another object: the same; another seed, others."""
+        forward = [self.sampler().sample(number) for number in (1, 2, 3, 4)]
+        backward, other = self.sampler(), self.sampler(seed=1)
+        again = [backward.sample(number) for number in (4, 3, 2, 1)][::-1]
+        pairs = zip(forward, again, strict=True)
+        assert_that(all(map(lambda pair: np.array_equal(*pair), pairs)), "the order of asking makes a difference")
+        others = [other.sample(number) for number in (1, 2, 3, 4)]
+        pairs = zip(forward, others, strict=True)
+        same = all(map(lambda pair: np.array_equal(*pair), pairs))
+        assert_that(not self.random or not same, "the seed makes no difference")
+
+    def test_more_than_there_are_is_refused(self) -> None:
+        """A cohort of more clients than there are is answered with the number of clients."""
+        if "cohort" not in self.cls.Config.model_fields:
+            return
+        with refused(ExperimentError, "40", "a cohort of 41 of 40 clients"):
+            self.cls(self.config(cohort=41), CLIENTS.copy(), 0)
+
+    def test_privacy_knows_it_or_refuses_it(self) -> None:
+        """Its amplification is accounted for by its name; a sampler that the plan does not know is refused."""
+        section = self.section()
+        config = PrivacyConfig(clip_norm=1.0, noise_multiplier=1.0)
+        try:
+            plan = Plan.of(config, section["name"], {**self.config().table()}, len(CLIENTS), 10)
+        except ExperimentError as error:
+            assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
+            return
+        sizes = [len(self.sampler().sample(number)) for number in range(1, ROUNDS + 1)]
+        spread = 5 * np.sqrt(plan.denominator / ROUNDS)
+        close = abs(np.mean(sizes) - plan.denominator) <= spread
+        assert_that(close, f"cohorts of {np.mean(sizes):.1f} on average, and the plan says {plan.denominator}")

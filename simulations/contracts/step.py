@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a client step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clients.hosting import Node
+from clients.steps.base import CohortStep, Step, Update
+from clients.training import train_clients
+from fedrec.blame import Unchanged
+from fedrec.data.population import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.protection import Protection
+from fedrec.registry import STEP
+from fedrec.rng import stream
+from fedrec.row_sum import dense_change
+from fedrec.wire import TrainOrder
+from simulations.contracts.base import RunContract, assert_close, assert_that, refused, same_bits
+
+CLIP_NORM, FEW = 0.01, 5
+
+
+class StepContract(RunContract):
+    """Subclass it and set `component` to a `Step`."""
+
+    kind = STEP
+
+    def node(self, path: str = "cohort", private: Path | None = None) -> Node:
+        """A node that hosts everyone."""
+        return Node(self.small(f"engine.path={path}"), 0, 1, private)
+
+    def test_an_update_has_the_parameters_shapes_and_is_finite(self) -> None:
+        """`delta` holds every parameter, `examples` counts, and somebody learns something."""
+        node, start = self._node_and_start()
+        moved = False
+        for client in node.training.tolist()[:FEW]:
+            update = self._update(node, start, client)
+            shapes = {name: tuple(value.shape) for name, value in update.delta.items()}
+            assert_that(shapes == {n: tuple(v.shape) for n, v in start.items()}, f"shapes of client {client}: {shapes}")
+            finite = all(bool(torch.isfinite(value).all()) for value in update.delta.values())
+            assert_that(finite and update.examples >= 0, f"the update of client {client} is no finite update")
+            moved |= any(bool(value.any()) for value in update.delta.values())
+        assert_that(moved, "no client's update moves anything: choose settings under which it does")
+
+    def test_an_update_is_a_function_of_the_random_stream(self) -> None:
+        """The same stream gives the same bits; another one another update; nothing is kept between calls."""
+        node, start = self._node_and_start()
+        step, differ = node.step(node.experiment.step).in_round(1), False
+        for client in node.training.tolist()[:FEW]:
+            first, again = (self._update(node, start, client, step=step).delta for _ in range(2))
+            assert_that(same_bits(first, again), f"two updates of client {client} from one stream differ")
+            differ |= not same_bits(first, self._update(node, start, client, seed=1, step=step).delta)
+        assert_that(differ or not self.random, "the stream makes no difference: set random = False if that is meant")
+
+    def test_what_a_step_is_given_stays_as_it_was(self) -> None:
+        """Parameters and data are not changed in place."""
+        node, start = self._node_and_start()
+        for client in node.training.tolist()[:FEW]:
+            data = node.population.client(client)
+            arrays = {name: value.numpy() for name, value in start.items()}
+            arrays |= {"items": data.items, "labels": data.labels, "positives": data.positives}
+            untouched = Unchanged(arrays, np.copy)
+            self._update(node, start, client, data)
+            assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
+
+    def test_no_epochs_change_nothing(self) -> None:
+        """`epochs = 0` is how the shared model is evaluated."""
+        node, start = self._node_and_start()
+        section = node.experiment.step.model_copy(update={"epochs": 0})
+        step = node.step(type(section).model_validate({"name": section.name, **section.options, "epochs": 0}))
+        for client in node.training.tolist()[:FEW]:
+            delta = self._update(node, start, client, step=step).delta
+            assert_that(not any(bool(v.any()) for v in delta.values()), "epochs = 0 moves parameters")
+
+    def test_a_client_without_data_is_no_error(self) -> None:
+        """Somebody who has installed the app and done nothing yet."""
+        node, start = self._node_and_start()
+        none, real = np.empty(0, np.int64), node.population.client(int(node.training[0]))
+        times = None if real.times is None else none
+        data = ClientData(real.client, real.features, none, np.empty(0, np.float32), none, times)
+        delta = self._update(node, start, real.client, data).delta
+        assert_that(all(bool(torch.isfinite(v).all()) for v in delta.values()), "the update is not finite")
+
+    def test_clients_together_give_what_they_give_one_by_one(self, tmp_path: Path) -> None:
+        """Blocks equal the per-client reference, for every client of the small dataset."""
+        fast, slow = (self.node(path, tmp_path / path) for path in ("cohort", "reference"))
+        if not any(isinstance(s, CohortStep) for s, _ in fast.step(fast.experiment.step).assign(fast.training)):
+            pytest.skip("trains one client after the other anyway")
+        found, wanted = (self._sums(node, node.training) for node in (fast, slow))
+        assert_close(found, wanted, "blocks against one by one")
+
+    def test_the_sum_is_the_sum_of_the_clients(self, tmp_path: Path) -> None:
+        """No client's update depends on who else is in the round."""
+        node = self.node(private=tmp_path)
+        clients = node.training[:FEW]
+        alone = [self._sums(node, np.array([client])) for client in clients.tolist()]
+        wanted = {name: sum(one[name] for one in alone) for name in alone[0]}
+        assert_close(self._sums(node, clients), wanted, "the sum against the clients' own updates")
+
+    def test_a_client_moves_the_private_sum_by_the_clip_norm_at_most(self, tmp_path: Path) -> None:
+        """Sensitivity: S when a client is left out, 2 S when it is replaced."""
+        node = self.node(private=tmp_path)
+        clients, norm = node.training[:FEW], Clip(CLIP_NORM, 2).measure
+        everyone = self._sums(node, clients, CLIP_NORM)
+        lacking = [self._sums(node, np.delete(clients, place), CLIP_NORM) for place in range(3)]
+        for one in lacking:
+            moved = norm({name: one[name] - everyone[name] for name in one})
+            assert_that(moved <= CLIP_NORM * (1 + 1e-4), f"leaving a client out moves the sum by {moved / CLIP_NORM} S")
+        for one in lacking[1:]:
+            moved = norm({name: one[name] - lacking[0][name] for name in one})
+            assert_that(moved <= 2 * CLIP_NORM * (1 + 1e-4), f"replacing one moves the sum by {moved / CLIP_NORM} S")
+
+    def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
+        """They are zero in what is sent, and lie in a file that only its owner can read."""
+        node = self.node(private=tmp_path)
+        names = node.step(node.experiment.step).private_names(list(node.initial()))
+        if not names:
+            pytest.skip("keeps nothing private")
+        sums = self._sums(node, node.training)
+        assert_that(not any(sums[name].any() for name in names), "private parameters are sent")
+        assert_that(node.private is not None, "the node has no private state")
+        if node.private is not None:
+            kept = node.private.load(int(node.training[0]), 2)
+            assert_that(set(kept) == set(names), f"kept {sorted(kept)} and not {sorted(names)}")
+            assert_that(node.private.file.stat().st_mode & 0o777 == 0o600, "others can read the private state")
+
+    def test_a_wrong_setting_is_named(self) -> None:
+        """The error names the key and what is right."""
+        with refused(ExperimentError, "epochs", "epochs = -1"):
+            self.config(epochs=-1)
+
+    def _node_and_start(self) -> tuple[Node, dict[str, torch.Tensor]]:
+        node = self.node("reference")
+        return node, node.initial()
+
+    def _update(
+        self,
+        node: Node,
+        start: Mapping[str, torch.Tensor],
+        client: int,
+        data: ClientData | None = None,
+        *,
+        seed: int = 0,
+        step: Step | None = None,
+    ) -> Update:
+        step = node.step(node.experiment.step).in_round(1) if step is None else step
+        worker = next(worker for worker, part in step.assign(np.array([client])) if len(part))
+        own = node.population.client(client) if data is None else data
+        return worker.update(start, own, stream(seed, "client", client, 1))
+
+    def _sums(self, node: Node, clients: np.ndarray, clip_norm: float | None = None) -> dict[str, Any]:
+        """A node's sums as whole arrays, clipped if told."""
+        arrays = {name: value.numpy() for name, value in node.initial().items()}
+        protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
+        reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))
+        return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a strategy, one of fedrec's kind (`CohortStrategy`) or any of Flower's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message
+
+from clients.steps.base import Update
+from clients.total import Total
+from fedrec import wire
+from fedrec.errors import ExperimentError
+from fedrec.experiment import Section
+from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.registry import STRATEGY
+from fedrec.row_sum import dense_change
+from simulations.contracts.base import RunContract, assert_close, assert_that
+from simulations.engines.flwr_private import identify_server
+from strategies.base import Aggregate, CohortStrategy
+from strategies.dp import DpFedAvg
+
+CLIENTS, CLIP_NORM = 6, 2.0
+SHAPES = {"item.id": (9, 3), "item.bias": (9, 1), "layer.weight": (4, 2), "layer.bias": (2,)}
+ODD: dict[str, Any] = {  # updates of one client that try to get more than their share
+    "as the others": lambda: _update(4),
+    "huge": lambda: _update(4, 1e30),
+    "huge the other way": lambda: _update(4, -1e30),
+    "NaN": lambda: _update(4, np.nan),
+    "infinite": lambda: _update(4, np.inf),
+    "of a billion examples": lambda: _update(4, 5.0, examples=10**9),
+    "zero": lambda: _update(4, 0.0),
+}
+
+
+class StrategyContract(RunContract):
+    """Subclass it and set `component` to a `Strategy`."""
+
+    kind = STRATEGY
+
+    def test_a_run_moves_finite_parameters_and_keeps_their_shapes(self, tmp_path: Path) -> None:
+        """After two rounds they have their names, shapes and types, and are not what they were."""
+        from clients.hosting import Node
+
+        result = self.run(tmp_path / "run")
+        start = {name: value.numpy() for name, value in Node(result.experiment, 0, 1, None).initial().items()}
+        for name, before in start.items():
+            after = result.parameters[name]
+            assert_that(after.shape == before.shape and after.dtype == before.dtype, f"{name!r} has another form")
+            assert_that(bool(np.isfinite(after).all()), f"{name!r} is not finite")
+        moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
+        assert_that(moved, "two rounds move nothing")
+
+    def test_cohorts_give_what_clients_give_one_by_one(self, tmp_path: Path) -> None:
+        """Training in blocks ends where the per-client reference ends."""
+        fast = self.run(tmp_path / "fast", "engine.path=cohort").parameters
+        slow = self.run(tmp_path / "slow", "engine.path=reference").parameters
+        assert_close(fast, slow, "blocks against one by one", rtol=1e-3)
+
+    def test_who_shares_a_node_makes_no_difference(self, tmp_path: Path) -> None:
+        """One node and three end alike; Flower's own strategies see nodes and not clients."""
+        if not issubclass(self.cls, CohortStrategy):
+            pytest.skip("one of Flower's own, which sees nodes and not clients")
+        one = self.run(tmp_path / "one", "engine.nodes=1").parameters
+        assert_close(self.run(tmp_path / "three", "engine.nodes=3").parameters, one, "three nodes against one", 1e-3)
+
+    def test_privacy_is_bounded_or_refused(self, tmp_path: Path) -> None:
+        """Whatever one client is replaced with, the sum moves by 2 S at most and the denominator stays; or the strategy
+        is refused under differential privacy, with the reason."""
+        if not issubclass(self.cls, CohortStrategy):
+            sections = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
+            with pytest.raises(ExperimentError, match="cannot be made private"):
+                from simulations import runner
+
+                runner.run(self.small(**sections), output=tmp_path / "private")
+            return
+        try:
+            released = {name: self._released(make()) for name, make in ODD.items()}
+        except ExperimentError as error:
+            assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
+            return
+        released["gone"] = self._released(None)
+        for name, (one, clients) in released.items():
+            for other_name, (other, other_clients) in released.items():
+                squares = [float(np.square(one[n] - other[n]).sum()) for n in SHAPES]
+                moved = float(np.sqrt(sum(squares))) / CLIP_NORM
+                assert_that(moved <= 2 * (1 + 1e-4), f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S")
+                assert_that(clients == other_clients, f"{name!r}: the denominator is {clients}, not {other_clients}")
+
+    def test_the_sum_is_the_sum_of_the_nodes(self) -> None:
+        """Clients on nodes of their own and all on one node give the rule the same sum."""
+        if not issubclass(self.cls, CohortStrategy):
+            pytest.skip("one of Flower's own, which sees nodes and not clients")
+        try:
+            sums = [self._released(_update(4), nodes=nodes)[0] for nodes in (1, CLIENTS)]
+        except ExperimentError:
+            pytest.skip("is refused under differential privacy")
+        assert_close(sums[0], sums[1], "one node against one per client")
+
+    def _released(self, odd: Update | None, nodes: int = CLIENTS) -> tuple[dict[str, np.ndarray], float]:
+        """What the rule is given after a private round without noise in which client 4 sends `odd`.
+
+        Raises:
+            ExperimentError: the strategy cannot be made private.
+        """
+        identify_server()
+        strategy, given = self._private(nodes)
+        theta = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+        grid: Any = None
+        sent = list(strategy.configure_train(1, wire.to_record(theta), ConfigRecord(), grid))
+        updates = {client: odd if client == 4 else _update(client) for client in range(CLIENTS)}
+        replies = [reply for message in sent if (reply := _answer(message, theta, updates)) is not None]
+        strategy.aggregate_train(1, replies)
+        assert_that(len(given) == 1, "the rule was not given the private sum: `protect` has to refuse such a strategy")
+        whole = {name: dense_change(change, theta[name]) for name, change in given[0].changes.items()}
+        return {name: whole[name] for name in SHAPES}, given[0].clients
+
+    def _private(self, nodes: int) -> tuple[CohortStrategy, list[Aggregate]]:
+        """The strategy under a clip norm without noise, and a list that fills with what its rule is given."""
+        given: list[Aggregate] = []
+        strategy: CohortStrategy = self.cls(self.config(), Everyone(nodes), {"name": "sgd"})
+        plan = Plan.of(
+            PrivacyConfig(clip_norm=CLIP_NORM, noise_multiplier=0.0), "fixed-size", {"cohort": CLIENTS}, CLIENTS, 10
+        )
+        for phase, part in strategy.parts.items():
+            part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
+            part.apply = _recording(part.apply, given)  # type: ignore[method-assign]
+        return strategy, given
+
+
+class Everyone:
+    """Cohorts of all clients, client c on node 100 + c mod nodes.
+
+    Args:
+        nodes: number of nodes.
+    """
+
+    section = Section(name="fixed-size")
+
+    def __init__(self, nodes: int) -> None:
+        self.clients, self.nodes = np.arange(CLIENTS), nodes
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """See `strategies.base.Cohorts`."""
+        return self.clients
+
+    def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """See `strategies.base.Cohorts`."""
+        for node in range(self.nodes):
+            group = clients[clients % self.nodes == node]
+            if len(group):
+                yield 100 + node, group
+
+    def draw(self, name: str, share: float) -> np.ndarray:
+        """See `strategies.base.Cohorts`; everyone."""
+        return self.clients
+
+    def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
+        """See `strategies.base.Cohorts`."""
+        return self
+
+
+def _update(client: int, scale: float = 1.0, examples: int = 3) -> Update:
+    random = np.random.default_rng(client)
+    with np.errstate(all="ignore"):
+        drawn = {n: (scale * random.standard_normal(s)).astype(np.float32) for n, s in SHAPES.items()}
+    return Update({name: torch.from_numpy(value) for name, value in drawn.items()}, examples, 0.5)
+
+
+def _answer(message: Message, theta: Mapping[str, np.ndarray], updates: Mapping[int, Update | None]) -> Message | None:
+    """What a node answers; nothing where one of its clients is gone and it has no other."""
+    _, order = wire.unpack_train(message.content)
+    clients = [] if order.clients is None else order.clients.tolist()
+    total = Total(theta, ["item.id"], order.weighting, order.protection, Reproducible(5), order.round)
+    present = {client: update for client in clients if (update := updates[client]) is not None}
+    for client, update in present.items():
+        total.add(client, update)
+    return Message(wire.pack_sum(total.sum()), reply_to=message) if present else None
+
+
+def _recording(apply: Any, given: list[Aggregate]) -> Any:
+    def wrapped(theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        given.append(aggregate)
+        return apply(theta, aggregate)
+
+    return wrapped

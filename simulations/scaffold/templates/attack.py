@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has many of their own items at the top of their list is suspected of having trained the system."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.attacks.base import Attack, Attacked
+from fedrec.attacks.membership import top_lists
+from fedrec.config import Config
+
+
+class ExampleConfig(Config):
+    """Settings; unknown keys are refused, and every field says what it means."""
+
+    length: int = Field(default=20, ge=1)
+    """Items in a list."""
+
+
+class Example(Attack):
+    """Share of a user's own positives among the first items of its list."""
+
+    Config = ExampleConfig
+    config: ExampleConfig
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """One number per user of `attacked.users`: the higher, the more likely it trained."""
+        found = []
+        for users, scores in attacked.scores(attacked.users):
+            lists = top_lists(scores, min(self.config.length, scores.shape[1]))
+            for user, own in zip(users.tolist(), lists, strict=True):
+                positives = attacked.population.client(user).positives
+                found.append(float(np.isin(positives, own).mean()) if len(positives) else 0.0)
+        return np.array(found)

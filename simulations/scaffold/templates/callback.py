@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Early stopping: ends a run when a metric of the evaluated sample has not improved for a number of rounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import Field
+
+from fedrec.config import Config
+from server.callbacks.base import Callback
+
+
+class ExampleConfig(Config):
+    """Settings; unknown keys are refused, and every field says what it means."""
+
+    metric: str = "hits@10"
+    """Column of rounds.csv that is watched; the higher the better."""
+    patience: int = Field(default=5, ge=1)
+    """Evaluations without improvement after which the run ends."""
+
+
+class Example(Callback):
+    """Watches one metric."""
+
+    Config = ExampleConfig
+
+    def __init__(self, config: ExampleConfig) -> None:
+        super().__init__(config)
+        self.settings, self.best, self.waited = config, -math.inf, 0
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """Told after each round; True ends the run here."""
+        value = row.get(self.settings.metric)
+        if value is None:  # this round was not evaluated
+            return False
+        self.waited = 0 if value > self.best else self.waited + 1
+        self.best = max(self.best, value)
+        return self.waited >= self.settings.patience

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everybody in turn: the clients are shuffled, dealt out cohort by cohort, and shuffled again."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.rng import stream
+from server.samplers.base import Sampler
+
+
+class ExampleConfig(Config):
+    """Settings; unknown keys are refused, and every field says what it means."""
+
+    cohort: int = Field(default=20, ge=1)
+    """Clients per round."""
+
+
+class Example(Sampler):
+    """Draws nobody a second time before everybody had a turn (a last short cohort of each turn is left out)."""
+
+    Config = ExampleConfig
+    config: ExampleConfig
+
+    def __init__(self, config: ExampleConfig, clients: np.ndarray, seed: int) -> None:
+        super().__init__(config, clients, seed)
+        self.refuse_more_than_there_are(config.cohort)
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round, ascending: a function of the seed and the round, and of nothing remembered."""
+        turn, place = divmod(round_number - 1, len(self.clients) // self.config.cohort)
+        order = stream(self.seed, "turn", turn).permutation(self.clients)
+        return np.sort(order[place * self.config.cohort : (place + 1) * self.config.cohort])
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Unused: `sample` is written out, because a round depends on those before it."""
+        raise NotImplementedError

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of every user a share of the rows is held out; all users train."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.rng import stream
+
+
+class ExampleConfig(Config):
+    """Settings; unknown keys are refused, and every field says what it means."""
+
+    share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of each user's rows that are held out, rounded down."""
+
+
+class Example(Split):
+    """Holds out rows at random, user by user."""
+
+    Config = ExampleConfig
+    config: ExampleConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """The parts as row numbers; a function of the interactions and the seed."""
+        random, held_out = stream(self.seed, "split"), []
+        for user in range(interactions.num_users):
+            rows = interactions.rows_of(user)
+            held_out.append(random.choice(rows, size=int(self.config.share * len(rows)), replace=False))
+        test = np.concatenate(held_out)
+        train = np.setdiff1d(np.arange(len(interactions)), test)
+        none = np.empty(0, dtype=np.int64)
+        return Partition(np.unique(interactions.users), train, validation_rows=none, test_rows=test)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and keeps its contract."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedrec.experiment import SECTIONS
+from fedrec.registry import KINDS
+from fedrec.runs import RunFolder
+from simulations import cli
+from simulations.engines import flower
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = {kind.name: f"trial-{kind.name}" for kind in KINDS}
+
+
+def call(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+        raise SystemExit(0)
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A package of each kind, as `fedrec new` writes it, and all of them installed in the folder `site`."""
+    from simulations.scaffold.package import write_package
+
+    folder = tmp_path_factory.mktemp("packages")
+    written = [str(write_package(kind, name, folder)) for kind, name in NAMES.items()]
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    subprocess.run([*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *written], check=True)
+    return folder
+
+
+@pytest.fixture
+def installed(packages, monkeypatch):
+    """The packages can be imported and their entry points are found."""
+    monkeypatch.syspath_prepend(str(packages / "site"))
+    importlib.invalidate_caches()
+    return packages
+
+
+def test_each_appears_in_the_list_by_its_entry_point(installed, capsys, monkeypatch):
+    code, out, _ = call(capsys, monkeypatch, "list", "--json")
+    found = json.loads(out)
+    for kind, name in NAMES.items():
+        (entry,) = [entry for entry in found[kind] if entry["name"] == name]
+        assert entry["file"] == str(installed / "site" / name.replace("-", "_") / f"{kind}.py")
+        assert entry["about"] and not entry["about"].startswith("BROKEN")
+    assert code == 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "attack"])
+def test_its_experiment_runs(kind, installed, capsys, monkeypatch, tmp_path):
+    name = NAMES[kind]
+    quick = ["-s", "rounds=2", "-s", "evaluation.users=4", "-s", "evaluation.final-users=4", "-s", "sampler.cohort=3"]
+    small = [] if kind == "dataset" else ["-s", "dataset.users=24", "-s", "dataset.items=30"]
+    file = installed / name / f"{name}.toml"
+    code, out, err = call(capsys, monkeypatch, "run", file, "-o", tmp_path / "run", *quick, *small)
+    assert code == 0, err
+    text = (tmp_path / "run" / "experiment.toml").read_text()
+    assert f'"{name}"' in text
+    assert kind != "baseline" or name in out
+
+
+def test_its_attack_runs(installed, capsys, monkeypatch, tmp_path):
+    name, quick = NAMES["attack"], ["-s", "rounds=2", "-s", "dataset.users=40", "-s", "sampler.cohort=3"]
+    file = installed / name / f"{name}.toml"
+    arguments = ["attack", "run", name, file, "-w", "length=5", "-o", tmp_path / "a", "--json", *quick]
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["attack"] == name and found["settings"] == {"length": 5} and 0 <= found["success"]["auc"]["value"] <= 1
+
+
+def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tmp_path):
+    file = installed / NAMES["strategy"] / f"{NAMES['strategy']}.toml"
+    path = "strategy.name=trial_strategy.strategy:TrialStrategy"
+    arguments = ["run", file, "-s", path, "-s", "rounds=1", "-s", "evaluation.final-users=2"]
+    code, _, err = call(capsys, monkeypatch, *arguments, "-o", tmp_path / "run")
+    assert code == 0, err
+    assert RunFolder(tmp_path / "run").experiment.strategy.name == "trial_strategy.strategy:TrialStrategy"
+
+
+def test_each_keeps_its_own_contract(packages):
+    """With the tests that `fedrec new` wrote, in a process of their own."""
+    environment = {**os.environ, "PYTHONPATH": f"{packages / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    tests = [str(packages / name / "tests") for name in NAMES.values()]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(packages), *tests]
+    done = subprocess.run(command, env=environment, cwd=packages, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " failed" not in done.stdout and "passed" in done.stdout
+    assert int(done.stdout.split(" passed")[0].split()[-1]) > 60
+
+
+@pytest.mark.timeout(240)
+def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
+    """The package is installed for this process only: Flower's processes have it from the app bundle alone."""
+    name = NAMES["strategy"]
+    app, output = installed / name, tmp_path / "run"
+    port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
+    environment = {**flower._environment(tmp_path / "home", port), "PYTHONPATH": str(ROOT)}
+    overrides = "strategy.name=trial_strategy.strategy:TrialStrategy;rounds=2;evaluation.final-users=4;dataset.users=24"
+    overrides += ";dataset.items=30;sampler.cohort=3;engine.threads=1;engine.device=cpu"
+    config = f"experiment='{app / f'{name}.toml'}' overrides='{overrides}' output='{output}'"
+    sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+    with flower._superlink(place, environment, port):  # type: ignore[arg-type]
+        command = [flower._script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
+        done = subprocess.run(
+            [*command, "--federation-config", sizes], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+    run = RunFolder(output) if (output / "run.json").exists() else None
+    assert run is not None, done.stdout[-3000:] + done.stderr[-2000:]
+    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
+    assert run.experiment.strategy.name == "trial_strategy.strategy:TrialStrategy"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["strategi", "mine"], ["unknown kind", "did you mean 'strategy'?"]),
+        (["strategy", "Mine"], ["no name for a package", "lower-case"]),
+        (["strategy", "my--idea"], ["no name for a package"]),
+        (["strategy", "class"], ["no name for a package", "word of Python"]),
+        (["strategy", "reptile"], ["is taken", "built-in"]),
+        (["strategy", "numpy"], ["is taken", "imported already"]),
+        (["strategy", "a" * 33], ["no name for a package", "at most 32"]),
+    ],
+)
+def test_a_bad_name_says_why(arguments, words, capsys, monkeypatch, tmp_path):
+    code, _, err = call(capsys, monkeypatch, "new", *arguments, "--into", tmp_path)
+    assert code == 2 and all(word in err for word in words), err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_package_is_not_overwritten(capsys, monkeypatch, tmp_path):
+    assert call(capsys, monkeypatch, "new", "sampler", "in-turn", "--into", tmp_path)[0] == 0
+    code, _, err = call(capsys, monkeypatch, "new", "step", "in-turn", "--into", tmp_path)
+    assert code == 2 and "is there already" in err
+
+
+def test_every_kind_that_has_a_section_is_known_to_the_readme(packages):
+    for kind, name in NAMES.items():
+        readme = (packages / name / "README.md").read_text()
+        assert ("flwr run" in readme) == (kind in {one.name for one in SECTIONS})
+        assert "{" not in readme

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flwr run` of an app bundle whose clients know nothing of fedrec and whose server is fedrec's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tomli_w
+
+from fedrec.runs import RunFolder
+from simulations.engines import flower
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "stock-bundle"
+version = "0.1.0"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "somebody"
+fab-include = ["stock_bundle/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "stock_bundle.server_app:app"
+clientapp = "stock_bundle.client_app:app"
+
+[tool.flwr.app.config]
+experiment = ""
+overrides = ""
+output = ""
+local-epochs = 2
+"""
+MODEL = '''
+import torch
+from fedrec.models.base import Model
+
+
+class AsTorch(Model):
+    """The network of the clients, under the same names."""
+
+    def initial(self, generator):
+        drawn = {"items.weight": torch.randn(30, 4, generator=generator), "score.weight": torch.zeros(1, 4)}
+        return drawn | {"score.bias": torch.zeros(1)}
+
+    def predict(self, parameters, users, items, rows=None):
+        own = parameters["items.weight"][torch.arange(len(items))[:, None], items]
+        return (own * parameters["score.weight"]).sum(-1) + parameters["score.bias"]
+'''
+
+
+@pytest.fixture
+def bundle(tmp_path, tiny_experiment, monkeypatch):
+    app = tmp_path / "stock-bundle"
+    (app / "stock_bundle").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(PYPROJECT)
+    (app / "stock_bundle" / "__init__.py").touch()
+    (app / "stock_bundle" / "server_app.py").write_text('from server.app import app\n\n__all__ = ["app"]\n')
+    (app / "stock_bundle" / "model.py").write_text(MODEL)
+    shutil.copy(ROOT / "tests/server/stock_app.py", app / "stock_bundle" / "client_app.py")
+    table = {**tiny_experiment(), "model": {"name": "stock_bundle.model:AsTorch"}, "train-config": {"lr": 0.5}}
+    table["sampler"] = {"name": "fixed-size", "cohort": 2}
+    (tmp_path / "experiment.toml").write_text(tomli_w.dumps(table))
+    monkeypatch.syspath_prepend(str(app))  # for this process, which reads the run folder; the run's have the bundle
+    return app
+
+
+@pytest.mark.timeout(280)
+def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
+    port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**flower._environment(tmp_path / "home", port), "PYTHONPATH": path}
+    config = f"experiment='{tmp_path / 'experiment.toml'}' output='{tmp_path / 'run'}'"
+    sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+    with flower._superlink(place, environment, port):  # type: ignore[arg-type]
+        command = [flower._script("flwr"), "run", str(bundle), "fedrec", "--stream", "-c", config]
+        done = subprocess.run(
+            [*command, "--federation-config", sizes], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+    assert (tmp_path / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
+    run = RunFolder(tmp_path / "run")
+    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
+    result = run.read_result()
+    assert set(result.metrics) == {"eval_acc"} and len(result.users) == 2
+    assert result.rounds["num-examples"].tolist() == [41, 41] and result.rounds["loss"][1] < result.rounds["loss"][0]
