@@ -2,8 +2,8 @@
 """CPU time and memory of a process tree, sampled from `/proc` while it runs. Linux only.
 
 Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended children lack them. So
-the user and system time of every process of the tree is read ten times a second; a process that has ended keeps the
-time that was seen last. Processes that live, or whose parents live, less than a tenth of a second can be missed.
+the user and system time of every process of the tree is read twice a second; a process that has ended keeps the time
+that was seen last. Processes that live, or whose parents live, less than half a second can be missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.whole_run import pss_mib
 
-CPU_INTERVAL, MEMORY_EVERY = 0.1, 5  # seconds; samples of CPU time per sample of memory
+CPU_INTERVAL, MEMORY_EVERY = 0.5, 2  # seconds; samples of CPU time per sample of memory. Looking takes CPU time too.
 
 
 class TreeWatch(threading.Thread):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_WORTH_SHARING = 2**20  # bytes; below, sending a copy costs less than opening
+_WORTH_SHARING = 2**16  # bytes; below, sending a copy costs less than opening
 
 
 class SharedArray(np.memmap):

@@ -213,6 +213,12 @@ def live_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.live if isinstance(array, LiveArray) else array.numpy() for name, array in record.items()}
 
 
+def sent_bytes(record: ArrayRecord) -> int:
+    """Bytes that a record takes on its way to another process of this machine; arrays in shared memory take none."""
+    arrays = live_arrays(record).values()
+    return sum(array.nbytes for array in arrays if not (isinstance(array, SharedArray) and is_shared(array)))
+
+
 def for_the_network(content: RecordDict) -> RecordDict:
     """The same content with all arrays as bytes: what leaves this machine through Flower's own connections.
 

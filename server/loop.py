@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
 from fedrec.blame import blaming, finite, named, refuse_other_arrays
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.memory import give_back_memory
 from fedrec.perturb.guarantee import words
 from fedrec.registry import STRATEGY
@@ -48,6 +50,7 @@ from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
 _PRIVACY = "privacy:"  # marks what the guard remembers among what the strategy does
+_STALE = 1.0  # seconds; rounds may be shorter than it takes to write the table of all of them
 
 
 class Loop:
@@ -80,6 +83,7 @@ class Loop:
         generating = self.strategy if isinstance(self.strategy, GeneratingStrategy) else None
         untrusted = self.gate is not None
         self.evaluator = Evaluator(self.experiment, self.roster, grid, generating, untrusted=untrusted)
+        self._written = -math.inf
 
     def execute(self, baselines: dict[str, dict[str, float]]) -> Result:
         """Run the remaining rounds, evaluate, and write everything to the run folder.
@@ -95,24 +99,41 @@ class Loop:
         give_back_memory()  # the parameters as they came
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         self._forecast(state)
-        stop = False
-        while state.round < self.experiment.rounds and not stop:
-            if self.guard is not None and not self.guard.pays(state.round + 1):
-                self._tell(f"the privacy budget is spent after {state.round} rounds")
-                break
-            if self.personal is not None and self.personal.spent(state.round + 1):
-                self._tell(f"every user's budget is spent after {state.round} rounds")
-                break
-            before = self._watched(state)
-            state = self._round(state)
-            self.callbacks.on_update(state.round, before, state.parameters)
-            self._save(state)
-            seconds = state.timings[-1]["seconds"]
-            log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
-            stop = self.callbacks.after_round(state.rounds[-1], seconds)
+        state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         return self._finish(state, baselines)
+
+    def _remaining(self, state: State) -> tuple[State, bool]:
+        """The rounds that are left; the state after them, and whether a callback wanted no more."""
+        stop = False
+        try:
+            while state.round < self.experiment.rounds and not stop:
+                if self._spent(state.round):
+                    break
+                before = self._watched(state)
+                state = self._round(state)
+                self.callbacks.on_update(state.round, before, state.parameters)
+                self._save(state)
+                seconds = state.timings[-1]["seconds"]
+                log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
+                stop = self.callbacks.after_round(state.rounds[-1], seconds)
+        except BaseException:
+            with suppress(RunError):  # what broke the round off matters more
+                self._write(state)
+            raise
+        self._write(state)
+        return state, stop
+
+    def _spent(self, rounds: int) -> bool:
+        """Whether no round can follow, for want of budget."""
+        if self.guard is not None and not self.guard.pays(rounds + 1):
+            self._tell(f"the privacy budget is spent after {rounds} rounds")
+            return True
+        if self.personal is not None and self.personal.spent(rounds + 1):
+            self._tell(f"every user's budget is spent after {rounds} rounds")
+            return True
+        return False
 
     def _forecast(self, state: State) -> None:
         """Tell the callbacks what the run will take; not asked for where nobody listens."""
@@ -223,11 +244,18 @@ class Loop:
         return means(table)
 
     def _save(self, state: State) -> None:
+        """Keep a round: a checkpoint if one is due, and tables and status if they are a while old."""
         every, last = self.experiment.checkpoint.every, self.experiment.rounds
-        if state.round % every == 0 or state.round == last:
+        due = state.round % every == 0 or state.round == last
+        if due:
             self.checkpoints.save(state)
+        if due or time.monotonic() - self._written > _STALE:
+            self._write(state)
+
+    def _write(self, state: State) -> None:
         self.run.write_rounds(state.rounds, state.timings)
         self.run.set_status("running", state.round)
+        self._written = time.monotonic()
 
     def _finish(self, state: State, baselines: dict[str, dict[str, float]]) -> Result:
         arrays = wire.to_record(state.parameters)

@@ -90,5 +90,10 @@ class Block:
             last_epoch=tuple(batch.last_epoch for batch in batches),
         )
 
+    def steps_of(self, active: int) -> range:
+        """The steps in which exactly the first `active` clients train."""
+        first = self.active.index(active)
+        return range(first, first + self.active.count(active))
+
     def __len__(self) -> int:
         return len(self.examples)

@@ -40,21 +40,55 @@ class Recommending:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._views: tuple[Block, int, tuple[Tensor, ...], Tensor] | None = None
+        self._views: _Views | None = None
 
     def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
         """See `Objective`."""
-        users, slots = self._prefix(block, active)
-        predicted = self.model.predict(parameters, users, block.items[step, :active], rows=slots)
-        return self.model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
+        if self._views is None or self._views.block is not block or self._views.active != active:
+            earlier = self._views if self._views is not None and self._views.block is block else None
+            self._views = _Views.of(self.model, block, active, earlier)
+        views = self._views
+        place = step - views.first
+        predicted = self.model.predict(parameters, views.users, views.items[place], rows=views.slots)
+        return self.model.loss(predicted, views.labels[place], views.weights[place])
 
-    def _prefix(self, block: Block, active: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Codes and item slots of the first `active` clients; made once for all steps with the same clients."""
-        if self._views is None or self._views[0] is not block or self._views[1] != active:
-            slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
-            users = self.model.user_inputs(tuple(codes[:active] for codes in block.users))
-            self._views = block, active, users, slots
-        return self._views[2:]
+
+@dataclass(frozen=True, eq=False)
+class _Views:
+    """What belongs to the first `active` clients of a block in the steps that are theirs; made once for these steps.
+
+    Attributes:
+        block: the clients.
+        active: how many of them.
+        first: the first of their steps, from which on `items`, `labels` and `weights` are.
+        users: what the model makes of their features.
+        slots: places of a step's items among its gathered rows, `int64 [active, B]`.
+        items: by step, `int64 [active, B]`.
+        labels: by step, `float32 [active, B]`.
+        weights: by step, `float32 [active, B]`.
+    """
+
+    block: Block
+    active: int
+    first: int
+    users: tuple[Tensor, ...]
+    slots: Tensor
+    items: tuple[Tensor, ...]
+    labels: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, model: Model, block: Block, active: int, earlier: _Views | None) -> _Views:
+        """The views; what the model made of the users is made once, of all that `earlier` had."""
+        slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
+        if earlier is not None and earlier.active > active:
+            users = tuple(own[:active] for own in earlier.users)
+        else:
+            users = model.user_inputs(tuple(codes[:active] for codes in block.users))
+        steps = block.steps_of(active)
+        span = slice(steps.start, steps.stop)
+        views = (numbers[span, :active].unbind() for numbers in (block.items, block.labels, block.weights))
+        return cls(block, active, steps.start, users, slots, *views)
 
 
 def descend(
@@ -168,14 +202,17 @@ class _Prefix:
         device = cohort.block.items.device
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.ones = torch.ones(active, device=device)
+        self._steps = cohort.block.steps_of(active)
+        places = cohort.block.places[self._steps.start : self._steps.stop, :active]
+        self._places = places.reshape(len(self._steps), -1).unbind()
         self.leaves = {name: group.value[:active].detach() for name, group in cohort.dense.items()}
         # Inference mode is faster. But what a model keeps from its first step must do for autograd later on.
         self._mode: Callable[[], AbstractContextManager[object]] = torch.no_grad
         self.descents: dict[str, FusedDescent] = {}
         for name, group in cohort.dense.items():
             if group.fusible:
-                part = group.part if taped else None
-                self.descents[name] = FusedDescent(self.leaves[name], group.rate, self.anchor, part)
+                whole = group if taped else None
+                self.descents[name] = FusedDescent(self.leaves[name], group.rate, self.anchor, whole)
                 self.leaves[name].descent = self.descents[name]  # type: ignore[attr-defined]
 
     def close(self) -> None:
@@ -225,6 +262,6 @@ class _Prefix:
     def _begin(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[str]]:
         """Places of a step's item rows, the rows themselves by table, and the tables that move."""
         tables = self.cohort.tables
-        places = self.cohort.block.places[step, : self.active].reshape(-1)
+        places = self._places[step - self._steps.start]
         rows = {name: group.rows(places, self.active) for name, group in tables.items()}
         return places, rows, [name for name, group in tables.items() if group.moves(step)]

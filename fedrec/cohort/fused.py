@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.cohort.held import HeldMix, same_memory
+from fedrec.cohort.sgd import Group
 from fedrec.cohort.tape import Tape
 
 Activation = Literal["relu", "sigmoid", "tanh"]
@@ -40,8 +42,8 @@ class FusedDescent:
         learning_rate: step size.
         anchor: a tensor that requires a gradient, so that autograd visits layers whose other inputs do not; None where
             a tape takes autograd's place.
-        part: gives rows of the parameter, by start and count, as a tensor of their own that stands for them; None:
-            they are views.
+        group: the parameter of all clients, of which others may stand for parts (`Group.part`, `HeldMix`); None: layers
+            work on `parameter` itself.
 
     Attributes:
         claimed: whether a layer of this forward pass will update it.
@@ -53,13 +55,14 @@ class FusedDescent:
         parameter: Tensor,
         learning_rate: float,
         anchor: Tensor | None = None,
-        part: Callable[[int, int], Tensor] | None = None,
+        group: Group | None = None,
     ) -> None:
-        self.learning_rate, self.anchor, self._part = learning_rate, anchor, part
+        self.learning_rate, self.anchor, self.group = learning_rate, anchor, group
         self.claimed = False
         self.tape: Tape | None = None
         self._parameter = parameter
         self._row: Tensor | None = None
+        self._ones: Tensor | None = None
         self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @property
@@ -69,13 +72,19 @@ class FusedDescent:
             self._row = self._parameter.unsqueeze(1)
         return self._row
 
+    def descend_row(self, gradient: Tensor) -> None:
+        """The step of a bias, given the gradient `[C, B, out]` of what it was added to."""
+        if self._ones is None or self._ones.shape[2] != gradient.shape[1]:
+            self._ones = gradient.new_ones(len(gradient), 1, gradient.shape[1])
+        self.row.baddbmm_(self._ones, gradient, alpha=-self.learning_rate)  # sooner done than a sum and then the step
+
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Some rows of a weight, `[C, count, out]`, and the same transposed; made once for all steps."""
         if (start, count) not in self._parts:
-            if self._part is None or count == self._parameter.shape[1]:
+            if self.group is None or count == self._parameter.shape[1]:
                 part = self._parameter.narrow(1, start, count)
             else:
-                part = self._part(start, count)[: len(self._parameter)]
+                part = self.group.part(start, count)[: len(self._parameter)]
             self._parts[start, count] = part, part.transpose(1, 2)
         return self._parts[start, count]
 
@@ -98,6 +107,9 @@ def claimed(parameters: Sequence[Tensor]) -> list[FusedDescent] | None:
 
 def fused_rows(fused: list[FusedDescent], shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
     """`fedrec.cohort.layers.mixed_rows` of claimed tables."""
+    held, tape = _held(fused, shares), fused[0].tape
+    if held is not None and tape is not None:
+        return tape.apply(_HeldRows, (), held, len(shares[0]))
     return _applied(_MixedRows, fused[0], (), fused, shares, tables)
 
 
@@ -108,6 +120,7 @@ def fused_perceptron(
     activation: Activation,
 ) -> Tensor:
     """`fedrec.cohort.layers.perceptron`; `fused` are its weights and then its biases."""
+    _let_go(fused)
     flat = [part for group in parts for part in group]
     settings = fused, activation, [len(group) for group in parts], weights
     return _applied(_Perceptron, fused[0], flat, settings, *flat)
@@ -163,6 +176,20 @@ class _MixedRows(torch.autograd.Function):
         return None, None, None, None
 
 
+class _HeldRows(torch.autograd.Function):
+    """A mix that stands for its tables."""
+
+    @staticmethod
+    def forward(ctx: Any, held: HeldMix, clients: int) -> Tensor:
+        ctx.held = held
+        return held.value(clients)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
+        ctx.held.descend(gradient)
+        return None, None
+
+
 class _Perceptron(torch.autograd.Function):
     """A multi-layer perceptron: the steps of all its layers."""
 
@@ -195,8 +222,7 @@ class _Perceptron(torch.autograd.Function):
             weight, descent, hidden = weights[layer], fused[layer], ctx.hidden[layer - 1]
             before = torch.bmm(gradient, descent.rows(0, weight.shape[1])[1])
             weight.baddbmm_(hidden.transpose(1, 2), gradient, alpha=-descent.learning_rate)
-            bias = fused[layers + layer]
-            bias.row.sub_(gradient.sum(1, keepdim=True), alpha=bias.learning_rate)
+            fused[layers + layer].descend_row(gradient)
             gradient = through(before, hidden)
         summed = gradient.sum(1, keepdim=True)
         fused[layers].row.sub_(summed, alpha=fused[layers].learning_rate)
@@ -213,6 +239,31 @@ def _applied(function: Any, fused: FusedDescent, known: Sequence[Tensor], *argum
     if fused.tape is None:
         return function.apply(fused.anchor, *arguments)
     return fused.tape.apply(function, known, None, *arguments)
+
+
+def _held(fused: Sequence[FusedDescent], shares: Sequence[Tensor]) -> HeldMix | None:
+    """The mix that stands for tables; None unless a tape sees the same shares of them again."""
+    groups = [descent.group for descent in fused if descent.group is not None]
+    held = groups[0].held if groups else None
+    if isinstance(held, HeldMix) and held.fits(groups, shares):
+        return held
+    _let_go(fused)
+    if len(groups) < len(fused) or fused[0].tape is None or any(share.shape[1] > 1 for share in shares):
+        return None
+    seen, groups[0].seen = groups[0].seen, shares  # kept alive, or other shares could come to lie in the same memory
+    if len(seen) != len(shares) or not all(map(same_memory, shares, seen)):
+        return None
+    held = HeldMix(groups, shares)
+    for group in groups:
+        group.held = held
+    return held
+
+
+def _let_go(fused: Sequence[FusedDescent]) -> None:
+    """Make tables stand for themselves again."""
+    for descent in fused:
+        if descent.group is not None and descent.group.held is not None:
+            descent.group.held.settle()
 
 
 def _split(groups: Sequence[Tensor], sizes: Sequence[int], widths: Sequence[int]) -> list[Tensor]:

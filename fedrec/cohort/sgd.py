@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,14 @@ class SgdSettings:
         return steps - self.late_epochs * torch.tensor(block.last_epoch)
 
 
+class StandIn(Protocol):
+    """Something that takes the steps of a parameter meanwhile, such as `fedrec.cohort.held.HeldMix`."""
+
+    def settle(self) -> None:
+        """Give the parameter what it has moved by."""
+        ...
+
+
 @dataclass(eq=False)
 class Group:
     """One parameter of all clients, and how a gradient changes it in place.
@@ -63,6 +72,8 @@ class Group:
         block: the clients.
         buffer: momentum, like `value`; None without.
         rate: step size.
+        held: what stands for it until `join`; None: nothing.
+        seen: what its rows counted when a layer last mixed them.
     """
 
     value: Tensor
@@ -71,6 +82,8 @@ class Group:
     name: str
     block: Block
     buffer: Tensor | None = field(init=False)
+    held: StandIn | None = field(init=False, default=None)
+    seen: Sequence[Tensor] = field(init=False, default=())
     _parts: dict[tuple[int, int], Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,11 +103,14 @@ class Group:
         A batched product that changes a part of a larger tensor in place falls apart into one product per client.
         """
         if (start, count) not in self._parts:
-            self._parts[start, count] = self.value.narrow(1, start, count).contiguous()
+            with torch.inference_mode(False):  # later steps may not be in inference mode, and change it all the same
+                self._parts[start, count] = self.value.narrow(1, start, count).contiguous()
         return self._parts[start, count]
 
     def join(self) -> None:
-        """Put the parts back into `value`."""
+        """Make `value` whole again."""
+        if self.held is not None:
+            self.held.settle()
         for (start, count), part in self._parts.items():
             self.value.narrow(1, start, count).copy_(part)
         self._parts.clear()

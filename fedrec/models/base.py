@@ -106,7 +106,7 @@ class Model(ABC):
         """
 
     def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What `predict` may be given instead of the users' codes: made once per client, for all its steps."""
+        """What `predict` may be given instead of the users' codes, `[C, ...]` each: made once, for all steps."""
         return users
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

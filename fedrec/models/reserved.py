@@ -53,6 +53,10 @@ class Reserved(Model):
         """See `Model.predict`."""
         return self.base.predict(parameters, users, items, rows)
 
+    def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """See `Model.user_inputs`."""
+        return self.base.user_inputs(users)
+
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """See `Model.loss`."""
         return self.base.loss(predictions, labels, weights)

@@ -31,6 +31,7 @@ from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 from simulations.engines.serial import SerialGrid
 from simulations.quiet import keep_quiet
 
+_INLINE = 2**16  # bytes; less goes along with the call
 _OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
 
 
@@ -92,7 +93,8 @@ class RayGrid(LocalGrid):
 
         stored: dict[int, Any] = {}
         for message in batch:
-            arrays = message.content.array_records
+            records = message.content.array_records
+            arrays = {name: own for name, own in records.items() if not self._local or wire.sent_bytes(own) > _INLINE}
             for record in arrays.values():
                 if id(record) not in stored:
                     stored[id(record)] = ray.put(record)

@@ -63,16 +63,30 @@ def block():
     return Block.of(users, own, torch.device("cpu"))
 
 
-def by_hand(model, place):
+def long_block():
+    """Five clients with very different numbers of steps."""
+    random = np.random.default_rng(3)
+    lengths = (90, 84, 60, 59, 2)
+    own = [
+        Batches.cut([(random.integers(0, ITEMS, length), random.integers(0, 2, length).astype(np.float32))], 2)
+        for length in lengths
+    ]
+    users = [(random.integers(0, USERS, 1),) for _ in lengths]
+    return Block.of(users, own, torch.device("cpu"))
+
+
+def by_hand(model, place, given=None):
     """The same steps of one client by torch.optim on whole tables."""
     leaves = {name: value.clone().requires_grad_() for name, value in model.start().items()}
-    optimiser, given = torch.optim.SGD(leaves.values(), lr=SGD.learning_rate), block()
-    for step in range(2 - place):
+    optimiser, given = torch.optim.SGD(leaves.values(), lr=SGD.learning_rate), given or block()
+    for step in range(sum(active > place for active in given.active)):
         user = model.between(leaves["user"][given.users[0][place]].unsqueeze(0))
         rows = leaves["item"][given.items[step, place]]
         hidden = torch.tanh(torch.cat([user[0].expand(2, -1), rows], 1) @ leaves["w0"] + leaves["b0"])
         logits = (hidden @ leaves["w1"] + leaves["b1"]).squeeze(1)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, given.labels[step, place])
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, given.labels[step, place], given.weights[step, place], reduction="sum"
+        )
         optimiser.zero_grad()
         model.changed(loss).sum().backward()
         optimiser.step()
@@ -108,6 +122,42 @@ def test_a_model_whose_tape_tears_midway_is_finished_by_autograd():
     for place in range(2):
         for key, value in by_hand(Tiny(), place).items():
             torch.testing.assert_close(trained.parameters_of(place)[key][0], value)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_many_clients_with_many_steps(shared):
+    """What belongs to the user stands for its table meanwhile, whoever still trains."""
+    model, given = Tiny(), long_block()
+    own = {} if shared else {"w0": model.start()["w0"].repeat(len(given), 1, 1)}
+    trained = descend(model, model.start(), given, SGD, own=own)
+    for place in range(len(given)):
+        for key, value in by_hand(Tiny(), place, given).items():
+            torch.testing.assert_close(trained.parameters_of(place)[key][0], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mix_is_held_for_the_same_shares_only():
+    """When others come the table is whole again; the same by autograd, which holds nothing."""
+
+    class Changing(Tiny):
+        def predict(self, parameters, users, items, rows=None):
+            shares = self.shares[self.step // 3 % 2].expand(len(items), -1, -1)
+            user = mixed_rows([shares], [parameters["user"]])
+            weights, biases = [parameters["w0"], parameters["w1"]], [parameters["b0"], parameters["b1"]]
+            return perceptron([[user], [parameters["item"]]], weights, biases, "tanh")
+
+    def train(model, factor):
+        model.shares = [torch.tensor([[[0.5, 0.5, 0.0]]]), torch.tensor([[[0.0, 0.2, 0.8]]])]
+        recommending = Recommending(model)
+
+        def objective(parameters, block, step, active):
+            model.step = step
+            loss = recommending(parameters, block, step, active)
+            return loss if factor is None else loss * factor  # which no layer does
+
+        return descend(model, model.start(), long_block(), SGD, objective).values
+
+    for name, value in train(Changing(), 1.0).items():
+        torch.testing.assert_close(train(Changing(), None)[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_an_objective_of_its_own_may_use_a_table_twice():
