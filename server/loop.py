@@ -50,6 +50,7 @@ from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
 _PRIVACY = "privacy:"  # marks what the guard remembers among what the strategy does
+_LARGE = 2**22  # numbers in a table
 _STALE = 1.0  # seconds; rounds may be shorter than it takes to write the table of all of them
 
 
@@ -101,6 +102,7 @@ class Loop:
         self._forecast(state)
         state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
+            _refuse_non_finite(state.parameters, state.round, self.strategy)
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         return self._finish(state, baselines)
 
@@ -201,7 +203,8 @@ class Loop:
             # Some of Flower's strategies (FedAdam) turn float32 into float64.
             parameters = {name: value.astype(state.parameters[name].dtype) for name, value in parameters.items()}
             arrays = wire.to_record(parameters)
-        _refuse_non_finite(parameters, number, self.strategy)
+        kept = self._due(number)  # the others' large tables are looked at when they are kept: it takes a while
+        _refuse_non_finite({n: v for n, v in parameters.items() if kept or v.size < _LARGE}, number, self.strategy)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
         ended = time.perf_counter()
         timing = {"round": number, "seconds": ended - started, "train": trained - started, "evaluate": ended - trained}
@@ -245,12 +248,15 @@ class Loop:
 
     def _save(self, state: State) -> None:
         """Keep a round: a checkpoint if one is due, and tables and status if they are a while old."""
-        every, last = self.experiment.checkpoint.every, self.experiment.rounds
-        due = state.round % every == 0 or state.round == last
+        due = self._due(state.round)
         if due:
             self.checkpoints.save(state)
         if due or time.monotonic() - self._written > _STALE:
             self._write(state)
+
+    def _due(self, number: int) -> bool:
+        """Whether a checkpoint is written after a round."""
+        return number % self.experiment.checkpoint.every == 0 or number == self.experiment.rounds
 
     def _write(self, state: State) -> None:
         self.run.write_rounds(state.rounds, state.timings)
