@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,23 @@ class Feature:
         column = np.arange(len(self.codes)) - np.repeat(self.offsets[:-1], counts)
         table[row, column] = self.codes
         return table
+
+    def distinct_shares(self) -> tuple[np.ndarray, np.ndarray]:
+        """How much each category counts in the mean of a row's, for rows with equal codes once.
+
+        Returns:
+            `float32 [distinct, categories]`, and for each row its place in that, `int32 [rows]`.
+        """
+        places: dict[bytes, int] = {}
+        index = np.empty(self.rows, dtype=np.int32)
+        for row, (start, stop) in enumerate(itertools.pairwise(self.offsets.tolist())):
+            index[row] = places.setdefault(self.codes[start:stop].tobytes(), len(places))
+        shares = np.zeros((len(places), len(self.categories)), dtype=np.float32)
+        for place, own in enumerate(places):
+            codes = np.frombuffer(own, dtype=self.codes.dtype)
+            np.add.at(shares[place], codes, np.float32(1))
+            shares[place] /= max(len(codes), 1)
+        return shares, index
 
 
 @dataclass(frozen=True)

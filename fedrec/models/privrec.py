@@ -167,14 +167,21 @@ class _ItemFeature:
 
     def __call__(self, parameters: Parameters, items: Tensor) -> Tensor:
         """`int64 [C, B]` gives `[C, B, d]`."""
-        if self._table.device != items.device:
-            self._table = self._table.to(items.device)
-        own = self._table.index_select(0, items.reshape(-1)).view(*items.shape, -1)
+        if self._tables[0].device != items.device:
+            self._tables = tuple(table.to(items.device) for table in self._tables)
+        own, wanted = self._tables[0], items.reshape(-1)
+        for index in self._tables[1:]:
+            wanted = index.index_select(0, wanted)
+        own = own.index_select(0, wanted).view(*items.shape, -1)
         table = parameters[self.name]
         return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
 
     @cached_property
-    def _table(self) -> Tensor:
-        """Shares of the categories of each item, `float32 [items, R]`, or its codes, `int64 [items, w]`."""
-        codes = torch.from_numpy(self._feature.padded())
-        return row_shares(codes, len(self._feature.categories)) if self._few else codes
+    def _tables(self) -> tuple[Tensor, ...]:
+        """Shares of the categories, `float32 [distinct, R]`, and each item's place in them, `int32 [items]`.
+
+        Where there are many categories, the codes of each item alone, `int64 [items, w]`.
+        """
+        if self._few:
+            return tuple(map(torch.from_numpy, self._feature.distinct_shares()))
+        return (torch.from_numpy(self._feature.padded()),)
