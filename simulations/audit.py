@@ -61,15 +61,17 @@ def audit_experiment(
     population = Population.of(experiment)
     clients = len(population.partition.training_clients) + canaries
     clip = claim_of(experiment, clients).clip if claim is None else claim.clip
-    runs, rate = [], 1.0
+    runs, cohort = [], float(clients)
     for number in range(seeds):
         seed = seed_of(experiment, "audit-run", number)
         first = population.interactions.num_users
         plan = CanaryPlan(first=first, count=canaries, magnitude=overshoot * clip, seed=seed)
-        seen, rate = _observe(with_canaries(experiment, plan, seed), plan, output / f"run-{number + 1:02d}", callbacks)
+        seen, cohort = _observe(
+            with_canaries(experiment, plan, seed), plan, output / f"run-{number + 1:02d}", callbacks
+        )
         runs.append(seen)
     claim = claim or claim_of(experiment, clients, runs[0].rounds)
-    mechanism = claim.mechanism(experiment, rate, runs[0].rounds)
+    mechanism = claim.mechanism(cohort, min(1.0, cohort / clients), runs[0].rounds)
     return audit(runs, mechanism, significance=significance, seed=experiment.seed)
 
 
@@ -133,7 +135,7 @@ def resolve_tables(experiment: Experiment) -> Sequence[str]:
 def _observe(
     experiment: Experiment, plan: CanaryPlan, folder: Path, callbacks: Sequence[Callback]
 ) -> tuple[Observations, float]:
-    """What an audited run showed, and its sampling rate."""
+    """What an audited run showed, and the (expected) number of clients in each of its rounds."""
     watch = Watch(plan, experiment, folder / _FILE)
     run = run_once(experiment, folder, [watch, *callbacks])
     with np.load(folder / _FILE) as file:
@@ -150,8 +152,8 @@ def _observe(
     canaries = plan.first + np.arange(plan.count)
     cohorts = [sampler.sample(number) for number in range(1, len(released) + 1)]  # a budget may end a run early
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
-    rate = min(1.0, float(experiment.sampler.options["cohort"]) / len(clients))
-    return Observations(released, taking_part, plan.signs()), rate
+    cohort = float(experiment.sampler.options.get("cohort", len(clients)))
+    return Observations(released, taking_part, plan.signs()), cohort
 
 
 def _refuse(experiment: Experiment) -> None:
@@ -162,9 +164,9 @@ def _refuse(experiment: Experiment) -> None:
             got="flower",
             fix="--engine serial",
         )
-    if "cohort" not in experiment.sampler.options:
+    if "cohort" not in experiment.sampler.options and experiment.sampler.name != "full":
         raise ExperimentError(
             f"sampler {experiment.sampler.name!r} has no rate that an audit knows",
-            expected="a sampler with the setting 'cohort'",
+            expected="the sampler 'full', or one with the setting 'cohort'",
             got=", ".join(experiment.sampler.options) or "no settings",
         )

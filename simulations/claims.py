@@ -32,9 +32,8 @@ class Claim:
     epsilon: float | None = None
     denominator: float | None = None
 
-    def mechanism(self, experiment: Experiment, rate: float, rounds: int) -> Mechanism:
-        """The claim on one release, with the sampling rate and the number of releases of the audited runs."""
-        cohort = float(experiment.sampler.options["cohort"])
+    def mechanism(self, cohort: float, rate: float, rounds: int) -> Mechanism:
+        """The claim on one release, with cohort, sampling rate and number of releases of the audited runs."""
         denominator = cohort if self.denominator is None else self.denominator
         parts = (self.clip, denominator, self.noise_std, rate, rounds, self.delta)
         epsilon = self.epsilon

@@ -13,6 +13,7 @@ import numpy as np
 from fedrec.attacks.membership import Describer, Encoding, forest_scores, top_lists, train_forest
 from fedrec.attacks.plan import shadow_plan
 from fedrec.attacks.success import Success, measure
+from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.experiment import Experiment
 from server.callbacks.base import Callback
@@ -33,6 +34,8 @@ class MembershipOptions:
         length: items in a list.
         trees: trees of the forest.
         balanced: weigh both kinds of shadow users equally.
+        judged: test users (drawn) by whom it is told how well the target system recommends; None: all. Where each
+            fine-tunes first, all of them take longer than the attack itself.
     """
 
     shadow_users: int = 1000
@@ -44,6 +47,7 @@ class MembershipOptions:
     length: int = 10
     trees: int = 100
     balanced: bool = False
+    judged: int | None = 200
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def attack_membership(
         ExperimentError: too few users, or scikit-learn is missing.
         FedrecError: see `simulations.runner.run`.
     """
-    population = Population.of(experiment)
+    population = KEPT.population(experiment)
     plan = shadow_plan(
         population.partition.training_clients,
         shadow_users=options.shadow_users,
@@ -108,8 +112,9 @@ def _federations(experiment: Experiment, options: MembershipOptions) -> tuple[Ex
         base = section(experiment, "split")
         return {"split": {"name": "members", "base": base, "seed": experiment.seed, "draw": draw, **settings}}
 
+    judged = {"every": 0, **({} if options.judged is None else {"final-users": options.judged})}
     shadow = derived(experiment, "shadow", seed_of(experiment, "attack-run", 0), split("shadow"), **QUICK)
-    return shadow, derived(experiment, "target", experiment.seed, split("target"), every=0)
+    return shadow, derived(experiment, "target", experiment.seed, split("target"), **judged)
 
 
 def _popularity(population: Population, users: np.ndarray) -> np.ndarray:
@@ -125,9 +130,20 @@ def _lists(
     options: MembershipOptions,
 ) -> np.ndarray:
     """`int64 [users, length]`: recommendation lists of users under a system."""
-    blocks = []
-    for part, scores in scores_of(experiment, parameters, users, fine_tune=options.lists == "fine-tuned"):
+    alone = options.lists == "fine-tuned" or options.exclude_known
+    # Side by side, users with equal features are scored once: those of a block are looked at together.
+    order = np.arange(len(users)) if alone else _by_features(population, users)
+    lists = np.empty((len(users), min(options.length, population.interactions.num_items)), dtype=np.int64)
+    done = 0
+    for part, scores in scores_of(experiment, parameters, users[order], fine_tune=options.lists == "fine-tuned"):
         if options.exclude_known:
             scores = np.where(population.held_out(part, experiment.evaluation.held_out).known, -np.inf, scores)
-        blocks.append(top_lists(scores, options.length))
-    return np.concatenate(blocks)
+        lists[order[done : done + len(part)]] = top_lists(scores, options.length)
+        done += len(part)
+    return lists
+
+
+def _by_features(population: Population, users: np.ndarray) -> np.ndarray:
+    """`int64 [users]`: places in an order in which users with equal features follow each other."""
+    codes = population.feature_codes(users)
+    return np.lexsort(np.concatenate(codes, axis=1).T) if codes else np.arange(len(users))

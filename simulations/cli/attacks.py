@@ -43,6 +43,9 @@ def membership(
     exclude_known: Annotated[bool, typer.Option(help="Lists without a user's own items.")] = False,
     trees: Annotated[int, typer.Option(help="Trees of the random forest.")] = 100,
     balanced: Annotated[bool, typer.Option(help="Weigh members and others of the shadow users equally.")] = False,
+    judged: Annotated[
+        int, typer.Option(min=0, help="Test users for the target's own metrics; 0 takes all, which takes longer.")
+    ] = 200,
     epsilon: Epsilon = None,
     delta: Delta = 1e-5,
     output: Output = None,
@@ -55,7 +58,8 @@ def membership(
     one_of("encoding", encoding, ("multi-hot", "pooled", "both"))
     one_of("lists", lists, ("shared", "fine-tuned"))
     settings: dict[str, Any] = {"encoding": encoding, "lists": lists, "exclude_known": exclude_known, "trees": trees}
-    options = MembershipOptions(shadow_users=shadow_users, used=used, members=members, balanced=balanced, **settings)
+    settings |= {"balanced": balanced, "judged": judged or None}
+    options = MembershipOptions(shadow_users=shadow_users, used=used, members=members, **settings)
     loaded, folder = prepare(experiment, overrides, engine, output, "membership")
     attack = watched(quiet or as_json, lambda calls: attack_membership(loaded, options, folder, calls))
     report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)

@@ -88,18 +88,17 @@ def explain(
 ) -> None:
     """What the epsilon of an experiment, or of options as in `epsilon`, means for a user, and what it leaves out."""
     options = {k: v for k, v in locals().items() if k not in ("experiment", "overrides") and v is not None}
-    from fedrec.privacy.explain import lines
-    from fedrec.privacy.question import report
-
-    if experiment is not None:
-        plan = _plan_of_experiment(experiment, overrides or [], options)
-        told = report(plan)
-    else:
-        question = _question(options)
-        plan = question.plan()
-        told = question.answer(plan)
-    for line in lines(told, plan.config.adjacency):
+    for line in _explain_experiment(experiment, overrides or [], options) if experiment else _explain(options):
         typer.echo(line)
+
+
+def _explain(options: dict[str, Any]) -> list[str]:
+    """Of numbers alone."""
+    from fedrec.privacy.explain import lines
+
+    question = _question(options)
+    plan = question.plan()
+    return lines(question.answer(plan), plan.config.adjacency)
 
 
 def _answer(options: dict[str, Any], as_json: bool) -> None:
@@ -116,11 +115,13 @@ def _question(options: dict[str, Any]) -> Question:
     return Question.parse(given)
 
 
-def _plan_of_experiment(source: str, overrides: list[str], options: dict[str, Any]) -> Plan:
+def _explain_experiment(source: str, overrides: list[str], options: dict[str, Any]) -> list[str]:
+    import numpy as np
+
     from fedrec.data.population import Population
     from fedrec.errors import ExperimentError
     from fedrec.experiment import load
-    from fedrec.privacy.plan import Plan
+    from server.phase_plans import PhasePlans
 
     beside = sorted(set(options) - {"clients"})
     if beside:
@@ -131,10 +132,12 @@ def _plan_of_experiment(source: str, overrides: list[str], options: dict[str, An
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
         )
     experiment = load(source, overrides)
-    clients = options.get("clients")
-    if experiment.privacy is not None and clients is None:
-        clients = len(Population.of(experiment).partition.training_clients)
-    return Plan.of_experiment(experiment, clients or 1)
+    if experiment.privacy is None or "clients" in options:
+        clients = np.arange(options.get("clients", 1))
+    else:
+        clients = Population.of(experiment).partition.training_clients
+    phases = PhasePlans.before_a_run(experiment, clients)
+    return [*phases.lines(phases.forecast()), *phases.doings()]
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:

@@ -140,6 +140,19 @@ def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_pa
     assert claimed.epsilon == pytest.approx(told["epsilon"]) and claimed.delta == told["delta"]
 
 
+def test_everybody_in_every_round_can_be_audited_too(tmp_path):
+    """Nothing is drawn: the claim is that of the analytic Gaussian, and all observers know who takes part."""
+    everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
+    found = audit_experiment(load(everybody), None, tmp_path / "right", canaries=CANARIES)
+    claimed = found.mechanism
+    assert found.verdict != "FAIL" and claimed.sampling_rate == 1.0 and claimed.denominator == 48 + CANARIES
+    assert claimed.epsilon == pytest.approx(claimed.known_epsilon(3), rel=1e-3)
+    assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / (48 + CANARIES), rel=0.1)
+    assert check(found, "reach").measured == pytest.approx(CLIP / (48 + CANARIES), rel=0.5)
+    wrong = Claim(CLIP, claimed.noise_std * 2)
+    assert audit_experiment(load(everybody), wrong, tmp_path / "right", canaries=CANARIES).verdict == "FAIL"
+
+
 def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
     from fedrec.privacy.clipping import Clip
     from strategies import dp

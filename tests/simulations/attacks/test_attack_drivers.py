@@ -17,6 +17,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment import load
 from fedrec.models.base import Model
 from fedrec.runs import RunFolder
+from simulations.attacks import membership
 from simulations.attacks.federations import parameters_of, run_once, scores_of
 from simulations.attacks.lira import LiraOptions, attack_lira
 from simulations.attacks.membership import MembershipOptions, attack_membership
@@ -132,11 +133,19 @@ def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path, options):
     codes = np.hstack(population.feature_codes(users))
     kinds = len(np.unique(codes, axis=0))
     assert len(np.unique(shared, axis=0)) == kinds < len(users) == len(np.unique(tuned, axis=0))
+    told = membership._lists(experiment, population, parameters_of(run), users[::-1], options)
+    assert np.array_equal(told, membership.top_lists(shared[::-1]))  # whoever is scored beside whom
+
+
+def test_as_many_test_users_judge_the_target_as_one_likes(tmp_path, options):
+    experiment = attacked("rounds=1", "dataset.users=150")
+    everybody = len(Population.of(experiment).evaluated_clients("test"))
+    for judged, expected in ((7, 7), (None, everybody)):
+        attack_membership(experiment, replace(options, judged=judged), tmp_path / str(judged))
+        assert len(RunFolder(tmp_path / str(judged) / "target").read_result().users) == expected
 
 
 def test_lists_can_leave_out_what_a_user_has(tmp_path, options, monkeypatch):
-    from simulations.attacks import membership
-
     seen = []
     real = membership.top_lists
     monkeypatch.setattr(membership, "top_lists", lambda *a: seen.append(real(*a)) or seen[-1])

@@ -10,7 +10,14 @@ import pytest
 from scipy import stats
 
 from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
-from fedrec.attacks.audit.checks import check_farthest, check_independence, check_noise, check_reach
+from fedrec.attacks.audit.checks import (
+    all_checks,
+    check_farthest,
+    check_independence,
+    check_noise,
+    check_reach,
+    differences,
+)
 from fedrec.attacks.audit.estimate import _interval, estimate_epsilon
 from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.audit.gdp import CUTS, gdp_bound
@@ -176,6 +183,35 @@ def test_checks_pass_what_is_as_claimed_about_as_often_as_they_say():
 def test_a_little_less_noise_is_found_and_more_noise_passes():
     assert check_noise(seen(canaries=1000, noise=0.3 * 0.98), CLAIM, 0.001).passed is False
     assert check_noise(seen(canaries=1000, noise=0.6), CLAIM, 0.001).passed is True
+
+
+def everybody(noise=0.3, seed=0, reach=0.2, canaries=500, rounds=3):
+    """A run in whose rounds every canary takes part."""
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], canaries)
+    released = signs * reach + random.normal(0, noise, (rounds, canaries))
+    return Observations(released, np.ones(released.shape, dtype=bool), signs)
+
+
+def test_noise_is_checked_where_no_canary_is_ever_absent():
+    run = everybody(canaries=20)
+    centred = run.released * run.signs - (run.released * run.signs).mean(axis=1, keepdims=True)
+    left = differences(run)
+    assert left.released.shape == (3, 19) and not left.taking_part.any()
+    assert left.released @ left.released.T == pytest.approx(centred @ centred.T)  # n - 1 degrees of freedom
+    assert differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
+    wrong = everybody(noise=0.3 * 0.9), everybody(noise=0.3 * 0.9, reach=7.0)
+    for run in wrong:
+        assert not next(c for c in all_checks(run, CLAIM, 0.001) if c.name == "noise-std").passed
+    repeated = everybody(reach=0.0)
+    repeated.released[2] = repeated.released[0]
+    assert [c.name for c in all_checks(repeated, CLAIM, 0.001) if not c.passed] == ["noise-correlation"]
+
+
+def test_checks_of_everybody_reject_the_truth_no_more_often_than_they_may():
+    runs = [{c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)} for n in range(200)]
+    for name in ("noise-std", "noise-correlation", "reach"):
+        assert sum(run[name] < 0.05 for run in runs) <= 20
 
 
 def test_a_canary_that_reaches_too_far_is_found():
