@@ -23,12 +23,17 @@ import numpy as np
 import torch
 from scipy.stats import ttest_rel, wilcoxon
 
+from clients.evaluation import evaluate_clients
+from clients.hosting import Node
+from fedrec.baselines.evaluate import evaluate_baselines
 from fedrec.data.kept import KEPT
 from fedrec.errors import ClientError
 from fedrec.experiment import load
 from fedrec.files import write_atomically
 from fedrec.metrics.ranking import ranking_metrics
+from fedrec.metrics.reconstruction import PREFIX
 from fedrec.privacy.personal import gdp_parameter
+from fedrec.wire import EvaluateOrder
 from simulations import runner
 
 FEDERATED, PRIVATE = "dpvae-vae-ml100k", "dpvae-ml100k"
@@ -42,20 +47,19 @@ TAME = ("sampler={name='limited', cohort=100, participations=1}", "rounds=10", "
 TAME = (*TAME, "step.learning-rate=5e-4")
 PAPER = ("step.mode='paper'",)
 PRIORS = ("step.priors={source='onehot'}",)
-SHORT = ("sampler.cohort=100", "rounds=282", "step.anneal-rounds=282", "strategy.server-lr=0.004")  # 30 epochs
+WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
+BESIDE = ("evaluation.baselines=['popularity', 'ease', 'vae']", "checkpoint.every=1000")
 BUDGETS = (0.3, 0.5, 1.0, 1.5)
 MEASURES = ("ndcg-list@100", "recall@20", "recall@50")
+WHOLE_MEASURES = tuple(f"{PREFIX}{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
 
 
 def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
     """Group -> cell -> experiment and overrides."""
     found: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "federated": {
-            "VAE": (FEDERATED, QUIET),
-        },
-        "priors": {
-            "VAE": (FEDERATED, (*QUIET, *SHORT)),
-            "VAE, priors": (FEDERATED, (*QUIET, *SHORT, *PRIORS)),
+            "VAE": (FEDERATED, BESIDE),
+            "VAE, priors": (FEDERATED, (*QUIET, *PRIORS)),
         },
         "search": {
             f"server-lr {rate}, {rounds} rounds": (
@@ -84,7 +88,6 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
             )
             for epsilon in (10.0, 100.0, 1000.0, 1e4)
         },
-        "reconstruction": {"VAE": (FEDERATED, (*QUIET, *SHORT, "evaluation.protocol='reconstruction'"))},
     }
     for epsilon in BUDGETS:
         own = f"step.epsilon={epsilon}"
@@ -108,10 +111,25 @@ def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str
                 raise
             return {"diverged in round": int(after.group(1))}
         kept = json.loads((result.folder / "result.json").read_text())
-    found = {"metrics": kept["metrics"], "baselines": kept["baselines"], "rounds": kept["rounds"]}
+        whole = whole_histories(experiment, [*overrides, f"seed={seed}"], result.parameters)
+    found = {"metrics": kept["metrics"], "whole": whole, "baselines": kept["baselines"], "rounds": kept["rounds"]}
     if "personal" in kept:
         found["users"] = kept["personal"]["users"]
     return {**found, "seconds": time.perf_counter() - started}
+
+
+def whole_histories(experiment: str, overrides: list[str], parameters: dict[str, np.ndarray]) -> dict[str, float]:
+    """How well parameters give back whole histories, of which they were mostly given: no measure of recommendation."""
+    node = Node(load(experiment, [*overrides, *WHOLE]), 0, 1, None)
+    table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    return {name: float(table[name].mean()) for name in table if str(name).startswith(PREFIX)}
+
+
+def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
+    """The same of popularity and EASE."""
+    population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
+    names = ("popularity", "ease")
+    return evaluate_baselines(names, population, held_out="test", ks=(20, 50, 100), protocol="reconstruction")
 
 
 def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
@@ -141,6 +159,9 @@ def run(file: Path, only: list[str], seeds: list[int]) -> None:
     for seed in seeds if not only or "popularity" in only else ():
         known |= {f"popularity / {cell} / seed {seed}": {"metrics": m} for cell, m in noisy_popularity(seed).items()}
         write_atomically(file, json.dumps(known, indent=1) + "\n")
+    for seed in seeds if not only or "whole" in only else ():
+        known |= {f"whole / {n} / seed {seed}": {"whole": m} for n, m in baselines_on_whole_histories(seed).items()}
+        write_atomically(file, json.dumps(known, indent=1) + "\n")
     for group, own in cells().items():
         if only and group not in only:
             continue
@@ -161,25 +182,35 @@ def tables(file: Path) -> None:
     for key, found in known.items():
         groups.setdefault(key.rpartition(" / ")[0], []).append(found)
     for name, runs in groups.items():
-        print(f"| {name} | {len(runs)} | {_row([one['metrics'] for one in runs if 'metrics' in one])} |", _spent(runs))
+        if not name.startswith("whole / "):
+            print(f"| {name} | {len(runs)} | {_row(_of(runs, 'metrics'))} |", _spent(runs))
         for baseline in runs[0].get("baselines", {}):
             print(f"| {baseline} beside it | {len(runs)} | {_row([one['baselines'][baseline] for one in runs])} |")
-    pairs = [("priors / VAE", "priors / VAE, priors"), ("parts / constant", "parts / constant, priors")]
-    pairs += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
-    for one, other in pairs:
+    print("\nFederated over central VAE, by seed:\n")
+    for measure in MEASURES:
+        pairs = [(one["metrics"], one["baselines"]["vae"]) for one in groups.get("federated / VAE", [])]
+        print(measure, ", ".join(f"{own[measure] / central[measure]:.3f}" for own, central in pairs))
+    print("\nWhole histories, most of which the models were given:\n")
+    for name, runs in groups.items():
+        if _of(runs, "whole"):
+            print(f"| {name} | {len(runs)} | {_row(_of(runs, 'whole'), WHOLE_MEASURES)} |")
+    print()
+    compared = [("federated / VAE", "federated / VAE, priors"), ("parts / constant", "parts / constant, priors")]
+    compared += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
+    for one, other in compared:
         for measure in MEASURES:
             print(f"{one} -> {other}, {measure}: {_compared(known, one, other, measure)}")
 
 
-def _row(found: list[dict[str, float]]) -> str:
+def _of(runs: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
+    return [one[kind] for one in runs if kind in one]
+
+
+def _row(found: list[dict[str, float]], measures: tuple[str, ...] = MEASURES) -> str:
     if not found:
         return "diverged"
-    names = [name for name in found[0] if name.endswith(MEASURES) or name in _WHOLE]
-    means = {name: np.array([one[name] for one in found]) for name in names}
+    means = {name: np.array([one[name] for one in found]) for name in measures}
     return " | ".join(f"{name} {v.mean():.4f} ± {v.std(ddof=1) if len(v) > 1 else 0:.4f}" for name, v in means.items())
-
-
-_WHOLE = tuple(f"reconstruction-{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
 
 
 def _spent(runs: list[dict[str, Any]]) -> str:
