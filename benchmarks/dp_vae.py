@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from scipy.stats import ttest_rel, wilcoxon
 
-from clients.evaluation import evaluate_clients
+from clients.evaluation import evaluate_clients, mean_metrics
 from clients.hosting import Node
 from fedrec.baselines.evaluate import evaluate_baselines
 from fedrec.data.kept import KEPT
@@ -48,7 +48,6 @@ TAME = (*TAME, "step.learning-rate=5e-4")
 PAPER = ("step.mode='paper'",)
 PRIORS = ("step.priors={source='onehot'}",)
 WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
-BESIDE = ("evaluation.baselines=['popularity', 'ease', 'vae']", "checkpoint.every=1000")
 BUDGETS = (0.3, 0.5, 1.0, 1.5)
 MEASURES = ("ndcg-list@100", "recall@20", "recall@50")
 WHOLE_MEASURES = tuple(f"{PREFIX}{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
@@ -58,7 +57,7 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
     """Group -> cell -> experiment and overrides."""
     found: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "federated": {
-            "VAE": (FEDERATED, BESIDE),
+            "VAE": (FEDERATED, QUIET),
             "VAE, priors": (FEDERATED, (*QUIET, *PRIORS)),
         },
         "search": {
@@ -80,6 +79,9 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
             "constant, priors": (PRIVATE, (*QUIET, *TAME, *PRIORS)),
             "optimal": (PRIVATE, (*QUIET, *TAME, *PAPER)),
             "optimal, priors": (PRIVATE, (*QUIET, *TAME, *PAPER, *PRIORS)),
+        },
+        "central": {
+            "VAE after one round": (FEDERATED, ("rounds=1", "evaluation.baselines=['popularity', 'ease', 'vae']"))
         },
         "ladder": {
             f"sound, epsilon {epsilon:g} for all": (
@@ -122,7 +124,7 @@ def whole_histories(experiment: str, overrides: list[str], parameters: dict[str,
     """How well parameters give back whole histories, of which they were mostly given: no measure of recommendation."""
     node = Node(load(experiment, [*overrides, *WHOLE]), 0, 1, None)
     table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
-    return {name: float(table[name].mean()) for name in table if str(name).startswith(PREFIX)}
+    return {name: value for name, value in mean_metrics(table).items() if name.startswith(PREFIX)}
 
 
 def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
@@ -186,10 +188,6 @@ def tables(file: Path) -> None:
             print(f"| {name} | {len(runs)} | {_row(_of(runs, 'metrics'))} |", _spent(runs))
         for baseline in runs[0].get("baselines", {}):
             print(f"| {baseline} beside it | {len(runs)} | {_row([one['baselines'][baseline] for one in runs])} |")
-    print("\nFederated over central VAE, by seed:\n")
-    for measure in MEASURES:
-        pairs = [(one["metrics"], one["baselines"]["vae"]) for one in groups.get("federated / VAE", [])]
-        print(measure, ", ".join(f"{own[measure] / central[measure]:.3f}" for own, central in pairs))
     print("\nWhole histories, most of which the models were given:\n")
     for name, runs in groups.items():
         if _of(runs, "whole"):

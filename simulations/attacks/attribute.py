@@ -15,6 +15,7 @@ from fedrec.attacks.attribute import Inference, infer_attribute
 from fedrec.attacks.classifier import Attacker
 from fedrec.attacks.membership import one_hot, top_lists
 from fedrec.config import did_you_mean
+from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment
@@ -86,7 +87,7 @@ def attack_attribute(
         ExperimentError: the attribute is unknown or has several values per user, or a class has too few users.
         FedrecError: see `simulations.runner.run`.
     """
-    population = Population.of(experiment)
+    population = KEPT.population(experiment)
     users, labels, categories = _attacked(population, options.attribute)
     recommends: dict[str, float] = {}
     if options.source == "profiles":
