@@ -11,6 +11,7 @@ and are thrown away; what is kept of each is its figures, the users' true epsilo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -48,6 +49,7 @@ TAME = (*TAME, "step.learning-rate=5e-4")
 PAPER = ("step.mode='paper'",)
 PRIORS = ("step.priors={source='onehot'}",)
 WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
+P_MINS = (0.0, 0.02, 0.05, 0.1, 0.2)
 BUDGETS = (0.3, 0.5, 1.0, 1.5)
 MEASURES = ("ndcg-list@100", "recall@20", "recall@50")
 WHOLE_MEASURES = tuple(f"{PREFIX}{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
@@ -134,6 +136,16 @@ def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
     return evaluate_baselines(names, population, held_out="test", ks=(20, 50, 100), protocol="reconstruction")
 
 
+def bounded(seed: int, p_min: float, baseline: str) -> dict[str, Any]:
+    """A central system where users with less than theorem 1 asks for at `p_min` do not train; validation part.
+
+    Lists of all users are ranked, also of those who do not train, so that all values of `p_min` have the same ones.
+    """
+    population = KEPT.population(load(PRIVATE, [f"seed={seed}", f"split={{name='bounded', p-min={p_min}}}"]))
+    found = evaluate_baselines((baseline,), population, held_out="validation", ks=(20, 50, 100))
+    return {"metrics": found[baseline], "training": len(population.partition.training_clients)}
+
+
 def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
     """Popularity under the same noise: every user sends its history scaled to length 1, once, under its own noise.
 
@@ -164,6 +176,11 @@ def run(file: Path, only: list[str], seeds: list[int]) -> None:
     for seed in seeds if not only or "whole" in only else ():
         known |= {f"whole / {n} / seed {seed}": {"whole": m} for n, m in baselines_on_whole_histories(seed).items()}
         write_atomically(file, json.dumps(known, indent=1) + "\n")
+    for seed, p_min, name in itertools.product(seeds, P_MINS, ("ease", "vae")) if not only or "p-min" in only else ():
+        key = f"p-min / {name}, {p_min} / seed {seed}"
+        if key not in known:
+            known[key] = bounded(seed, p_min, name)
+            write_atomically(file, json.dumps(known, indent=1) + "\n")
     for group, own in cells().items():
         if only and group not in only:
             continue
