@@ -52,7 +52,8 @@ WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
 P_MINS = (0.0, 0.02, 0.05, 0.1, 0.2)
 BUDGETS = (0.3, 0.5, 1.0, 1.5)
 MEASURES = ("ndcg-list@100", "recall@20", "recall@50")
-WHOLE_MEASURES = tuple(f"{PREFIX}{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
+OF_ALL = f"{PREFIX}ndcg@100-of-100"  # over the best list of 100, whatever the history's length (paper, section 4.1)
+WHOLE_MEASURES = tuple(f"{PREFIX}{name}" for name in ("ndcg@100", "ndcg@100-of-100", "recall@20", "recall@50"))
 
 
 def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
@@ -93,6 +94,7 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
             for epsilon in (10.0, 100.0, 1000.0, 1e4)
         },
     }
+    found["budgets"]["fresh parameters"] = PRIVATE, (*QUIET, "rounds=1", "step.epochs=0")
     for epsilon in BUDGETS:
         own = f"step.epsilon={epsilon}"
         found["budgets"][f"sound, up to {epsilon}"] = PRIVATE, (*QUIET, *SOUND, own)
@@ -126,7 +128,14 @@ def whole_histories(experiment: str, overrides: list[str], parameters: dict[str,
     """How well parameters give back whole histories, of which they were mostly given: no measure of recommendation."""
     node = Node(load(experiment, [*overrides, *WHOLE]), 0, 1, None)
     table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    lengths = node.population.whole_history(table.index.to_numpy()).sum(1)
+    table[OF_ALL] = table[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
     return {name: value for name, value in mean_metrics(table).items() if name.startswith(PREFIX)}
+
+
+def _ideal(lengths: np.ndarray) -> np.ndarray:
+    """Discounted gain of the best list of 100 for histories of some lengths."""
+    return (1 / np.log2(np.arange(2, 102))).cumsum()[np.minimum(lengths, 100) - 1]
 
 
 def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
