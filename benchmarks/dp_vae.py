@@ -62,6 +62,7 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
         "federated": {
             "VAE": (FEDERATED, QUIET),
             "VAE, priors": (FEDERATED, (*QUIET, *PRIORS)),
+            "VAE, no divergence": (FEDERATED, (*QUIET, "step.beta=0.0")),  # what is gained by a weaker pull alone
         },
         "search": {
             f"server-lr {rate}, {rounds} rounds": (
@@ -219,7 +220,9 @@ def tables(file: Path) -> None:
         if _of(runs, "whole"):
             print(f"| {name} | {len(runs)} | {_row(_of(runs, 'whole'), WHOLE_MEASURES)} |")
     print()
-    compared = [("federated / VAE", "federated / VAE, priors"), ("parts / constant", "parts / constant, priors")]
+    compared = [("federated / VAE", "federated / VAE, priors"), ("federated / VAE", "federated / VAE, no divergence")]
+    compared += [("federated / VAE, no divergence", "federated / VAE, priors")]
+    compared += [("parts / constant", "parts / constant, priors")]
     compared += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
     for one, other in compared:
         for measure in MEASURES:
