@@ -11,6 +11,7 @@ and are thrown away; what is kept of each is its figures, the users' true epsilo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -23,12 +24,17 @@ import numpy as np
 import torch
 from scipy.stats import ttest_rel, wilcoxon
 
+from clients.evaluation import evaluate_clients, mean_metrics
+from clients.hosting import Node
+from fedrec.baselines.evaluate import evaluate_baselines
 from fedrec.data.kept import KEPT
 from fedrec.errors import ClientError
 from fedrec.experiment import load
 from fedrec.files import write_atomically
 from fedrec.metrics.ranking import ranking_metrics
+from fedrec.metrics.reconstruction import PREFIX
 from fedrec.privacy.personal import gdp_parameter
+from fedrec.wire import EvaluateOrder
 from simulations import runner
 
 FEDERATED, PRIVATE = "dpvae-vae-ml100k", "dpvae-ml100k"
@@ -42,9 +48,12 @@ TAME = ("sampler={name='limited', cohort=100, participations=1}", "rounds=10", "
 TAME = (*TAME, "step.learning-rate=5e-4")
 PAPER = ("step.mode='paper'",)
 PRIORS = ("step.priors={source='onehot'}",)
-SHORT = ("sampler.cohort=100", "rounds=282", "step.anneal-rounds=282", "strategy.server-lr=0.004")  # 30 epochs
+WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
+P_MINS = (0.0, 0.02, 0.05, 0.1, 0.2)
 BUDGETS = (0.3, 0.5, 1.0, 1.5)
 MEASURES = ("ndcg-list@100", "recall@20", "recall@50")
+OF_ALL = f"{PREFIX}ndcg@100-of-100"  # over the best list of 100, whatever the history's length (paper, section 4.1)
+WHOLE_MEASURES = tuple(f"{PREFIX}{name}" for name in ("ndcg@100", "ndcg@100-of-100", "recall@20", "recall@50"))
 
 
 def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
@@ -52,10 +61,8 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
     found: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "federated": {
             "VAE": (FEDERATED, QUIET),
-        },
-        "priors": {
-            "VAE": (FEDERATED, (*QUIET, *SHORT)),
-            "VAE, priors": (FEDERATED, (*QUIET, *SHORT, *PRIORS)),
+            "VAE, priors": (FEDERATED, (*QUIET, *PRIORS)),
+            "VAE, no divergence": (FEDERATED, (*QUIET, "step.beta=0.0")),  # what is gained by a weaker pull alone
         },
         "search": {
             f"server-lr {rate}, {rounds} rounds": (
@@ -77,6 +84,9 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
             "optimal": (PRIVATE, (*QUIET, *TAME, *PAPER)),
             "optimal, priors": (PRIVATE, (*QUIET, *TAME, *PAPER, *PRIORS)),
         },
+        "central": {
+            "VAE after one round": (FEDERATED, ("rounds=1", "evaluation.baselines=['popularity', 'ease', 'vae']"))
+        },
         "ladder": {
             f"sound, epsilon {epsilon:g} for all": (
                 PRIVATE,
@@ -84,8 +94,8 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
             )
             for epsilon in (10.0, 100.0, 1000.0, 1e4)
         },
-        "reconstruction": {"VAE": (FEDERATED, (*QUIET, *SHORT, "evaluation.protocol='reconstruction'"))},
     }
+    found["budgets"]["fresh parameters"] = PRIVATE, (*QUIET, "rounds=1", "step.epochs=0")
     for epsilon in BUDGETS:
         own = f"step.epsilon={epsilon}"
         found["budgets"][f"sound, up to {epsilon}"] = PRIVATE, (*QUIET, *SOUND, own)
@@ -108,10 +118,42 @@ def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str
                 raise
             return {"diverged in round": int(after.group(1))}
         kept = json.loads((result.folder / "result.json").read_text())
-    found = {"metrics": kept["metrics"], "baselines": kept["baselines"], "rounds": kept["rounds"]}
+        whole = whole_histories(experiment, [*overrides, f"seed={seed}"], result.parameters)
+    found = {"metrics": kept["metrics"], "whole": whole, "baselines": kept["baselines"], "rounds": kept["rounds"]}
     if "personal" in kept:
         found["users"] = kept["personal"]["users"]
     return {**found, "seconds": time.perf_counter() - started}
+
+
+def whole_histories(experiment: str, overrides: list[str], parameters: dict[str, np.ndarray]) -> dict[str, float]:
+    """How well parameters give back whole histories, of which they were mostly given: no measure of recommendation."""
+    node = Node(load(experiment, [*overrides, *WHOLE]), 0, 1, None)
+    table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    lengths = node.population.whole_history(table.index.to_numpy()).sum(1)
+    table[OF_ALL] = table[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
+    return {name: value for name, value in mean_metrics(table).items() if name.startswith(PREFIX)}
+
+
+def _ideal(lengths: np.ndarray) -> np.ndarray:
+    """Discounted gain of the best list of 100 for histories of some lengths."""
+    return (1 / np.log2(np.arange(2, 102))).cumsum()[np.minimum(lengths, 100) - 1]
+
+
+def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
+    """The same of popularity and EASE."""
+    population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
+    names = ("popularity", "ease")
+    return evaluate_baselines(names, population, held_out="test", ks=(20, 50, 100), protocol="reconstruction")
+
+
+def bounded(seed: int, p_min: float, baseline: str) -> dict[str, Any]:
+    """A central system where users with less than theorem 1 asks for at `p_min` do not train; validation part.
+
+    Lists of all users are ranked, also of those who do not train, so that all values of `p_min` have the same ones.
+    """
+    population = KEPT.population(load(PRIVATE, [f"seed={seed}", f"split={{name='bounded', p-min={p_min}}}"]))
+    found = evaluate_baselines((baseline,), population, held_out="validation", ks=(20, 50, 100))
+    return {"metrics": found[baseline], "training": len(population.partition.training_clients)}
 
 
 def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
@@ -141,6 +183,14 @@ def run(file: Path, only: list[str], seeds: list[int]) -> None:
     for seed in seeds if not only or "popularity" in only else ():
         known |= {f"popularity / {cell} / seed {seed}": {"metrics": m} for cell, m in noisy_popularity(seed).items()}
         write_atomically(file, json.dumps(known, indent=1) + "\n")
+    for seed in seeds if not only or "whole" in only else ():
+        known |= {f"whole / {n} / seed {seed}": {"whole": m} for n, m in baselines_on_whole_histories(seed).items()}
+        write_atomically(file, json.dumps(known, indent=1) + "\n")
+    for seed, p_min, name in itertools.product(seeds, P_MINS, ("ease", "vae")) if not only or "p-min" in only else ():
+        key = f"p-min / {name}, {p_min} / seed {seed}"
+        if key not in known:
+            known[key] = bounded(seed, p_min, name)
+            write_atomically(file, json.dumps(known, indent=1) + "\n")
     for group, own in cells().items():
         if only and group not in only:
             continue
@@ -161,25 +211,33 @@ def tables(file: Path) -> None:
     for key, found in known.items():
         groups.setdefault(key.rpartition(" / ")[0], []).append(found)
     for name, runs in groups.items():
-        print(f"| {name} | {len(runs)} | {_row([one['metrics'] for one in runs if 'metrics' in one])} |", _spent(runs))
+        if not name.startswith("whole / "):
+            print(f"| {name} | {len(runs)} | {_row(_of(runs, 'metrics'))} |", _spent(runs))
         for baseline in runs[0].get("baselines", {}):
             print(f"| {baseline} beside it | {len(runs)} | {_row([one['baselines'][baseline] for one in runs])} |")
-    pairs = [("priors / VAE", "priors / VAE, priors"), ("parts / constant", "parts / constant, priors")]
-    pairs += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
-    for one, other in pairs:
+    print("\nWhole histories, most of which the models were given:\n")
+    for name, runs in groups.items():
+        if _of(runs, "whole"):
+            print(f"| {name} | {len(runs)} | {_row(_of(runs, 'whole'), WHOLE_MEASURES)} |")
+    print()
+    compared = [("federated / VAE", "federated / VAE, priors"), ("federated / VAE", "federated / VAE, no divergence")]
+    compared += [("federated / VAE, no divergence", "federated / VAE, priors")]
+    compared += [("parts / constant", "parts / constant, priors")]
+    compared += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
+    for one, other in compared:
         for measure in MEASURES:
             print(f"{one} -> {other}, {measure}: {_compared(known, one, other, measure)}")
 
 
-def _row(found: list[dict[str, float]]) -> str:
+def _of(runs: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
+    return [one[kind] for one in runs if kind in one]
+
+
+def _row(found: list[dict[str, float]], measures: tuple[str, ...] = MEASURES) -> str:
     if not found:
         return "diverged"
-    names = [name for name in found[0] if name.endswith(MEASURES) or name in _WHOLE]
-    means = {name: np.array([one[name] for one in found]) for name in names}
+    means = {name: np.array([one[name] for one in found]) for name in measures}
     return " | ".join(f"{name} {v.mean():.4f} ± {v.std(ddof=1) if len(v) > 1 else 0:.4f}" for name, v in means.items())
-
-
-_WHOLE = tuple(f"reconstruction-{name}" for name in ("ndcg@100", "recall@20", "recall@50"))
 
 
 def _spent(runs: list[dict[str, Any]]) -> str:

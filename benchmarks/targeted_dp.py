@@ -5,9 +5,11 @@
 
 For each seed, epsilon, data budget and way to select, it trains federated meta matrix factorization and federated
 matrix factorization on the perturbed ratings (MAE and RMSE on real held-out ratings), and lets a neural attacker tell
-the users' gender from their perturbed profiles. What is done is in FOLDER/results.json and is not done again, so a
-broken-off benchmark goes on where it was. `accuracy.csv` and `attack.csv` hold a mean over seeds per setting, with a
-95 % interval of Student's t; the tables that it prints also hold paired differences.
+the users' gender from their perturbed profiles; with `--leaks` also from the recommendation lists of the trained meta
+matrix factorization, and from the gradients that devices would send it in one more round. What is done is in
+FOLDER/results.json and is not done again, so a broken-off benchmark goes on where it was. `accuracy.csv` and
+`attack.csv` hold a mean over seeds per setting, with a 95 % interval of Student's t; the tables that it prints also
+hold paired differences.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ import numpy as np
 from scipy.stats import t as student
 
 SYSTEMS = ("metamf", "mf")
+SELECTS = ("stereotypical", "random")
 ATTACK = "attack"
+LEAKS = ("recommendations", "updates")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,27 @@ def train(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
             f"targeted-dp-{setting.system}-ml1m", [*setting.overrides(), *overrides], output=folder / "run"
         )
         return {name: result.metrics[name] for name in ("mae", "rmse")}
+    finally:
+        shutil.rmtree(folder)
+
+
+def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
+    """Errors as `train`; of meta matrix factorization also what its lists and its clients' gradients tell of gender."""
+    from fedrec.experiment import load
+    from simulations.attacks.attribute import AttributeOptions, attack_attribute
+
+    if setting.system != "metamf":
+        return train(setting, overrides)
+    experiment = load("targeted-dp-metamf-ml1m", [*setting.overrides(), *overrides])
+    folder, metrics = Path(tempfile.mkdtemp(prefix="targeted-dp-")), {}
+    try:
+        for source in LEAKS:
+            options = AttributeOptions(experiment.perturb.attribute, source=source)  # type: ignore[union-attr, arg-type]
+            found = attack_attribute(experiment, options, folder)
+            metrics |= {name: found.recommends[name] for name in ("mae", "rmse")}
+            metrics[f"{source}-balanced-accuracy"] = found.success.balanced_accuracy.value
+            metrics[f"{source}-auc"] = found.success.auc or 0.0
+        return metrics
     finally:
         shutil.rmtree(folder)
 
@@ -164,7 +189,8 @@ def _work(
 
 def _write(folder: Path) -> None:
     records = json.loads((folder / "results.json").read_text())
-    for name, metrics in (("accuracy", ("rmse", "mae")), ("attack", ("balanced-accuracy", "auc"))):
+    leaks = tuple(f"{source}-{figure}" for source in LEAKS for figure in ("balanced-accuracy", "auc"))
+    for name, metrics in (("accuracy", ("rmse", "mae")), ("attack", ("balanced-accuracy", "auc", *leaks))):
         rows = [row for metric in metrics for row in summary(records, metric)]
         gaps = [row for metric in metrics for row in differences(records, metric)]
         for suffix, table in (("", rows), ("-differences", gaps)):
@@ -190,16 +216,24 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.1, 3.0])
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.0, 0.3, 0.7])
     parser.add_argument("--attack-budgets", type=float, nargs="+", default=[0.0, 0.1, 0.3, 0.5, 0.7, 0.9])
+    parser.add_argument("--systems", choices=SYSTEMS, nargs="+", default=SYSTEMS)
+    parser.add_argument("--selects", choices=("stereotypical", "random"), nargs="+", default=SELECTS)
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds before it are left out")
+    parser.add_argument("--leaks", action="store_true", help="also attack lists and gradients of metamf")
     parser.add_argument("--part", choices=("accuracy", "attack", "all", "tables"), default="all")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
+
+    def chosen(wanted: Iterable[Setting]) -> Iterable[Setting]:
+        return (one for one in wanted if one.select in ("all", *given.selects) and one.seed >= given.first_seed)
+
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.part in ("accuracy", "all"):
-        wanted = settings(SYSTEMS, given.epsilons, given.budgets, given.seeds)
-        _work(given.folder, wanted, train, given.overrides)
+        wanted = settings(given.systems, given.epsilons, given.budgets, given.seeds)
+        _work(given.folder, chosen(wanted), train_and_attack if given.leaks else train, given.overrides)
     if given.part in ("attack", "all"):
         wanted = settings((ATTACK,), given.epsilons, given.attack_budgets, given.seeds)
-        _work(given.folder, wanted, attack, given.overrides)
+        _work(given.folder, chosen(wanted), attack, given.overrides)
     _write(given.folder)
 
 

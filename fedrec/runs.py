@@ -40,6 +40,7 @@ import pandas as pd
 from fedrec.errors import RunError
 from fedrec.experiment import Experiment
 from fedrec.files import write_atomically
+from fedrec.growing_csv import GrowingCsv
 
 Row = dict[str, Any]
 
@@ -97,6 +98,7 @@ class RunFolder:
                 else "another folder",
                 fix="give the folder that `fedrec run` printed",
             )
+        self._tables: dict[str, GrowingCsv] = {}
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path) -> RunFolder:
@@ -184,7 +186,7 @@ class RunFolder:
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""
         for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):  # the checkpoint holds them too
-            write_atomically(self.path / name, pd.DataFrame(rows).to_csv(index=False), durable=False)
+            write_atomically(self.path / name, self._tables.setdefault(name, GrowingCsv()).text(rows), durable=False)
 
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
         """Metrics of the baselines, when they have been computed."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,11 +15,17 @@ from fedrec.attacks.attribute import Inference, infer_attribute
 from fedrec.attacks.classifier import Attacker
 from fedrec.attacks.membership import one_hot, top_lists
 from fedrec.config import did_you_mean
+from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment
 from server.callbacks.base import Callback
-from simulations.attacks.federations import derived, parameters_of, run_once, scores_of
+from simulations.attacks.federations import derived, parameters_of, run_once, scores_of, section
+
+if TYPE_CHECKING:
+    from clients.hosting import Node
+
+_AT_ONCE = 256  # clients whose generated parameters are held at once
 
 Source = Literal["profiles", "recommendations", "updates"]
 
@@ -81,7 +87,7 @@ def attack_attribute(
         ExperimentError: the attribute is unknown or has several values per user, or a class has too few users.
         FedrecError: see `simulations.runner.run`.
     """
-    population = Population.of(experiment)
+    population = KEPT.population(experiment)
     users, labels, categories = _attacked(population, options.attribute)
     recommends: dict[str, float] = {}
     if options.source == "profiles":
@@ -152,6 +158,9 @@ def _updates(
     from clients.local import run_step, to_device
 
     node = Node(experiment, 0, 1, None)
+    if node.model.generated:
+        yield from _generated_updates(node, parameters, users, options)
+        return
     step = node.step(experiment.step)
     private = set(step.private_names(list(parameters)))
     seen = [n for n in parameters if n not in private and not any(fnmatchcase(n, p) for p in options.without)]
@@ -160,3 +169,34 @@ def _updates(
         delta = run_step(step, own, node, user, "client", experiment.rounds + 1).delta
         parts = [delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name] for name in seen]
         yield np.concatenate([part.cpu().numpy() for part in parts])
+
+
+def _generated_updates(
+    node: Node, parameters: Mapping[str, np.ndarray], users: np.ndarray, options: AttributeOptions
+) -> Iterator[np.ndarray]:
+    """The same where the server generates each client's parameters: what comes back are gradients of these."""
+    import torch
+
+    from clients.generated import train_each, wanted_items
+    from fedrec.generated import Generated
+    from fedrec.models.metamf import generate
+    from fedrec.wire import TrainOrder, WantedOrder
+
+    experiment, rows = node.experiment, node.population.interactions.num_items
+    own = {name: torch.from_numpy(np.asarray(value)) for name, value in parameters.items()}
+    round_, step = experiment.rounds + 1, section(experiment, "step")
+    for part in np.array_split(users, -(-len(users) // _AT_ONCE)):
+        clients = np.sort(part)
+        wanted = wanted_items(node, WantedOrder(round_, clients, "train", step))
+        with torch.no_grad():
+            values, low = generate(own, torch.from_numpy(wanted.clients), wanted)
+        sent = Generated(wanted, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()})
+        found = train_each(node, sent.arrays(), TrainOrder(round_, clients, step=step, each=True)).gradients
+        for client in part.tolist():
+            one = found.take(np.searchsorted(clients, [client]))
+            tables = {name: np.zeros(rows, dtype=np.float32) for name in one.rows}
+            for name, gradient in one.rows.items():
+                tables[name][one.wanted.items] = np.linalg.norm(gradient, axis=-1)
+            heads = {n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1) for n, v in one.values.items()}
+            seen = [v for n, v in (heads | tables).items() if not any(fnmatchcase(n, p) for p in options.without)]
+            yield np.concatenate(seen)

@@ -8,12 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from clients.hosting import Node
+from clients.local import run_step
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.errors import ExperimentError
 from fedrec.experiment import load
-from simulations.attacks.attribute import AttributeOptions, attack_attribute
+from fedrec.models.metamf import generate
+from simulations.attacks.attribute import AttributeOptions, _updates, attack_attribute
+from simulations.attacks.federations import parameters_of, run_once
 
 
 class Stereotyped(Synthetic):
@@ -67,6 +72,40 @@ def test_what_a_trained_system_tells(tmp_path, source):
     assert found.success.users == len(Population.of(load(ATTACKED)).partition.training_clients)
     assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
     assert found.table()["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
+
+
+META = {
+    **ATTACKED,
+    "model": {"name": "metamf", "user": 4, "memory": 4, "generator": 4, "embedding": 4, "rank": 2, "hidden": 4},
+    "step": {"name": "metamf", "negatives": 1},
+    "strategy": {"name": "metamf", "server-lr": 0.05},
+    "split": {"name": "ratio"},
+    "evaluation": {"ks": [5], "baselines": []},
+}
+
+
+def test_what_the_server_of_a_generating_system_is_told(tmp_path):
+    """Each client's gradients are described one by one as a central gradient of its own loss would be."""
+    experiment = load(META, ["rounds=2"])
+    run = run_once(experiment, tmp_path / "run")
+    users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
+    options = AttributeOptions("gender", source="updates", without=("layer1.*",))
+    found = list(_updates(experiment, parameters_of(run), users, options))
+    node = Node(experiment, 0, 1, None)
+    given = {name: torch.from_numpy(value) for name, value in parameters_of(run).items()}
+    for user, described in zip(users.tolist(), found, strict=True):
+        values, low = generate(given, torch.tensor([user]), None)
+        own = {name: value[0] for name, value in (values | {"item.low": low}).items()}
+        delta = run_step(node.step(experiment.step), own, node, user, "client", experiment.rounds + 1).delta
+        told = [v.norm(dim=-1) if v.dim() > 1 else v for n, v in delta.items() if not n.startswith("layer1.")]
+        np.testing.assert_allclose(np.abs(described), np.abs(torch.cat(told).numpy()), rtol=1e-3, atol=1e-6)
+        assert described.shape == (4 + 4 + 2 + 40,) and 0 < np.count_nonzero(described[-40:]) < 40
+
+
+def test_updates_of_a_generating_system_are_attacked(tmp_path):
+    options = AttributeOptions("gender", source="updates", attacker="logistic")
+    found = attack_attribute(load(META), options, tmp_path)
+    assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
 
 
 def test_an_update_tells_what_the_model_is_given_about_the_user(tmp_path):
