@@ -67,10 +67,20 @@ class DeployedGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See `Grid`."""
-        messages = list(messages)
+        return self._push(list(messages), None)
+
+    def _push(self, messages: list[Message], timeout: float | None) -> list[str]:
+        """Push messages that live for so many seconds from now on; a server that is away for a while is waited for."""
         for message in messages:
             wire.for_the_network(message.content)
-        return self._patiently(lambda: list(self._grid.push_messages(messages)))
+
+        def push() -> list[str]:
+            if timeout is not None:
+                for message in messages:
+                    message.metadata.ttl = time.time() - message.metadata.created_at + timeout
+            return list(self._grid.push_messages(messages))
+
+        return self._patiently(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See `Grid`."""
@@ -85,22 +95,22 @@ class DeployedGrid(Grid):
         """
         self._there = set(self.get_node_ids())
         sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
-        if timeout is not None:
-            for message in sent:  # a node that wakes up later must not work on what nobody waits for
-                message.metadata.ttl = timeout
-        pushed = zip(self.push_messages(sent), sent, strict=True) if sent else ()
+        # With a lifetime: a node that wakes up later must not work on what nobody waits for.
+        pushed = zip(self._push(sent, timeout), sent, strict=True) if sent else ()
         waiting = {identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier}
         deadline = None if timeout is None else self._clock() + timeout
         replies: list[Message] = []
         pause = _FIRST_POLL
         while waiting:
+            # The last question is asked after the deadline: one reply, pulled piece by piece, may have held up others.
+            late = deadline is not None and self._clock() >= deadline
             for reply in self.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:  # a second reply to a message is none
                     replies.append(reply)
                     self._missed[node] = 0
                     pause = _FIRST_POLL
-            if not waiting or (deadline is not None and self._clock() >= deadline):
+            if not waiting or late:
                 break
             self._sleep(pause if deadline is None else max(0.0, min(pause, deadline - self._clock())))
             pause = min(pause * _GROWTH, _LAST_POLL)
