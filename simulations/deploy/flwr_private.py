@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
-from flwr.app import Error
+from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StopRunRequest
@@ -35,6 +36,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.exit import exit_handler
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.object_store import ObjectStore
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
@@ -204,13 +206,35 @@ def _quick(pull: Callable[..., Any], **settings: float) -> Callable[..., Any]:
 
 
 class AnsweringNodeState(InMemoryNodeState):
-    """A SuperNode's memory that answers for a client's process which ended without an answer.
+    """A SuperNode's memory that answers every message once, and never with the answer to another one.
 
-    Flower's SuperNode waits for the reply to its one message without end: when the process that worked on it was ended
-    together with its executor, the node would stay online and never take a message again.
+    Flower's SuperNode works on one message at a time, and waits for any reply without end. A process that was ended
+    together with its executor gives none: the node would stay online and never take a message again. A message whose
+    run was stopped while it arrived is forgotten by the loop but not by this memory: its late reply would be taken for
+    that to the next message, whose own would be left lying.
     """
 
     _newest_task: int | None = None
+
+    def __init__(self, object_store: ObjectStore) -> None:
+        super().__init__(object_store)
+        self._forgotten: deque[str] = deque(maxlen=1000)
+
+    def store_message(self, message: Message) -> str | None:
+        """See Flower's; a new message means that those before it are done with."""
+        if not message.metadata.reply_to_message_id:
+            with self.lock_msg_store:
+                stale = [identifier for identifier in self.msg_store if identifier != message.metadata.message_id]
+                self._forgotten.extend(stale)
+                self.delete_messages(message_ids=stale)
+            for identifier in stale:
+                self.object_store.delete(identifier)
+        return super().store_message(message)
+
+    def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
+        """See Flower's, without replies to messages that are done with."""
+        found = super().get_messages_legacy(**asked)
+        return [message for message in found if message.metadata.reply_to_message_id not in self._forgotten]
 
     def create_task(self, *args: Any, **kwargs: Any) -> int | None:
         """See Flower's; one message, and so one task, is in work at a time."""

@@ -8,7 +8,7 @@ import json
 import httpx
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fedrec import wire
 from fedrec.errors import EngineError, RunError
@@ -161,6 +161,22 @@ def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while(
     assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
 
 
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_expired_is_as_one_without_an_answer(code):
+    """Flower's server answers in the place of a node that did not."""
+    nodes = Nodes({3: RecordDict(), 4: Error(code, "expired")})
+    grid = nodes.grid()
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [3]
+    list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]  # it is left alone for a while
+
+
+def test_an_error_of_a_node_is_an_answer():
+    nodes = Nodes({3: Error(2, "broken")})
+    (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
+    assert reply.has_error() and nodes.now < 1
+
+
 def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
     pull = nodes.pull_messages
@@ -192,12 +208,14 @@ def test_nodes_that_are_away_are_not_asked():
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
-def test_arrays_leave_as_bytes_of_flowers_own_class():
-    nodes = Nodes({3: RecordDict()})
-    content = RecordDict({"arrays": wire.to_record({"w": np.arange(3.0)})})
-    list(nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0))
-    sent = nodes.pushed[0].content["arrays"]["w"]
-    assert type(sent).__name__ == "Array" and sent.numpy().tolist() == [0.0, 1.0, 2.0]
+def test_arrays_leave_as_one_parcel_of_flowers_own_class_and_come_back_as_arrays():
+    answer = wire.for_the_network(RecordDict({"arrays": wire.to_record({"v": np.ones(2), "u": np.zeros(1)})}))
+    nodes = Nodes({3: answer})
+    content = RecordDict({"arrays": wire.to_record({"w": np.arange(3.0), "x": np.zeros(1)})})
+    (reply,) = nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0)
+    (sent,) = nodes.pushed[0].content["arrays"].values()
+    assert type(sent).__name__ == "Array" and isinstance(sent.data, bytes)
+    assert wire.from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
 
 
 def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():

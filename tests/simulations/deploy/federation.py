@@ -174,6 +174,11 @@ class Federation:
         name = name if node is None else f"node-{node}/{name}"
         return json.loads((logs / "processes.json").read_text())["processes"][name]["pid"]
 
+    def answers(self, name):
+        """Whether a process of the server has been started again since it was killed, and is well."""
+        found = next(state for state in operator.states(self.deployment) if state.name == name)
+        return found.healthy and found.restarts > 0
+
     def kill(self, name, node=None):
         os.kill(self.pid(name, node), signal.SIGKILL)
 

@@ -14,6 +14,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedrec import __version__
 from fedrec.errors import ClientError
+from server import deployed
 from simulations.deploy import flwr_private as private
 from simulations.deploy.node import own_app
 
@@ -28,6 +29,11 @@ def test_the_heartbeats_interval_is_read_where_we_set_it():
     for module in (private.heartbeat, private.fleet_http_connection):
         assert module.HEARTBEAT_DEFAULT_INTERVAL == 30
         assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(module)
+
+
+def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
+    codes = importlib.import_module("flwr.common.constant").ErrorCode
+    assert deployed._EXPIRED == (codes.MESSAGE_UNAVAILABLE, codes.REPLY_MESSAGE_UNAVAILABLE)
 
 
 def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
@@ -134,9 +140,7 @@ def test_a_clients_process_that_ended_without_an_answer_is_answered_for(memory, 
 def test_one_that_failed_with_an_answer_is_not_answered_for_again(memory):
     message, task = received(memory, 1)
     memory.get_messages_legacy(is_reply=False)
-    own = Message(RecordDict(), reply_to=message)
-    own.metadata.__dict__["_message_id"] = "own"
-    memory.store_message(own)
+    answer(memory, message, "own")
     memory.finish_task(task, "failed", "later")
     assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
 
@@ -146,6 +150,31 @@ def test_one_that_fails_late_does_not_answer_the_next_message(memory):
     memory.delete_messages(message_ids=[first.metadata.message_id])  # as when its answer was sent
     received(memory, 2)
     memory.finish_task(task, "failed", "late")
+    assert not replies(memory)
+
+
+def answer(memory, message, name):
+    """The reply of a client's process."""
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = name
+    memory.store_message(reply)
+
+
+def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(memory):
+    """As when a run is stopped while its message arrives: the loop forgets it, its process answers later."""
+    given_up, _ = received(memory, 1)
+    message, _ = received(memory, 2)
+    assert [m.metadata.message_id for m in memory.get_messages_legacy(is_reply=False)] == ["message-2"]
+    answer(memory, given_up, "late")
+    assert not replies(memory)
+    answer(memory, message, "own")
+    assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
+
+
+def test_a_reply_that_was_there_before_the_next_message_is_gone_with_it(memory):
+    given_up, _ = received(memory, 1)
+    answer(memory, given_up, "late")
+    received(memory, 2)
     assert not replies(memory)
 
 

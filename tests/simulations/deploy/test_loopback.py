@@ -101,6 +101,8 @@ def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
         made.up()
         print(f"1 server and 8 nodes up after {time.monotonic() - started:.1f} s")
         assert made.online() == 8
+        made.kill("door")  # whose workers, if it is nginx, must not keep the port
+        until(lambda: made.answers("door"), what="the door")
         finished, why = made.run("eight", "rounds=1")
         assert finished, why
     finally:
