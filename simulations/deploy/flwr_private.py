@@ -26,7 +26,7 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
+from flwr.common.constant import Status, SubStatus
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StopRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, PushTaskOutputRequest
 from flwr.supercore import heartbeat
@@ -237,7 +237,10 @@ class AnsweringNodeState(InMemoryNodeState):
         return [message for message in found if message.metadata.reply_to_message_id not in self._forgotten]
 
     def create_task(self, *args: Any, **kwargs: Any) -> int | None:
-        """See Flower's; one message, and so one task, is in work at a time."""
+        """See Flower's, which keeps all tasks that ever were; one message, and so one task, is in work at a time."""
+        with self.lock_task_store:
+            for known in [task.task_id for task in self.task_store.values() if task.status.status == Status.FINISHED]:
+                del self.task_store[known]
         created = super().create_task(*args, **kwargs)
         self._newest_task = created if created is not None else self._newest_task
         return created

@@ -178,6 +178,15 @@ def test_a_reply_that_was_there_before_the_next_message_is_gone_with_it(memory):
     assert not replies(memory)
 
 
+def test_what_is_done_is_not_kept(memory):
+    for number in range(20):
+        message, task = received(memory, number)
+        answer(memory, message, f"reply-{number}")
+        memory.finish_task(task, "completed", "")
+    assert len(memory.task_store) == 1 and len(memory.msg_store) <= 2
+    assert not memory.finish_task(task - 1, "failed", "late")
+
+
 def test_one_that_ended_well_needs_no_answer(memory):
     _, task = received(memory, 1)
     assert memory.finish_task(task, "completed", "") and not replies(memory)
