@@ -39,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--cohort", type=int, default=16, help="clients of a round, few of them: rounds, not work")
     parser.add_argument("--seconds", type=float, default=5.0, help="mean time between kills")
     parser.add_argument("--deadline", type=float, default=20.0, help="seconds that a round waits for nodes")
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two looks at memory and files")
@@ -48,6 +49,7 @@ def main() -> None:
     given = parser.parse_args()
     table = experiment(given.nodes, given.rounds)
     table["evaluation"]["final-users"] = 300
+    table["sampler"]["cohort"], table["step"]["epochs"] = given.cohort, 1
     table["engine"] |= {"timeout": given.deadline, "max-failures": 1.0, "nodes": 1}
     with deployed(table, given.nodes, given.port) as (deployment, _):
         killer, watcher = Killer(deployment, given.seconds, given.seed), Watcher(deployment, given.every)
