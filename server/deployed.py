@@ -101,7 +101,10 @@ class DeployedGrid(Grid):
         A message to a node that is away is not sent, and so counts as one without an answer. A node that let a
         deadline pass is left alone for 1, 2, 4, ... up to 16 times, as every round would wait for it otherwise.
         """
-        self._there = set(self.get_node_ids())
+        messages = list(messages)
+        if not messages:
+            return []
+        self._there = self._present(timeout)
         sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
         # With a lifetime: a node that wakes up later must not work on what nobody waits for.
         pushed = zip(self._push(sent, timeout), sent, strict=True) if sent else ()
@@ -132,6 +135,21 @@ class DeployedGrid(Grid):
             self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
             log.warning("node %d let the deadline pass; it is not asked %d times", node, self._pauses[node])
         return replies
+
+    def _present(self, timeout: float | None) -> set[int]:
+        """Who is there. If nobody is, or nobody answered lately, it is the server that was away, and nobody's fault.
+
+        Then the first to come is waited for, up to the deadline: rounds in which nobody takes part would follow one
+        another at once otherwise, each of them paid for.
+        """
+        until, pause = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout), _FIRST_POLL
+        while not (there := set(self.get_node_ids())) and self._clock() < until:
+            self._sleep(min(pause, until - self._clock()))
+            pause = min(pause * _GROWTH, _LAST_POLL)
+        if there and all(self._pauses.get(node, 0) for node in there):
+            self._pauses.clear()
+            self._missed.clear()
+        return there
 
     def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
         """A call of Flower's, made again when the SuperLink fails at it; Flower repeats only what finds no server."""

@@ -208,6 +208,32 @@ def test_nodes_that_are_away_are_not_asked():
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
+def test_when_nobody_is_there_the_first_to_come_is_waited_for():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.away |= {3, 4}
+
+    def sleep(seconds):
+        nodes.now += seconds
+        if nodes.now > 4:
+            nodes.away.clear()
+
+    grid = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=sleep)
+    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2 and 4 < nodes.now < 7
+    nodes.away |= {3, 4}
+    nodes.now, grid._sleep = 0.0, nodes.sleep  # this time nobody comes
+    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0)) and 10 <= nodes.now < 11
+    assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
+
+
+def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.silent |= {3, 4}  # as when the server's machine was asleep
+    grid = nodes.grid()
+    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    nodes.silent.clear()
+    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
+
+
 def test_arrays_leave_as_one_parcel_of_flowers_own_class_and_come_back_as_arrays():
     answer = wire.for_the_network(RecordDict({"arrays": wire.to_record({"v": np.ones(2), "u": np.zeros(1)})}))
     nodes = Nodes({3: answer})
