@@ -149,7 +149,8 @@ def tree(pid: int) -> list[int]:
 def memory(deployment: Deployment) -> dict[str, float]:
     """Proportional memory in MiB of the SuperLink, the door, and a node on average (shared pages in equal parts)."""
     pids = {state.name: state.pid for state in operator.states(deployment) if state.pid}
-    parts = {name: sum(_proportional(pid) for pid in tree(pids[name])) for name in ("superlink", "door", "nodes")}
+    families = {name: tree(pids[name]) if name in pids else [] for name in ("superlink", "door", "nodes")}
+    parts = {name: sum(_proportional(pid) for pid in family) for name, family in families.items()}
     return {**parts, "per node": parts["nodes"] / deployment.settings.nodes}
 
 

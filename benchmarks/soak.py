@@ -1,69 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long run on a deployment whose processes are killed at random, against one that nobody disturbs.
+"""A long run on a deployment whose processes are killed at random, against runs that nobody disturbs.
 
     python -m benchmarks.soak --rounds 500 --nodes 8 --seconds 5
 
 Every few seconds one of SuperNodes, executors, the door or the SuperLink gets SIGKILL, or (seldom) the ServerApp, whose
-run is then resumed. Printed at the end: rounds, kills, memory and open files of the long-lived processes at the start
-and at the end, and the final metrics of both runs. The disturbed run is repeated with further seeds of the experiment
-by hand to see the spread.
+run is then resumed. Memory, open files and sizes on disk of the long-lived processes are printed as JSON lines while it
+runs, and at the end rounds, kills, and the final metrics beside those of undisturbed runs of several seeds. These are
+simulations, which give a deployment's numbers (a test compares them) and need minutes instead of hours.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
 
-from benchmarks.deployment import deployed, experiment, memory, tree
+from benchmarks.deployment import deployed, experiment, load_of, memory, tree
 from fedrec.errors import EngineError
 from fedrec.runs import Result, RunFolder
+from simulations import runner
 from simulations.deploy import launch, operator
 from simulations.deploy.layout import Deployment
 
+KILLED = {"supernode": 8.0, "executor": 8.0, "superlink": 1.0, "door": 1.0, "serverapp": 0.2}
+"""How often each kind of process is killed, against the others."""
+METRIC = "hits@10"
+
 
 def main() -> None:
-    """Run both, print one JSON table."""
+    """Run all, print JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--cohort", type=int, default=16, help="clients of a round, few of them: rounds, not work")
     parser.add_argument("--seconds", type=float, default=5.0, help="mean time between kills")
+    parser.add_argument("--deadline", type=float, default=20.0, help="seconds that a round waits for nodes")
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between two looks at memory and files")
+    parser.add_argument("--calm-seeds", type=int, default=5, help="undisturbed runs")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
-    parser.add_argument("--port", type=int, default=29443)
+    parser.add_argument("--port", type=int, default=23443)
     given = parser.parse_args()
     table = experiment(given.nodes, given.rounds)
     table["evaluation"]["final-users"] = 300
-    table["engine"] |= {"timeout": 60.0, "max-failures": 1.0, "nodes": 1}
+    table["sampler"]["cohort"], table["step"]["epochs"] = given.cohort, 1
+    table["engine"] |= {"timeout": given.deadline, "max-failures": 1.0, "nodes": 1}
     with deployed(table, given.nodes, given.port) as (deployment, _):
-        before = {**memory(deployment), **files(deployment)}
-        killer = Killer(deployment, given.seconds, given.seed)
-        disturbed = until_finished(deployment, table, "disturbed", killer)
-        after = {**memory(deployment), **files(deployment)}
-        calm = until_finished(deployment, table, "calm", None)
-        print(
-            json.dumps(
-                {
-                    "rounds": len(disturbed.rounds),
-                    "kills": killer.kills,
-                    "at the start": before,
-                    "at the end": after,
-                    "hits@10, disturbed": disturbed.metrics["hits@10"],
-                    "hits@10, calm": calm.metrics["hits@10"],
-                    "clients per round, disturbed": float(disturbed.rounds["num-clients"].mean()),
-                    "clients per round, calm": float(calm.rounds["num-clients"].mean()),
-                },
-                indent=2,
-            )
-        )
+        killer, watcher = Killer(deployment, given.seconds, given.seed), Watcher(deployment, given.every)
+        disturbed = until_finished(deployment, table, "disturbed", killer, watcher)
+        say("disturbed", kills=killer.kills, **rounds_of(disturbed))
+    for seed in range(given.calm_seeds):
+        say("calm", seed=seed, **rounds_of(calm(table, given.nodes, seed)))
 
 
-_SHARES = {"supernode": 8.0, "executor": 8.0, "superlink": 1.0, "door": 1.0, "serverapp": 0.2}
-"""How often each kind of process is killed, against the others."""
+def say(what: str, **values: object) -> None:
+    """One line of JSON."""
+    print(json.dumps({"what": what, "time": time.strftime("%H:%M:%S"), **values}), flush=True)
+
+
+def rounds_of(result: Result) -> dict[str, float]:
+    """A run's length, its clients per round, and its final metric."""
+    clients = float(result.rounds["num-clients"].mean())
+    return {"rounds": len(result.rounds), "clients per round": clients, METRIC: result.metrics[METRIC]}
 
 
 class Killer:
@@ -78,22 +82,16 @@ class Killer:
     def __init__(self, deployment: Deployment, seconds: float, seed: int) -> None:
         self.deployment, self.seconds, self.random = deployment, seconds, random.Random(seed)
         self.kills: dict[str, int] = {}
-        self._ends = threading.Event()
+        self.ends = threading.Event()
 
     def run(self) -> None:
         """Kill until told to stop."""
-        while not self._ends.wait(self.random.expovariate(1 / self.seconds)):
-            kind = self.random.choices(["supernode", "executor", "superlink", "door", "serverapp"], [8, 8, 1, 1, 0.2])[
-                0
-            ]
+        while not self.ends.wait(self.random.expovariate(1 / self.seconds)):
+            kind = self.random.choices(list(KILLED), list(KILLED.values()))[0]
             pid = self._pid(kind)
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
                 self.kills[kind] = self.kills.get(kind, 0) + 1
-
-    def stop(self) -> None:
-        """Kill no more."""
-        self._ends.set()
 
     def _pid(self, kind: str) -> int | None:
         try:
@@ -111,31 +109,74 @@ class Killer:
             return None
 
 
-def until_finished(deployment: Deployment, table: dict, name: str, killer: Killer | None) -> Result:
+class Watcher:
+    """Prints memory, open files and sizes on disk now and then.
+
+    Args:
+        deployment: whose processes.
+        seconds: time between two looks.
+    """
+
+    def __init__(self, deployment: Deployment, seconds: float) -> None:
+        self.deployment, self.seconds = deployment, seconds
+        self.ends = threading.Event()
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self.ends.wait(self.seconds):
+            self.look()
+
+    def look(self) -> None:
+        """One line."""
+        file = self.deployment.path / "runs" / "disturbed" / "rounds.csv"
+        done = max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
+        found = {name: round(value, 1) for name, value in memory(self.deployment).items()}
+        say("watch", rounds=done, **{f"{name} MiB": value for name, value in found.items()}, **sizes(self.deployment))
+
+
+def until_finished(deployment: Deployment, table: dict, name: str, killer: Killer, watcher: Watcher) -> Result:
     """A run to its end, resumed whenever its ServerApp is lost."""
     folder = RunFolder.create(launch.settled(table), deployment.path / "runs" / name)
-    thread = threading.Thread(target=killer.run, daemon=True) if killer else None
-    if thread is not None:
-        thread.start()
-    while True:
-        try:
-            result = launch.wait(deployment, folder, launch.start(deployment, folder))
-            break
-        except EngineError:
-            time.sleep(2)  # the ServerApp, or the SuperLink while it was asked: go on from the last checkpoint
-    if killer is not None:
-        killer.stop()
-    return result
+    watcher.look()
+    for daemon in (killer.run, watcher.run):
+        threading.Thread(target=daemon, daemon=True).start()
+    try:
+        while True:
+            try:
+                return launch.wait(deployment, folder, launch.start(deployment, folder))
+            except EngineError as error:
+                say("resumed", why=str(error).splitlines()[0])
+                time.sleep(2)  # the ServerApp, or the SuperLink while it was asked: go on from the last checkpoint
+    finally:
+        killer.ends.set()
+        watcher.ends.set()
+        watcher.look()
+        say("machine", **load_of())
 
 
-def files(deployment: Deployment) -> dict[str, int]:
-    """Open files of the SuperLink, the door and the nodes together, and size of the SuperLink's database in KiB."""
+def calm(table: dict, nodes: int, seed: int) -> Result:
+    """The same experiment with another seed, as a simulation."""
+    settings = copy.deepcopy(table)
+    settings["seed"] = seed
+    settings["engine"] |= {"name": "serial", "nodes": nodes}
+    with tempfile.TemporaryDirectory() as folder:
+        return runner.run(settings, output=Path(folder) / "run")
+
+
+def sizes(deployment: Deployment) -> dict[str, int]:
+    """Open files and processes of the server and the nodes; KiB of the SuperLink's database and of logs."""
     pids = {state.name: state.pid for state in operator.states(deployment) if state.pid}
     found = {}
-    for name in ("superlink", "door", "nodes"):
-        found[f"{name} files"] = sum(_open_files(pid) for pid in tree(pids[name])) if name in pids else 0
+    for name in ("superlink", "door", "serverapp", "nodes"):
+        family = tree(pids[name]) if name in pids else []
+        found |= {f"{name} files": sum(_open_files(pid) for pid in family), f"{name} processes": len(family)}
     parts = deployment.server.glob("superlink.db*")
-    return {**found, "database KiB": sum(part.stat().st_size for part in parts) // 1024}
+    logs = deployment.logs.rglob("*.txt")
+    return {**found, "database KiB": _kib(parts), "logs KiB": _kib(logs)}
+
+
+def _kib(files) -> int:
+    return sum(file.stat().st_size for file in files) // 1024
 
 
 def _open_files(pid: int) -> int:

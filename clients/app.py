@@ -19,9 +19,12 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def _for_the_network(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """What the answers of a deployed node become before they leave it."""
+    """What messages to a deployed node become before it looks at them, and its answers before they leave it."""
+    deployed = bool(context.run_config.get("deployment"))
+    if deployed and message.has_content():
+        wire.from_the_network(message.content)
     answer = call_next(message, context)
-    if context.run_config.get("deployment") and answer.has_content():
+    if deployed and answer.has_content():
         wire.for_the_network(answer.content)
     return answer
 

@@ -165,7 +165,8 @@ class Experiment(Config):
         table = dict(settings)
         if table.get("secure-aggregation") or table.get("secure_aggregation"):
             raise ExperimentError(
-                "secure aggregation is not available",
+                "secure aggregation is not available: Flower has it on its legacy interface only, and pairwise masks "
+                "with recovery when clients drop out are not written for the present one",
                 expected="no secure-aggregation, or false",
                 got="secure-aggregation = true",
                 fix="leave it out; what the server sees of each node then is in docs/deployment.md",

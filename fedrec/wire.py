@@ -11,6 +11,7 @@ parameters in one message, and gets the gradients of each in one answer.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedrec import parcel
 from fedrec.generated import Generated, Wanted
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
@@ -30,6 +32,7 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
 _NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
 _ROWS, _VALUES, _TABLE = "#rows", "#values", "#table"  # a table of which only some rows changed, in three arrays
+_PARCEL = "#parcel"
 GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
 
 Weighting = Literal["uniform", "examples"]
@@ -219,17 +222,36 @@ def sent_bytes(record: ArrayRecord) -> int:
     return sum(array.nbytes for array in arrays if not (isinstance(array, SharedArray) and is_shared(array)))
 
 
-def for_the_network(content: RecordDict) -> RecordDict:
-    """The same content with all arrays as bytes: what leaves this machine through Flower's own connections.
+def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = None) -> RecordDict:
+    """The same content, changed in place, with the arrays of each record as one parcel, in Flower's own class.
 
-    Flower names an object on the wire by its class, and knows its own classes only. A record that several messages
-    share is turned into bytes once.
+    Args:
+        content: what leaves this machine through Flower's own connections.
+        made: parcels by the identity of their record, for records that several messages share.
     """
-    for record in content.array_records.values():
-        for name, array in record.items():
-            if isinstance(array, LiveArray):
-                record[name] = Array(array.dtype, array.shape, array.stype, array.data)
+    made = {} if made is None else made
+    for key, record in list(content.array_records.items()):
+        if len(record) and _PARCEL not in record:
+            if id(record) not in made:
+                made[id(record)] = _parcel(record)
+            content[key] = made[id(record)]
     return content
+
+
+def from_the_network(content: RecordDict) -> RecordDict:
+    """What `for_the_network` was given, changed in place; a parcel that is none is left as it is."""
+    for key, record in list(content.array_records.items()):
+        if list(record) == [_PARCEL]:
+            with contextlib.suppress(Exception):  # whatever an enemy may send
+                parts = parcel.opened(record[_PARCEL].data)
+                content[key] = ArrayRecord({p.name: Array(p.dtype, p.shape, p.stype, p.data) for p in parts})
+    return content
+
+
+def _parcel(record: ArrayRecord) -> ArrayRecord:
+    parts = [parcel.Part(name, a.dtype, tuple(a.shape), a.stype, a.data) for name, a in record.items()]
+    whole = parcel.packed(parts)
+    return ArrayRecord({_PARCEL: Array("uint8", (len(whole),), _PARCEL, whole)})
 
 
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedrec import wire
@@ -21,6 +21,9 @@ from fedrec import wire
 log = logging.getLogger("fedrec")
 _FIRST_POLL, _GROWTH, _LAST_POLL = 0.1, 1.3, 2.0
 _LONGEST_PAUSE = 16
+_EXPIRED = (3, 4)
+"""Codes with which Flower says of a message that it, or its answer, was not there in time; a node's own errors have
+others."""
 _SERVER_PATIENCE = 120.0  # seconds that the SuperLink may fail at a call
 
 
@@ -67,15 +70,30 @@ class DeployedGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See `Grid`."""
-        messages = list(messages)
+        return self._push(list(messages), None)
+
+    def _push(self, messages: list[Message], timeout: float | None) -> list[str]:
+        """Push messages that live for so many seconds from now on; a server that is away for a while is waited for."""
+        parcels: dict[int, ArrayRecord] = {}
         for message in messages:
-            wire.for_the_network(message.content)
-        return self._patiently(lambda: list(self._grid.push_messages(messages)))
+            wire.for_the_network(message.content, parcels)
+
+        def push() -> list[str]:
+            if timeout is not None:
+                for message in messages:
+                    message.metadata.ttl = time.time() - message.metadata.created_at + timeout
+            return list(self._grid.push_messages(messages))
+
+        return self._patiently(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See `Grid`."""
         wanted = list(message_ids)
-        return self._patiently(lambda: list(self._grid.pull_messages(wanted)))
+        found = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
+        for message in found:
+            if message.has_content():
+                wire.from_the_network(message.content)
+        return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Replies to messages, as many as come before the deadline; each message is answered once at most.
@@ -83,32 +101,55 @@ class DeployedGrid(Grid):
         A message to a node that is away is not sent, and so counts as one without an answer. A node that let a
         deadline pass is left alone for 1, 2, 4, ... up to 16 times, as every round would wait for it otherwise.
         """
-        self._there = set(self.get_node_ids())
+        messages = list(messages)
+        if not messages:
+            return []
+        self._there = self._present(timeout)
         sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
-        if timeout is not None:
-            for message in sent:  # a node that wakes up later must not work on what nobody waits for
-                message.metadata.ttl = timeout
-        pushed = zip(self.push_messages(sent), sent, strict=True) if sent else ()
+        # With a lifetime: a node that wakes up later must not work on what nobody waits for.
+        pushed = zip(self._push(sent, timeout), sent, strict=True) if sent else ()
         waiting = {identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier}
         deadline = None if timeout is None else self._clock() + timeout
         replies: list[Message] = []
+        silent: list[int] = []
         pause = _FIRST_POLL
         while waiting:
+            # The last question is asked after the deadline: one reply, pulled piece by piece, may have held up others.
+            late = deadline is not None and self._clock() >= deadline
             for reply in self.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:  # a second reply to a message is none
-                    replies.append(reply)
-                    self._missed[node] = 0
-                    pause = _FIRST_POLL
-            if not waiting or (deadline is not None and self._clock() >= deadline):
+                if node is None:  # a second reply to a message is none
+                    continue
+                if reply.has_error() and reply.error.code in _EXPIRED:
+                    silent.append(node)
+                    continue
+                replies.append(reply)
+                self._missed[node] = 0
+                pause = _FIRST_POLL
+            if not waiting or late:
                 break
             self._sleep(pause if deadline is None else max(0.0, min(pause, deadline - self._clock())))
             pause = min(pause * _GROWTH, _LAST_POLL)
-        for node in waiting.values():
+        for node in (*silent, *waiting.values()):
             self._missed[node] = self._missed.get(node, 0) + 1
             self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
             log.warning("node %d let the deadline pass; it is not asked %d times", node, self._pauses[node])
         return replies
+
+    def _present(self, timeout: float | None) -> set[int]:
+        """Who is there. If nobody is, or nobody answered lately, it is the server that was away, and nobody's fault.
+
+        Then the first to come is waited for, up to the deadline: rounds in which nobody takes part would follow one
+        another at once otherwise, each of them paid for.
+        """
+        until, pause = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout), _FIRST_POLL
+        while not (there := set(self.get_node_ids())) and self._clock() < until:
+            self._sleep(min(pause, until - self._clock()))
+            pause = min(pause * _GROWTH, _LAST_POLL)
+        if there and all(self._pauses.get(node, 0) for node in there):
+            self._pauses.clear()
+            self._missed.clear()
+        return there
 
     def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
         """A call of Flower's, made again when the SuperLink fails at it; Flower repeats only what finds no server."""

@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import sys
 
 from simulations.deploy import flwr_private
 from simulations.quiet import keep_quiet
 
+_LARGE = ("torch", "pandas")
+"""What every ServerApp imports, beside the packages of its app bundle."""
+
 
 def main() -> None:
     """Run the part that the first argument names."""
     keep_quiet(os.environ)
     part, *arguments = sys.argv[1:]
-    (flwr_private.superlink if part == "superlink" else flwr_private.server_executor)(arguments)
+    if part == "superlink":
+        flwr_private.superlink(arguments)
+        return
+    for name in _LARGE:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection would write to every page that the forks share
+    flwr_private.server_executor(arguments)
 
 
 if __name__ == "__main__":

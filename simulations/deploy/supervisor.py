@@ -77,7 +77,8 @@ class Supervisor:
         return changed
 
     def _ended(self, name: str, now: float) -> None:
-        del self._running[name]
+        # What it started must not outlive it: a worker of nginx, for one, would keep the port.
+        _signal_group(self._running.pop(name).pid, signal.SIGTERM)
         self._restarts[name] += 1
         if now - self._started[name] > _WELL_AFTER:
             self._waits[name] = _FIRST_WAIT

@@ -8,7 +8,7 @@ import json
 import httpx
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fedrec import wire
 from fedrec.errors import EngineError, RunError
@@ -147,7 +147,7 @@ def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while(
     nodes.silent.add(4)
     grid = nodes.grid()
     assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [3]
-    assert 10.0 <= nodes.now < 11.0 and nodes.pushed[-1].metadata.ttl == 10.0
+    assert 10.0 <= nodes.now < 11.0 and 10.0 <= nodes.pushed[-1].metadata.ttl < 100.0
     asked = []
     for _ in range(8):
         before = len(nodes.pushed)
@@ -161,6 +161,46 @@ def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while(
     assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
 
 
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_expired_is_as_one_without_an_answer(code):
+    """Flower's server answers in the place of a node that did not."""
+    nodes = Nodes({3: RecordDict(), 4: Error(code, "expired")})
+    grid = nodes.grid()
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [3]
+    list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]  # it is left alone for a while
+
+
+def test_an_error_of_a_node_is_an_answer():
+    nodes = Nodes({3: Error(2, "broken")})
+    (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
+    assert reply.has_error() and nodes.now < 1
+
+
+def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
+    nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
+    pull = nodes.pull_messages
+
+    def slowly(identifiers):
+        """The first reply holds the server up until after the deadline, while the second one comes."""
+        if nodes.now < 5:
+            nodes.now = 9.0
+            return pull(identifiers[:1])
+        return pull(identifiers)
+
+    nodes.pull_messages = slowly
+    replies = list(nodes.grid().send_and_receive(orders(1, 2), timeout=5.0))
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+
+
+def test_messages_live_from_when_they_leave_however_long_the_superlink_was_away():
+    """Else it refuses them, as expired, as often as they are sent."""
+    nodes, (old,) = Nodes({1: RecordDict()}), orders(1)
+    old.metadata.__dict__["_created_at"] -= 500.0
+    assert len(list(nodes.grid().send_and_receive([old], timeout=10.0))) == 1
+    assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
+
+
 def test_nodes_that_are_away_are_not_asked():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away.add(4)
@@ -168,12 +208,40 @@ def test_nodes_that_are_away_are_not_asked():
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
-def test_arrays_leave_as_bytes_of_flowers_own_class():
-    nodes = Nodes({3: RecordDict()})
-    content = RecordDict({"arrays": wire.to_record({"w": np.arange(3.0)})})
-    list(nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0))
-    sent = nodes.pushed[0].content["arrays"]["w"]
-    assert type(sent).__name__ == "Array" and sent.numpy().tolist() == [0.0, 1.0, 2.0]
+def test_when_nobody_is_there_the_first_to_come_is_waited_for():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.away |= {3, 4}
+
+    def sleep(seconds):
+        nodes.now += seconds
+        if nodes.now > 4:
+            nodes.away.clear()
+
+    grid = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=sleep)
+    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2 and 4 < nodes.now < 7
+    nodes.away |= {3, 4}
+    nodes.now, grid._sleep = 0.0, nodes.sleep  # this time nobody comes
+    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0)) and 10 <= nodes.now < 11
+    assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
+
+
+def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.silent |= {3, 4}  # as when the server's machine was asleep
+    grid = nodes.grid()
+    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    nodes.silent.clear()
+    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
+
+
+def test_arrays_leave_as_one_parcel_of_flowers_own_class_and_come_back_as_arrays():
+    answer = wire.for_the_network(RecordDict({"arrays": wire.to_record({"v": np.ones(2), "u": np.zeros(1)})}))
+    nodes = Nodes({3: answer})
+    content = RecordDict({"arrays": wire.to_record({"w": np.arange(3.0), "x": np.zeros(1)})})
+    (reply,) = nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0)
+    (sent,) = nodes.pushed[0].content["arrays"].values()
+    assert type(sent).__name__ == "Array" and isinstance(sent.data, bytes)
+    assert wire.from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
 
 
 def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():

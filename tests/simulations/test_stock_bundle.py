@@ -74,7 +74,7 @@ def bundle(tmp_path, tiny_experiment, monkeypatch):
     return app
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
     port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

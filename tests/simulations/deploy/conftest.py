@@ -17,7 +17,7 @@ SMALL = {
     "step": {"name": "sgd", "epochs": 1, "batch-size": 8},
     "sampler": {"name": "fixed-size", "cohort": 12},
     "evaluation": {"every": 0, "users": 4, "ks": [5], "fine-tune": {"epochs": 1}},
-    "engine": {"threads": 1, "device": "cpu", "timeout": 60.0, "path": "reference"},
+    "engine": {"threads": 1, "device": "cpu", "timeout": 180.0, "path": "reference", "nodes": 2},
 }
 
 
@@ -27,9 +27,9 @@ def small():
     return lambda: copy.deepcopy(SMALL)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def federation(small, tmp_path_factory):
-    """A running deployment of one server and two nodes."""
+    """A running deployment of one server and two nodes, for all tests: to start one takes longer than most of them."""
     made = Federation(tmp_path_factory.mktemp("deployment") / "loopback", small())
     try:
         yield made.up()

@@ -23,7 +23,7 @@ app = ClientApp()
 @app.query("hello")
 def hello(message, context):
     answer = honest(message, context)
-    presence = wire.unpack_presence(answer.content)
+    presence = wire.unpack_presence(wire.from_the_network(answer.content))
     claims = np.array([int(part) for part in os.environ.get("ENEMY_CLAIMS", "").split(",") if part], dtype=np.int64)
     ids = np.union1d(presence.training, claims)
     lie = wire.Presence(presence.partition, ids, presence.evaluated, np.full(len(ids), 10**9))
@@ -44,7 +44,7 @@ def _dense(value):
 def train(message, context):
     number = int(next(iter(message.content.config_records.values()))["server-round"])
     answer = honest(message, context)
-    honest_sum = wire.unpack_sum(answer.content)
+    honest_sum = wire.unpack_sum(wire.from_the_network(answer.content))
     total = {name: _dense(value) for name, value in honest_sum.total.items()}
     change = {
         1: lambda: {name: np.zeros((7, *value.shape), np.float32) for name, value in total.items()},

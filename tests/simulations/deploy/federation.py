@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
+import pandas as pd
 import tomli_w
 
+from fedrec.errors import FedrecError
 from fedrec.experiment import load
-from simulations.deploy import operator
+from fedrec.runs import RunFolder
+from simulations import runner
+from simulations.deploy import launch, operator
 from simulations.deploy.initialise import add_nodes, initialise
 from simulations.deploy.layout import DeploymentConfig
 from simulations.deploy.shards import cut
@@ -26,14 +33,14 @@ FEDREC = (sys.executable, "-m", "simulations.cli")
 
 
 def free_ports(count):
-    """So many ports that nobody listens on."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """So many ports in a row that nobody listens on, none of those that the system gives to outgoing connections."""
+    for _ in range(200):
+        ports = range(first := random.randrange(10_000, 32_000 - count), first + count)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return list(ports)
+    raise AssertionError("no free ports on 127.0.0.1")
 
 
 class Federation:
@@ -41,8 +48,7 @@ class Federation:
 
     def __init__(self, path, table, nodes=2, **settings):
         self.path, self.table = path, table
-        door, superlink = free_ports(2)
-        first = free_ports(1)[0]
+        door, superlink, first, *_ = free_ports(nodes + 2)
         ports = {"port": door, "superlink-port": superlink, "node-port": first}
         self.deployment = initialise(
             path, DeploymentConfig.parse({"nodes": nodes, "proxy": "python", **ports, **settings})
@@ -53,7 +59,7 @@ class Federation:
         self.others = []
 
     def up(self):
-        operator.up(self.deployment)
+        operator.up(self.deployment, wait=300)
         return self
 
     def down(self):
@@ -72,18 +78,42 @@ class Federation:
         return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
 
     def start_run(self, name, *overrides):
-        """`fedrec deploy run` in the background; its run folder is `runs/NAME`."""
-        command = [*FEDREC, "deploy", "run", str(self.path), str(self.experiment_file), "-o", str(self.folder(name))]
-        for text in overrides:
-            command += ["--set", text]
-        return self.start(command)
+        """Hand a run to the SuperLink, as `fedrec deploy run` does; its run folder is `runs/NAME`."""
+        folder = RunFolder.create(launch.settled(self.table, overrides), self.folder(name))
+        return Run(folder, launch.start(self.deployment, folder))
 
-    def run(self, name, *overrides, timeout=240):
-        """`fedrec deploy run` to its end; gives its exit status and what it printed."""
-        return self.finish(self.start_run(name, *overrides), timeout)
+    def start_again(self, name):
+        """Hand a run that was broken off to the SuperLink, as `fedrec deploy resume` does."""
+        folder = launch.resumable(self.folder(name))
+        return Run(folder, launch.start(self.deployment, folder))
 
-    def resume(self, name, timeout=240):
-        return self.finish(self.start([*FEDREC, "deploy", "resume", str(self.path), str(self.folder(name))]), timeout)
+    def wait_for(self, run, timeout=400):
+        """Wait for a run's end; gives whether it finished, and why not."""
+        until(lambda: self._status(run).startswith("finished"), timeout, what=f"the end of {run.folder.path.name}")
+        try:
+            launch.wait(self.deployment, run.folder, run.identifier)
+        except FedrecError as error:
+            return False, str(error)
+        return True, run.folder.log_file.read_text()
+
+    def run(self, name, *overrides, timeout=400):
+        """A run to its end; gives whether it finished, and why not."""
+        return self.wait_for(self.start_run(name, *overrides), timeout)
+
+    def _status(self, run):
+        with self.control() as control:
+            return next((state.status for state in control.runs() if state.run == run.identifier), "unknown")
+
+    def command(self, *arguments):
+        """A command of `fedrec deploy` in the background."""
+        return self.start([*FEDREC, "deploy", *map(str, arguments)])
+
+    def simulated(self, folder, *overrides):
+        """Parameters of the same run as a simulation: what undisturbed nodes give, by another engine."""
+        table = launch.settled(self.table, overrides).table()
+        table["engine"] |= {"name": "serial", "nodes": 2}
+        runner.run(table, output=folder)
+        return _parameters(folder)
 
     def start(self, command):
         process = subprocess.Popen(
@@ -93,7 +123,8 @@ class Federation:
         return process
 
     @staticmethod
-    def finish(process, timeout=240):
+    def finish(process, timeout=400):
+        """Wait for the end of a command; gives its exit status and what it printed."""
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -127,8 +158,15 @@ class Federation:
 
     def parameters(self, name):
         """Parameters in the newest checkpoint, with numpy alone."""
-        with np.load(max((self.folder(name) / "checkpoints").glob("round-*.npz"))) as file:
-            return {key: file[key] for key in file.files if key.startswith("param")}
+        return _parameters(self.folder(name))
+
+    def clients(self, name):
+        """Number of clients that answered, by round."""
+        return pd.read_csv(self.folder(name) / "rounds.csv")["num-clients"].tolist()
+
+    def charges(self, name):
+        """Lines of the privacy ledger."""
+        return (self.folder(name) / "privacy.jsonl").read_text().splitlines()
 
     def pid(self, name, node=None):
         """Process id of a server's process, or of a node's."""
@@ -136,33 +174,68 @@ class Federation:
         name = name if node is None else f"node-{node}/{name}"
         return json.loads((logs / "processes.json").read_text())["processes"][name]["pid"]
 
+    def answers(self, name):
+        """Whether a process of the server has been started again since it was killed, and is well."""
+        found = next(state for state in operator.states(self.deployment) if state.name == name)
+        return found.healthy and found.restarts > 0
+
     def kill(self, name, node=None):
         os.kill(self.pid(name, node), signal.SIGKILL)
+
+    def children(self, name, node=None):
+        """Process ids of what a process has started and that still runs."""
+        parent = self.pid(name, node)
+        return [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _parent(file) == parent]
 
     def control(self):
         from simulations.deploy.flwr_private import Control
 
-        return closing(Control(self.deployment.superlink, self.deployment.authority))
+        return contextlib.closing(Control(self.deployment.superlink, self.deployment.authority))
 
     def online(self):
         with self.control() as control:
             return sum(node.status == "online" for node in control.nodes())
 
     def stop_runs(self):
+        """End all runs."""
+        until(lambda: not self._unfinished(stop=True), what="the end of all runs")
+
+    def _unfinished(self, stop):
         with self.control() as control:
-            for run in control.runs():
-                if not run.status.startswith("finished"):
-                    control.stop(run.run)
+            found = [run.run for run in control.runs() if not run.status.startswith("finished")]
+            for run in found if stop else ():
+                control.stop(run)
+            return found
 
 
-def until(condition, timeout=120, what="it"):
+@dataclass(frozen=True)
+class Run:
+    """A run on a federation."""
+
+    folder: RunFolder
+    identifier: int
+
+
+def _parameters(folder):
+    with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
+        return {key: file[key] for key in file.files if key.startswith("param")}
+
+
+def _parent(stat_file):
+    try:
+        return int(stat_file.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+def until(condition, timeout=240, what="it", pause=0.2):
     """Wait until something is true."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:
             if condition():
                 return
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, httpx.HTTPError):  # as while a process is being started again
             pass
-        time.sleep(0.2)
+        time.sleep(pause)
     raise AssertionError(f"{what} did not happen within {timeout} s")

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedrec import __version__
 from fedrec.errors import ClientError
+from server import deployed
 from simulations.deploy import flwr_private as private
 from simulations.deploy.node import own_app
 
@@ -26,6 +31,16 @@ def test_the_heartbeats_interval_is_read_where_we_set_it():
         assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(module)
 
 
+def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
+    codes = importlib.import_module("flwr.common.constant").ErrorCode
+    assert deployed._EXPIRED == (codes.MESSAGE_UNAVAILABLE, codes.REPLY_MESSAGE_UNAVAILABLE)
+
+
+def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
+    source = inspect.getsource(private.sql_corestate)
+    assert private.sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30 and "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
+
+
 def test_the_executor_asks_get_executor():
     assert "get_executor(" in inspect.getsource(private.run_superexec.run_superexec)
     for name in ("get_eligible_capacity", "launch", "reconcile", "close"):
@@ -37,6 +52,33 @@ def test_the_executor_asks_get_executor():
 def test_a_message_is_worked_on_by_run_clientapp_with_an_exchangeable_app():
     source = inspect.getsource(private.run_clientapp.run_clientapp)
     assert "get_load_client_app_fn(" in source and "install_from_fab(" in source
+
+
+def test_pieces_of_messages_are_pulled_by_functions_that_take_other_waits():
+    pullers = (private.start_client_internal.pull_objects, private.http_grid.pull_objects)
+    for pull in (*pullers, private.run_clientapp.pull_and_inflate_object_from_tree):
+        known = inspect.signature(pull).parameters
+        assert {"initial_backoff", "backoff_cap", "max_time"} <= known.keys() and known["initial_backoff"].default == 1
+    assert "pull_objects(" in inspect.getsource(private.http_grid.HttpGrid.pull_messages)
+    assert "except ObjectPullError" in inspect.getsource(private.http_grid.HttpGrid.pull_messages)
+    assert "pull_and_inflate_object_from_tree(" in inspect.getsource(private.run_clientapp.pull_task_input)
+
+
+def test_the_serverapps_program_reads_its_arguments():
+    source = inspect.getsource(importlib.import_module("flwr.superlink.cli.flwr_serverapp"))
+    for flag in ("--runtime-api-address", "token", "root_certificates", "parent_pid"):
+        assert flag in source
+
+
+def test_a_piece_that_never_comes_is_given_up():
+    """Flower's function, with our waits: an error after the time we set, and not after two hours."""
+
+    def missing(object_id):
+        raise ObjectUnavailableError(object_id)
+
+    pull = private._quick(private.http_grid.pull_objects, max_time=0.2)
+    with pytest.raises(ObjectPullError):
+        pull(["a", "b"], missing)
 
 
 def test_the_superlinks_database_reads_its_patience_where_we_set_it():
@@ -58,6 +100,96 @@ def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
     paced.sleep(0.5)
     paced.sleep(3)
     assert slept[-2:] == pytest.approx([0.03, 0.1]) and paced.monotonic() > 0
+
+
+@pytest.fixture
+def memory(identity):
+    """A SuperNode's memory, made as Flower makes it."""
+    private.nodestate_factory.InMemoryNodeState = private.AnsweringNodeState
+    try:
+        return private.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
+    finally:
+        private.nodestate_factory.InMemoryNodeState = private.InMemoryNodeState
+
+
+def received(memory, number):
+    """A message as the SuperNode's loop stores one, and the id of its task, which runs."""
+    message = Message(RecordDict(), 1, "train")
+    message.metadata.__dict__["_message_id"] = f"message-{number}"
+    task = memory.create_task(task_type=private.TaskType.CLIENT_APP, run_id=message.metadata.run_id)
+    memory.store_message(message)
+    assert memory.claim_task(task) and memory.activate_task(task)
+    return message, task
+
+
+def replies(memory):
+    return memory.get_messages_legacy(is_reply=True)
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_a_clients_process_that_ended_without_an_answer_is_answered_for(memory, fetched):
+    message, task = received(memory, 1)
+    if fetched:
+        assert len(memory.get_messages_legacy(is_reply=False)) == 1
+    assert memory.finish_task(task, "failed", "killed")
+    (reply,) = replies(memory)
+    assert reply.has_error() and reply.metadata.reply_to_message_id == message.metadata.message_id
+    assert not replies(memory)
+
+
+def test_one_that_failed_with_an_answer_is_not_answered_for_again(memory):
+    message, task = received(memory, 1)
+    memory.get_messages_legacy(is_reply=False)
+    answer(memory, message, "own")
+    memory.finish_task(task, "failed", "later")
+    assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
+
+
+def test_one_that_fails_late_does_not_answer_the_next_message(memory):
+    first, task = received(memory, 1)
+    memory.delete_messages(message_ids=[first.metadata.message_id])  # as when its answer was sent
+    received(memory, 2)
+    memory.finish_task(task, "failed", "late")
+    assert not replies(memory)
+
+
+def answer(memory, message, name):
+    """The reply of a client's process."""
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = name
+    memory.store_message(reply)
+
+
+def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(memory):
+    """As when a run is stopped while its message arrives: the loop forgets it, its process answers later."""
+    given_up, _ = received(memory, 1)
+    message, _ = received(memory, 2)
+    assert [m.metadata.message_id for m in memory.get_messages_legacy(is_reply=False)] == ["message-2"]
+    answer(memory, given_up, "late")
+    assert not replies(memory)
+    answer(memory, message, "own")
+    assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
+
+
+def test_a_reply_that_was_there_before_the_next_message_is_gone_with_it(memory):
+    given_up, _ = received(memory, 1)
+    answer(memory, given_up, "late")
+    received(memory, 2)
+    assert not replies(memory)
+
+
+def test_what_is_done_is_not_kept(memory):
+    for number in range(20):
+        message, task = received(memory, number)
+        answer(memory, message, f"reply-{number}")
+        memory.finish_task(task, "completed", "")
+    assert len(memory.task_store) == 1 and len(memory.msg_store) <= 2
+    assert not memory.finish_task(task - 1, "failed", "late")
+
+
+def test_one_that_ended_well_needs_no_answer(memory):
+    _, task = received(memory, 1)
+    assert memory.finish_task(task, "completed", "") and not replies(memory)
 
 
 def test_a_node_runs_its_own_code_and_only_with_its_own_version():

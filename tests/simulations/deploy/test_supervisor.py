@@ -72,8 +72,11 @@ def test_it_starts_again_what_ends_and_stops_everything(supervised):
     (folder / "go").touch()
     until(lambda: "later" in table(folder), what="the process that waits")
     steady = table(folder)["steady"]["pid"]
+    until(lambda: children(steady), what="its child")
+    orphans = children(steady)
     os.kill(steady, signal.SIGKILL)
     until(lambda: table(folder)["steady"]["pid"] != steady, what="a new one")
+    until(lambda: not any(alive(pid) for pid in orphans), what="the end of what the old one had started")
     until(lambda: children(table(folder)["steady"]["pid"]), what="its child")
     assert stat.S_IMODE((folder / "logs" / "processes.json").stat().st_mode) == 0o600
     assert (folder / "logs" / "quitter.txt").read_text().splitlines()[:2] == ["again", "again"]

@@ -17,6 +17,7 @@ from tests.simulations.deploy.federation import Federation, free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
 USERS = ("zoe-qv81xk", "yan-77hhtz")  # names, ratings and times that stand nowhere else
+OVERRIDES = ("sampler.cohort=2", "evaluation.final-users=1", "step.epochs=2", "rounds=3", "seed=3")
 RATINGS, TIME = ("4.625", "3.375"), 1234567000
 
 
@@ -52,9 +53,8 @@ def recorded(small, tmp_path_factory):
             own = made.path / f"own-{number}.csv"
             own.write_text("\n".join(["user,item,rating,time,part", *lines]) + "\n")
             made.client(number, "--data", str(own), superlink=f"localhost:{port}")
-        until(lambda: made.online() == 2, timeout=180, what="two clients")
-        overrides = ("sampler.cohort=2", "evaluation.final-users=1", "step.epochs=2", "rounds=3", "seed=3")
-        made.status, made.output = made.run("traffic", *overrides, timeout=400)
+        until(lambda: made.online() == 2, what="two clients")
+        made.finished, made.why = made.run("traffic", *OVERRIDES)
         made.records, made.port = records, port
         yield made
     finally:
@@ -67,8 +67,7 @@ def bodies(made, ending):
 
 def test_the_recording_is_of_the_whole_training(recorded):
     """Else the search below would find nothing for a bad reason: the trained sums must be in it, byte for byte."""
-    said = recorded.output + recorded.log("traffic")
-    assert recorded.status == 0 and recorded.rounds("traffic") == 3, said
+    assert recorded.finished and recorded.rounds("traffic") == 3, recorded.why
     sent = b"".join(bodies(recorded, "request").values())
     received = b"".join(bodies(recorded, "answer").values())
     for name, value in recorded.parameters("traffic").items():
@@ -121,10 +120,8 @@ def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
 
 def test_replayed_messages_change_nothing(recorded):
     """Every call that a node made is made again, with its own signature, while a second run with the same seed runs."""
-    run = recorded.start_run(
-        "replayed", "sampler.cohort=2", "evaluation.final-users=1", "step.epochs=2", "rounds=3", "seed=3"
-    )
-    until(lambda: recorded.rounds("replayed") >= 1, timeout=180, what="a round")
+    run = recorded.start_run("replayed", *OVERRIDES)
+    until(lambda: recorded.rounds("replayed") >= 1, what="a round")
     context = ssl.create_default_context(cafile=str(recorded.deployment.authority))
     statuses = []
     with httpx.Client(base_url=f"https://localhost:{recorded.deployment.settings.port}", verify=context) as enemy:
@@ -133,7 +130,8 @@ def test_replayed_messages_change_nothing(recorded):
             headers = {k: v for k, v in about["headers"].items() if k not in ("host", "content-length")}
             body = file.with_suffix(".request").read_bytes()
             statuses.append(enemy.post(about["path"], content=body, headers=headers, timeout=30).status_code)
-    recorded.finish(run, 300)
+    finished, why = recorded.wait_for(run)
+    assert finished, why
     assert len(statuses) > 10
     assert recorded.rounds("replayed") == 3
     for name, value in recorded.parameters("traffic").items():
