@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The share of a round that is not local training.
+
+    python benchmarks/overhead.py --cohort 100 --items 3706 --rounds 20 [--json OUT]
+
+The work of `benchmarks/simulation.py` on the Ray engine, with a local step that notes how long each node trains: the
+drawing of batches, the making of blocks and the training itself. A round lasts at least as long as its slowest node
+trains; whatever it lasts longer is overhead, and so is what a node does besides. Medians over the rounds but the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.workload import experiment  # noqa: E402
+from clients.steps.sgd import Sgd  # noqa: E402
+from fedrec.cohort.batches import Batches  # noqa: E402
+from fedrec.cohort.block import Block  # noqa: E402
+from fedrec.cohort.trained import Trained  # noqa: E402
+from fedrec.data.population import ClientData  # noqa: E402
+from server.callbacks.base import Callback  # noqa: E402
+from simulations.runner import run  # noqa: E402
+
+NOTES = "FEDREC_OVERHEAD_NOTES"  # names the file that the nodes, processes of their own, write to
+
+
+class TimedSgd(Sgd):
+    """`sgd`, and a line per piece of work in the file that the environment names: process, begin and seconds."""
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """See `CohortStep.batches`."""
+        with _noted():
+            return super().batches(data, random)
+
+    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
+        """See `CohortStep.block`."""
+        with _noted():
+            return super().block(users, batches, device)
+
+    def train_block(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Trained:
+        """See `CohortStep.train_block`."""
+        with _noted():
+            return super().train_block(parameters, block, own)
+
+
+@contextmanager
+def _noted() -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    with open(os.environ[NOTES], "a") as file:
+        file.write(f"{os.getpid()} {begun} {time.monotonic() - begun}\n")
+
+
+class Clock(Callback):
+    """When each round ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_start(self, run: Any, first_round: int, rounds: int) -> None:
+        """See `Callback.on_start`."""
+        self.ends.append(time.monotonic())
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """See `Callback.after_round`."""
+        self.ends.append(time.monotonic())
+        return False
+
+
+def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
+    """Median seconds of a round and of its slowest node's training, and the share that is overhead."""
+    work, clock = experiment(cohort, items, rounds, "ray"), Clock()
+    step = work.step.model_copy(update={"name": "benchmarks.overhead:TimedSgd"})
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        os.environ[NOTES] = str(notes)
+        os.environ["PYTHONPATH"] = str(ROOT)
+        run(work.model_copy(update={"step": step}), output=Path(folder) / "run", callbacks=[clock])
+        lines = [line.split() for line in notes.read_text().splitlines()]
+    whole, training = [], []
+    for begin, end in zip(clock.ends[1:], clock.ends[2:], strict=False):
+        by_node: dict[str, float] = defaultdict(float)
+        for process, begun, seconds in lines:
+            if begin <= float(begun) < end:
+                by_node[process] += float(seconds)
+        whole.append(end - begin)
+        training.append(max(by_node.values()))
+    shares = [1 - local / round_ for local, round_ in zip(training, whole, strict=True)]
+    return {
+        "round_seconds": statistics.median(whole),
+        "training_seconds": statistics.median(training),
+        "overhead": statistics.median(shares),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--items", type=int, default=3706)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = measure(given.cohort, given.items, given.rounds)
+    print(
+        f"M={given.cohort}, {given.items:,} items, {given.rounds - 1} rounds: {found['round_seconds']:.3f} s a round, "
+        f"{found['training_seconds']:.3f} s of local training on the slowest node, {found['overhead']:.1%} overhead"
+    )
+    if given.json:
+        given.json.write_text(json.dumps({"cohort": given.cohort, "items": given.items, **found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
