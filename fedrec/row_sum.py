@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import torch
 
 from fedrec.shared import SharedArray
 
@@ -108,7 +109,8 @@ class RowAccumulator:
         self._slots[fresh] = np.arange(self._used, self._used + len(fresh))
         self._rows[self._used : self._used + len(fresh)] = fresh
         self._used += len(fresh)
-        np.add.at(self._values, self._slots[rows], values)
+        slots = torch.from_numpy(self._slots[rows])
+        torch.from_numpy(self._values).index_add_(0, slots, torch.from_numpy(values))  # in order, and soon done
 
     def total(self) -> RowSum:
         """The sum so far."""

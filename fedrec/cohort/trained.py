@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 
+_FEW = 2**13  # numbers: a float64 copy of all clients' costs less than an operation for each
+
 
 @dataclass(frozen=True, eq=False)
 class Trained:
@@ -69,8 +71,13 @@ class Trained:
         for name, value in self.values.items():
             if name in names and name not in self.item_tables:
                 total = self.start[name].double() * -float(shares.sum())
+                if value[0].numel() < _FEW:
+                    counted = shares.nonzero()[:, 0]  # of a client that does not count even NaN may not enter
+                    own = shares[counted].to(value.device).view(-1, *[1] * (value.dim() - 1))
+                    sums[name] = total.add_((value[counted.to(value.device)].double() * own).sum(0))
+                    continue
                 for place, share in enumerate(shares.tolist()):
-                    if share:  # of a client that does not count even NaN may not enter
+                    if share:
                         total.add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
                 sums[name] = total
         return sums
