@@ -17,7 +17,7 @@ from fedrec.privacy import explain
 from fedrec.privacy.accounting import Accountant, Report
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.events import Event
+from fedrec.privacy.events import Event, Volunteered
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.sampling import FixedSize, Full
 from fedrec.wire import Presence
@@ -35,11 +35,13 @@ class PhasePlans:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's parts.
         order: phase of each round of the experiment, the first one first.
+        volunteers: by phase without noise, in words, who alone is learned from in it and has agreed to that.
     """
 
     config: PrivacyConfig
     plans: dict[str, Plan]
     order: tuple[str, ...]
+    volunteers: dict[str, str]
 
     @classmethod
     def of(cls, experiment: Experiment, config: PrivacyConfig, strategy: CohortStrategy) -> PhasePlans:
@@ -64,7 +66,8 @@ class PhasePlans:
             )
             for phase, part in strategy.parts.items()
         }
-        return cls(config, plans, order)
+        volunteers = {phase: who for phase, who in strategy.volunteers.items() if not config.covers(phase)}
+        return cls(config, plans, order, volunteers)
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
@@ -92,11 +95,12 @@ class PhasePlans:
     @property
     def budget(self) -> float | None:
         """Epsilon that no round may exceed; none where a phase runs without noise, which no budget pays for."""
-        covered = all(self.config.covers(phase) for phase in self.plans)
-        return next(iter(self.plans.values())).budget if covered else None
+        return None if self._uncovered else next(iter(self.plans.values())).budget
 
     def event(self, phase: str) -> Event:
         """What one round of a phase costs."""
+        if phase in self.volunteers:
+            return Volunteered(self.volunteers[phase], phase)
         return self.plans[phase].event(phase)
 
     def paid_rounds(self) -> int:
@@ -116,13 +120,16 @@ class PhasePlans:
 
     def report(self, accountant: Accountant) -> Report:
         """What has been counted, with the best known attack and everything that the number does not say."""
-        said = dict.fromkeys(line for plan in self.plans.values() for line in caveats(plan))
+        others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
+        said = dict.fromkeys(line for plan in others for line in caveats(plan))
         return accountant.epsilon(self.delta, attack=self._attackable, caveats=said)
 
     def lines(self, report: Report) -> list[str]:
         """A report in plain words."""
         said = explain.lines(report, self.config.adjacency)
-        uncovered = [phase for phase in self.plans if not self.config.covers(phase)]
+        for phase, who in self.volunteers.items():
+            said.insert(1, f"Phase {phase} has no noise and learns from {who}: nothing is guaranteed to them.")
+        uncovered = self._uncovered
         for phase, value in report.phases.items():
             if uncovered and self.config.covers(phase):
                 said.insert(1, f"Epsilon of phase {phase!r} given what {', '.join(uncovered)} released: {value:.4g}.")
@@ -135,10 +142,15 @@ class PhasePlans:
             plan, noisy = self.plans[phase], self.config.covers(phase)
             yield (
                 f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; "
-                + (_noise(plan) if noisy else "no noise, so nothing is guaranteed for what it learns from.")
+                + (_noise(plan) if noisy else "no noise, so nothing is guaranteed to those whose data it learns from.")
             )
         if paid < len(self.order):
             yield f"The budget of epsilon {self.budget:g} pays for {paid} of {len(self.order)} rounds."
+
+    @property
+    def _uncovered(self) -> list[str]:
+        """Phases that learn without noise from those who have not agreed to it."""
+        return [phase for phase in self.plans if not self.config.covers(phase) and phase not in self.volunteers]
 
     def _accountant(self, rounds: int) -> Accountant:
         accountant = Accountant(self.config.backend)

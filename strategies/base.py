@@ -117,6 +117,11 @@ class CohortStrategy(Strategy):
         """The strategies that do the work, by the phase that each is for; this one, unless it has others inside."""
         return {self.phase(1): self}
 
+    @property
+    def volunteers(self) -> dict[str, str]:
+        """By phase, in words, who alone is learned from in it and has agreed that it be without noise; none here."""
+        return {}
+
     @abstractmethod
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least one client.

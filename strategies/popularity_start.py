@@ -106,6 +106,11 @@ class PopularityStart(CohortStrategy):
         """See `CohortStrategy.parts`."""
         return {POPULARITY: self.counting, **self.main.parts}
 
+    @property
+    def volunteers(self) -> dict[str, str]:
+        """See `CohortStrategy.volunteers`: the other strategy's."""
+        return self.main.volunteers
+
     def strategy_of(self, round_number: int) -> CohortStrategy:
         """The strategy of a round."""
         return self.counting if round_number == 1 else self.main

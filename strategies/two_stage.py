@@ -106,6 +106,17 @@ class TwoStage(CohortStrategy):
         """See `CohortStrategy.parts`."""
         return self.stages
 
+    @property
+    def volunteers(self) -> dict[str, str]:
+        """See `CohortStrategy.volunteers`: those of stage one, unless it has everybody."""
+        count = len(self.stages[STAGE_ONE].cohorts.clients)
+        words = {
+            "opted-in": f"{count} clients who opted in",
+            "public": f"{count} clients whose data are public, and who are in no other stage",
+        }
+        kind = self.config.stage_one.clients
+        return {} if kind == "all" else {STAGE_ONE: words[kind]}
+
     def strategy_of(self, round_number: int) -> CohortStrategy:
         """The strategy of a round's stage."""
         return self.stages[self.phase(round_number)]

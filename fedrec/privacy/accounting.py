@@ -2,7 +2,8 @@
 """The accountant: counts events, and says what they cost together.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of each phase is still
-told, as what that phase would cost if everything else were public.
+told, as what that phase would cost if everything else were public. `Volunteered` events cost nothing: the total is that
+of everybody else, and no epsilon is told of their phase.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.backends.base import Backend
-from fedrec.privacy.events import Event, NonPrivate, Release, from_record, to_record
+from fedrec.privacy.events import Event, NonPrivate, Release, Volunteered, from_record, to_record
 from fedrec.registry import Kind, resolve
 
 BACKEND = Kind("accountant", "fedrec.privacy.backends", "fedrec.privacy.backends.base:Backend")
@@ -33,7 +34,7 @@ class Report:
         method: how it was found, in words.
         order: Rényi order at which it was found; None for other methods.
         attack: epsilon that the best known attack reaches, a lower bound; None when it was not asked for.
-        phases: epsilon of each phase alone.
+        phases: epsilon of each phase alone; without those that learned from volunteers only.
         events: number of events.
         caveats: what the number does not say, in words.
     """
@@ -83,8 +84,9 @@ class Accountant:
         """
         _check(delta)
         epsilon, order = self._bound(self._counts, delta)
-        phases = {phase: self._bound(self._of(phase), delta)[0] for phase in self.phases[1:] and self.phases}
-        phases = phases or dict.fromkeys(self.phases, epsilon)
+        told = [phase for phase in self.phases if not self._of_volunteers(phase)]
+        phases = {phase: self._bound(self._of(phase), delta)[0] for phase in told[1:] and told}
+        phases = phases or dict.fromkeys(told, epsilon)
         reached = None
         if attack:
             from fedrec.privacy.backends.pld import attack_epsilon
@@ -104,6 +106,8 @@ class Accountant:
         _refuse_mixed([*self._counts, event])
         if self._not_private(self._counts):
             return np.full(len(numbers), math.inf)
+        if isinstance(event, Volunteered):
+            return np.full(len(numbers), self._bound(self._counts, delta)[0])
         if isinstance(event, NonPrivate):
             return np.where(numbers > 0, math.inf, self._bound(self._counts, delta)[0])
         return self.backend.epsilons(releases_of(self._counts), event.release, numbers, delta)
@@ -130,6 +134,9 @@ class Accountant:
             accountant.step(from_record(entry["event"]), entry["count"])
         return accountant
 
+    def _of_volunteers(self, phase: str) -> bool:
+        return all(isinstance(event, Volunteered) for event in self._of(phase))
+
     def _of(self, phase: str) -> dict[Event, int]:
         return {event: count for event, count in self._counts.items() if event.phase == phase}
 
@@ -148,13 +155,13 @@ def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
     """How often each release took place, over all phases; events without noise are not among them."""
     releases: Counter[Release] = Counter()
     for event, count in counts.items():
-        if not isinstance(event, NonPrivate) and count:
+        if not isinstance(event, NonPrivate | Volunteered) and count:
             releases[event.release] += count
     return dict(releases)
 
 
 def _refuse_mixed(events: Iterable[Event]) -> None:
-    found = {event.adjacency for event in events if not isinstance(event, NonPrivate)}
+    found = {event.adjacency for event in events if not isinstance(event, NonPrivate | Volunteered)}
     if len(found) > 1:
         raise ExperimentError(
             "events under different adjacencies do not add up to a guarantee",

@@ -78,9 +78,9 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
 def _about_the_rest(plan: Plan) -> Iterator[str]:
     if "*" not in plan.config.stages:
         yield (
-            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. Any other stage that learns "
-            "from users' data makes the total infinite; item sequences are users' data, and so is what items have in "
-            "common because of them."
+            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. A stage without makes "
+            "the total infinite for those whose data it learns from; item sequences are users' data, and so is what "
+            "items have in common because of them."
         )
     yield (
         "Not accounted: losses, metrics and numbers of examples that clients report, early stopping, and choosing "

@@ -133,12 +133,30 @@ class NonPrivate:
     release: ClassVar[None] = None
 
 
-Event = GaussianRound | LaplaceRound | QuantileEstimate | NonPrivate
-KINDS: dict[str, type[GaussianRound] | type[LaplaceRound] | type[QuantileEstimate] | type[NonPrivate]] = {
+@dataclass(frozen=True)
+class Volunteered:
+    """Something computed without noise from the data of users who agreed to that, and of nobody else.
+
+    It costs everybody else nothing. For the volunteers the total epsilon is infinite.
+
+    Attributes:
+        who: whose data, in words.
+        phase: stage of the experiment.
+    """
+
+    who: str
+    phase: str = TRAINING
+
+    release: ClassVar[None] = None
+
+
+Event = GaussianRound | LaplaceRound | QuantileEstimate | NonPrivate | Volunteered
+KINDS: dict[str, type[Event]] = {
     "gaussian-round": GaussianRound,
     "laplace-round": LaplaceRound,
     "quantile-estimate": QuantileEstimate,
     "non-private": NonPrivate,
+    "volunteered": Volunteered,
 }
 
 
@@ -146,7 +164,7 @@ def to_record(event: Event) -> dict[str, Any]:
     """An event as a JSON object; `from_record` gives back an equal event."""
     kind = next(name for name, cls in KINDS.items() if isinstance(event, cls))
     record = {"kind": kind, **asdict(event)}
-    if not isinstance(event, NonPrivate):
+    if not isinstance(event, NonPrivate | Volunteered):
         record["sampling"] = samplings.to_record(event.sampling)
     return record
 

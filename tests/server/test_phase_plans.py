@@ -17,6 +17,7 @@ from server.phase_plans import PhasePlans
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
 OPTED_IN = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}, clients='opted-in', share=0.5}}}}"
+PUBLIC = OPTED_IN.replace("opted-in", "public")
 POPULARITY = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
 BIASES = "privacy.phases.popularity={parameters=['item.bias'], noise-factor=1.5}"
 CHEAP = "evaluation.fine-tune.epochs=0"
@@ -40,10 +41,21 @@ def plans(tiny_experiment):
         (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
         (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}", "privacy.stages=['main']"),
         (OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-6}"),
+        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
+        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
         (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
         (*POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=1.0}", BIASES, "privacy.budget=4.0"),
     ],
-    ids=("one phase", "two", "one of two without noise", "opted in", "noise factor", "budget"),
+    ids=(
+        "one phase",
+        "two",
+        "one of two without noise",
+        "opted in, with noise",
+        "opted in",
+        "public",
+        "noise factor",
+        "budget",
+    ),
 )
 def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
     told = plans(*overrides, "rounds=5", CHEAP)
@@ -91,6 +103,22 @@ def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans)
     opted = list(plans(OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, stages=['main']}", "rounds=3").doings())
     assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
     assert opted[1].startswith("Phase main: 1 round, 6 of 18 clients in each; ")
+
+
+@pytest.mark.parametrize(("stages", "others"), [(OPTED_IN, 18), (PUBLIC, 9)], ids=["opted in", "public"])
+def test_a_stage_on_volunteers_costs_everybody_else_nothing(tiny_experiment, run_tiny, stages, others):
+    """The total is that of the main stage alone, among the clients that it draws from; the volunteers are told."""
+    private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+    result = run_tiny(stages, private, "privacy.stages=['main']", "rounds=5", CHEAP)
+    alone = PhasePlans.before_a_run(load(tiny_experiment(), [private, "rounds=3"]), np.arange(others))
+    assert result.rounds["epsilon"].tolist()[:2] == [0.0, 0.0]
+    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(alone.forecast().epsilon)
+    assert any(" no noise and learns from 9 clients who" in line for line in result.privacy)
+    paid = alone.forecast().epsilon * 0.99
+    short = run_tiny(
+        stages, private, "privacy.stages=['main']", f"privacy.budget={paid}", "rounds=5", CHEAP, output="b"
+    )
+    assert len(short.rounds) == 4
 
 
 def test_a_budget_that_ends_the_run_early_is_said(plans):

@@ -55,8 +55,7 @@ def differences(seen: Observations) -> Observations:
     """What is left of a round in which every canary took part, as if along canaries that were absent.
 
     Along canary j the release is `b_j m + noise`, with the same m for all, as all upload the same length. An
-    orthonormal basis of the contrasts between the canaries' `b_j x_j` is free of m, and its noise is as large and as
-    independent.
+    orthonormal basis of the contrasts between the `b_j x_j` is free of m, and its noise is as large and as independent.
     """
     contrasts = (seen.released * seen.signs) @ helmert(seen.released.shape[1]).T
     return Observations(contrasts, np.zeros(contrasts.shape, dtype=bool), np.resize([1, -1], contrasts.shape[1]))

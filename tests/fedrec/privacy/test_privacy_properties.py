@@ -20,6 +20,7 @@ from fedrec.privacy.events import (
     NonPrivate,
     QuantileEstimate,
     Release,
+    Volunteered,
     from_record,
     to_record,
 )
@@ -46,7 +47,8 @@ def releases(draw):
     return kind(*draw(samplings()), draw(multipliers), phase=draw(st.sampled_from(["training", "ssl"])))
 
 
-events = st.one_of(releases(), st.builds(NonPrivate, st.text(max_size=20), st.just("ssl")))
+unprotected = st.sampled_from([NonPrivate, Volunteered])
+events = st.one_of(releases(), unprotected.flatmap(lambda kind: st.builds(kind, st.text(max_size=20), st.just("ssl"))))
 
 
 def epsilon(backend, delta, *counted):
@@ -108,7 +110,7 @@ def test_events_and_state_survive_json_exactly(counted):
     accountant = Accountant()
     for event, count in counted:
         assert from_record(json.loads(json.dumps(to_record(event)))) == event
-        if isinstance(event, NonPrivate) or event.adjacency == "replace-one":
+        if isinstance(event, NonPrivate | Volunteered) or event.adjacency == "replace-one":
             accountant.step(event, count)
     again = Accountant.restored(json.loads(json.dumps(accountant.state)))
     assert again.state == accountant.state
@@ -133,6 +135,21 @@ def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(ba
     assert report.epsilon == math.inf
     assert report.phases == {"ssl": math.inf, "training": alone.epsilon(1e-5).epsilon}
     assert accountant.would_exceed(event, 1e9, 1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_volunteers_cost_everybody_else_nothing(backend):
+    accountant, alone = Accountant(backend), Accountant(backend)
+    event, agreed = GaussianRound(FixedSize(3, 30), "replace-one", 1.5), Volunteered("3 clients who agreed", "ssl")
+    accountant.step(agreed, 7)
+    assert accountant.epsilon(1e-5, attack=True).epsilon == 0.0 and accountant.epsilon(1e-5).phases == {}
+    alone.step(event, 20)
+    accountant.step(event, 20)
+    assert accountant.epsilon(1e-5).epsilon == alone.epsilon(1e-5).epsilon
+    assert accountant.epsilon(1e-5).phases == {"training": alone.epsilon(1e-5).epsilon}
+    assert accountant.epsilons(agreed, [0, 5], 1e-5).tolist() == [alone.epsilon(1e-5).epsilon] * 2
+    accountant.step(NonPrivate("item sequences", "other"))
+    assert accountant.epsilon(1e-5).epsilon == math.inf
 
 
 def test_poisson_after_without_replacement_is_not_merged():
