@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 
 from fedrec import wire
@@ -81,7 +81,7 @@ class DeployedGrid(Grid):
         def push() -> list[str]:
             if timeout is not None:
                 for message in messages:
-                    message.metadata.ttl = time.time() - message.metadata.created_at + timeout
+                    _live(message.metadata, timeout)
             return list(self._grid.push_messages(messages))
 
         return self._patiently(push)
@@ -157,10 +157,10 @@ class DeployedGrid(Grid):
         while True:
             try:
                 return call()
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code < 500 or self._clock() >= until:
+            except Exception as error:
+                if not _passes(error) or self._clock() >= until:
                     raise
-                log.warning("the SuperLink failed (%s); asking again", error.response.status_code)
+                log.warning("the SuperLink failed (%s); asking again", error)
             self._sleep(pause)
             pause = min(2 * pause, 10.0)
 
@@ -169,3 +169,20 @@ class DeployedGrid(Grid):
         left = self._pauses.get(node, 0)
         self._pauses[node] = max(0, left - 1)
         return left == 0 and node in self._there
+
+
+def _live(metadata: Metadata, seconds: float) -> None:
+    """Let a message live for so long from now on; one that does for half of it keeps its lifetime, and so its id.
+
+    A server that has part of a message already, as it was killed while it came, takes the rest under the same id.
+    """
+    age = time.time() - metadata.created_at
+    if not seconds / 2 <= metadata.ttl - age <= seconds:
+        metadata.ttl = age + seconds
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a call may succeed when it is made again: the server failed, or has lost its place in an upload."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    return type(error).__name__ == "ObjectPushError"

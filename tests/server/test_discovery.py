@@ -208,6 +208,25 @@ def test_nodes_that_are_away_are_not_asked():
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
+def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
+    class ObjectPushError(Exception):
+        """As Flower's is called."""
+
+    nodes, fails, lifetimes = Nodes({3: RecordDict()}), [1, 1], []
+    push = nodes.push_messages
+
+    def failing(messages):
+        lifetimes.append([message.metadata.ttl for message in messages])
+        if fails:
+            fails.pop()
+            raise ObjectPushError
+        return push(messages)
+
+    nodes.push_messages = failing
+    assert len(list(nodes.grid().send_and_receive(orders(3), timeout=10.0))) == 1
+    assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]  # Flower's id hangs on it
+
+
 def test_when_nobody_is_there_the_first_to_come_is_waited_for():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away |= {3, 4}

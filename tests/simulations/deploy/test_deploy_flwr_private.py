@@ -9,7 +9,7 @@ import inspect
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedrec import __version__
@@ -34,6 +34,10 @@ def test_the_heartbeats_interval_is_read_where_we_set_it():
 def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
     codes = importlib.import_module("flwr.common.constant").ErrorCode
     assert deployed._EXPIRED == (codes.MESSAGE_UNAVAILABLE, codes.REPLY_MESSAGE_UNAVAILABLE)
+
+
+def test_an_upload_that_lost_its_place_is_begun_again():
+    assert deployed._passes(ObjectPushError("a", 1, "b")) and not deployed._passes(ValueError())
 
 
 def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():

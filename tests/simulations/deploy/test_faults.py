@@ -19,7 +19,7 @@ from simulations.deploy.processes import environment_of
 from tests.simulations.deploy.federation import free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
-SLOW = ("step.epochs=20", "rounds=4", "engine.timeout=180.0")  # a message of about a second of work
+SLOW = ("step.epochs=20", "rounds=4", "engine.timeout=180.0", "engine.max-failures=1.0")  # a second of work
 PRIVATE = (
     "privacy.clip-norm=1.0",
     "privacy.noise-multiplier=1.0",
