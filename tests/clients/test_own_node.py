@@ -186,26 +186,29 @@ def test_a_step_that_an_order_names_is_looked_at_too(load_tiny, shards):
         node.step(Section(name="os:system"))
 
 
+def answer(message, context):
+    """What a deployed node answers, as its server opens it."""
+    return wire.from_the_network(app(message, context).content)
+
+
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
     experiment = load_tiny()
     config = {"data": str(shards[0] / "data.csv"), "catalogue": str(shards[0] / "catalogue.json"), **NUMBERED}
     config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
     run = {"resolved": experiment.model_dump_json(), "run": "r", "deployment": True, "output": "/nowhere"}
     context = Context(1, 2, config, RecordDict(), run)
-    theta = wire.unpack_parameters(app(Message(RecordDict(), 2, wire.INITIAL), context).content)
+    theta = wire.unpack_parameters(answer(Message(RecordDict(), 2, wire.INITIAL), context))
     node = node_of(context)
     assert isinstance(node, OwnNode) and node.private.file == shards[0] / "state" / "private" / "r.sqlite"
     everybody = Population.of(experiment).evaluated_clients("test")
     order = wire.EvaluateOrder(1, everybody)
-    table = wire.unpack_table(
-        app(Message(wire.pack_evaluate(wire.to_record(theta), order), 2, "evaluate"), context).content
-    )
+    table = wire.unpack_table(answer(Message(wire.pack_evaluate(wire.to_record(theta), order), 2, "evaluate"), context))
     assert table.index.tolist() == node.evaluated.tolist() and len(table) < len(everybody)
     assert not [column for column in table if column.startswith(wire.GROUP)]
     order = wire.TrainOrder(1, np.arange(24))
-    answer = app(Message(wire.pack_train(wire.to_record(theta), order), 2, "train"), context).content
-    assert all(type(a).__name__ == "Array" for record in answer.array_records.values() for a in record.values())
-    assert wire.unpack_sum(answer).clients == len(node.training)
+    sent = app(Message(wire.pack_train(wire.to_record(theta), order), 2, "train"), context).content
+    assert all(type(a).__name__ == "Array" for record in sent.array_records.values() for a in record.values())
+    assert wire.unpack_sum(wire.from_the_network(sent)).clients == len(node.training)
 
 
 def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
