@@ -56,6 +56,9 @@ class Trained:
                 total += self._table_powers(name, order).cpu()
             else:
                 start = self.start[name].flatten()
+                if len(start) < _FEW:
+                    total += _powers(value.flatten(1) - start, order).cpu()
+                    continue
                 for place, own in enumerate(value):  # one by one: what fits the processor's caches is twice as fast
                     total[place] += _powers((own.flatten() - start)[None], order)[0].cpu()
         return total.sqrt() if order == 2 else total
