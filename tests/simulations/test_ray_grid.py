@@ -61,20 +61,27 @@ def test_actors_make_the_roster(grid):
     assert roster.nodes == (2, 3) and len(roster.training) == 18
 
 
-def test_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch):
+@pytest.mark.parametrize("large", [True, False])
+def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch, large):
+    """Small ones go with each call."""
     import ray
+
+    from simulations.engines import ray as engine
 
     stored, put = [], ray.put
     monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
+    if large:
+        monkeypatch.setattr(engine, "_INLINE", 0)
     arrays = wire.to_record(theta)
+    expected = [arrays] if large else []
     messages = [training(arrays, node, []) for node in (2, 3)]
     replies = grid.send_and_receive(messages)
-    assert [reply.has_error() for reply in replies] == [False, False] and stored == [arrays]
+    assert [reply.has_error() for reply in replies] == [False, False] and stored == expected
     assert set(messages[0].content) == {"arrays", "config"}
     stored.clear()
     content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})  # as Flower's strategies do
     grid.send_and_receive([Message(content, node, "evaluate") for node in (2, 3)])
-    assert stored == [arrays]
+    assert stored == expected
 
 
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
