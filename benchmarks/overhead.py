@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,13 +29,13 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
 from clients.steps.sgd import Sgd  # noqa: E402
 from fedrec.cohort.batches import Batches  # noqa: E402
 from fedrec.cohort.block import Block  # noqa: E402
 from fedrec.cohort.trained import Trained  # noqa: E402
 from fedrec.data.population import ClientData  # noqa: E402
-from server.callbacks.base import Callback  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 NOTES = "FEDREC_OVERHEAD_NOTES"  # names the file that the nodes, processes of their own, write to
@@ -71,25 +70,9 @@ def _noted() -> Iterator[None]:
         file.write(f"{os.getpid()} {begun} {time.monotonic() - begun}\n")
 
 
-class Clock(Callback):
-    """When each round ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_start(self, run: Any, first_round: int, rounds: int) -> None:
-        """See `Callback.on_start`."""
-        self.ends.append(time.monotonic())
-
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """See `Callback.after_round`."""
-        self.ends.append(time.monotonic())
-        return False
-
-
 def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
     """Median seconds of a round and of its slowest node's training, and the share that is overhead."""
-    work, clock = experiment(cohort, items, rounds, "ray"), Clock()
+    work, clock = experiment(cohort, items, rounds, "ray"), RoundEnds()
     step = work.step.model_copy(update={"name": "benchmarks.overhead:TimedSgd"})
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
@@ -98,7 +81,7 @@ def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
         run(work.model_copy(update={"step": step}), output=Path(folder) / "run", callbacks=[clock])
         lines = [line.split() for line in notes.read_text().splitlines()]
     whole, training = [], []
-    for begin, end in zip(clock.ends[1:], clock.ends[2:], strict=False):
+    for begin, end in clock.spans():
         by_node: dict[str, float] = defaultdict(float)
         for process, begun, seconds in lines:
             if begin <= float(begun) < end:

@@ -15,39 +15,25 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
 from fedrec.experiment import Experiment, load  # noqa: E402
-from server.callbacks.base import Callback  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 PRIVACY = {"clip-norm": 0.5, "noise-multiplier": 1.0, "delta": 1e-5}
 
 
-class Clock(Callback):
-    """When each round ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """See `Callback.after_round`."""
-        self.ends.append(time.monotonic())
-        return False
-
-
 def rounds_of(work: Experiment) -> list[float]:
     """Seconds of each round but the first."""
-    clock = Clock()
+    clock = RoundEnds()
     with tempfile.TemporaryDirectory() as folder:
         run(work, output=Path(folder) / "run", callbacks=[clock])
-    return [end - begin for begin, end in zip(clock.ends, clock.ends[1:], strict=False)]
+    return [end - begin for begin, end in clock.spans()]
 
 
 def main() -> None:
