@@ -11,7 +11,8 @@ compilation (every batch has one padded shape, so nothing is compiled later).
 
 A contestant's figures are medians over its repeats: of cohort / median seconds of a counted round, and of users per
 CPU second (user and system time of the whole process tree) from the begin of the first counted round to the end of the
-last. Memory is the largest proportional set size of the process tree, start included.
+last. Memory is the largest proportional set size of the process tree, start included, in one more run of at most
+three rounds that is not clocked, because looking at memory slows down whoever is looked at.
 
 pfl and FedJAX need environments of their own: `make benchmark-venvs`, see `contestants/commands.py`.
 """
@@ -37,19 +38,20 @@ from benchmarks.watch import TreeWatch  # noqa: E402
 from benchmarks.workload import write  # noqa: E402
 
 WARM_UP = 1
+MEMORY_ROUNDS = 3
 SUM_TOLERANCE = 1e-4  # relative, of the sum of squared parameters after all rounds
 # Relative, of the squared norm of the change in one round. One ReLU that rounding turned over, in one user, made 2e-4;
 # another order of the batches makes 2e-2.
 CHANGE_TOLERANCE = 2e-3
 
 
-def measure(name: str, work: Path, cohort: int, items: int) -> dict[str, Any]:
-    """Run one contestant once; without speeds when the work has no counted round."""
+def measure(name: str, work: Path, cohort: int, items: int, memory: bool = False) -> dict[str, Any]:
+    """Run one contestant once; with its memory instead of its speeds, or with neither when no round is counted."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+", errors="replace") as complained:
         line = command(name, str(work), cohort, items)
         process = subprocess.Popen(line, stdout=said, stderr=complained, env=environment, cwd=ROOT)
-        watch = TreeWatch(process)
+        watch = TreeWatch(process, memory)
         watch.start()
         process.wait()
         watch.join()
@@ -60,16 +62,17 @@ def measure(name: str, work: Path, cohort: int, items: int) -> dict[str, Any]:
         raise SystemExit("\n".join([*trouble[-20:], f"{name} failed with status {process.returncode}: {line}"]))
     report = json.loads(lines[-1])
     counted = report.pop("rounds")[WARM_UP:]
+    if memory:
+        return {**report, "peak_mib": round(watch.peak_mib)}
     return {**report, **(figures(counted, cohort, watch) if counted else {})}
 
 
 def figures(counted: list[tuple[float, float]], cohort: int, watch: TreeWatch) -> dict[str, float]:
-    """Speed by wall clock and by CPU time, and memory."""
+    """Speed by wall clock and by CPU time."""
     cpu = watch.cpu_seconds(counted[0][0], counted[-1][1])
     return {
         "users_per_second": cohort / statistics.median(end - begin for begin, end in counted),
         "users_per_cpu_second": cohort * len(counted) / cpu,
-        "peak_mib": round(watch.peak_mib),
     }
 
 
@@ -80,13 +83,20 @@ def check(names: list[str], folder: Path, cohort: int, items: int) -> dict[str, 
     return {name: measure(name, work, cohort, items)["squared_change"] for name in names}
 
 
+def memory(names: list[str], folder: Path, cohort: int, items: int, rounds: int) -> dict[str, int]:
+    """Contestant -> largest memory of its process tree, MiB."""
+    work = folder / "memory.npz"
+    write(work, cohort, items, min(rounds, MEMORY_ROUNDS))
+    return {name: measure(name, work, cohort, items, memory=True)["peak_mib"] for name in names}
+
+
 def alike(values: Collection[float], tolerance: float) -> bool:
     """Whether positive figures agree but for a relative difference."""
     return max(values) - min(values) <= tolerance * max(values)
 
 
-def summary(runs: dict[str, list[dict[str, Any]]], changes: dict[str, float]) -> dict[str, Any]:
-    """Medians over the repeats, and whether all did the same work."""
+def summary(runs: dict[str, list[dict[str, Any]]], changes: dict[str, float], peaks: dict[str, int]) -> dict[str, Any]:
+    """Medians over the repeats, memory, and whether all did the same work."""
     sums = [run["squared_sum"] for found in runs.values() for run in found]
     speeds = {
         kind: {name: statistics.median(run[kind] for run in found) for name, found in runs.items()}
@@ -94,7 +104,7 @@ def summary(runs: dict[str, list[dict[str, Any]]], changes: dict[str, float]) ->
     }
     return {
         **speeds,
-        "peak_mib": {name: max(run["peak_mib"] for run in found) for name, found in runs.items()},
+        "peak_mib": peaks,
         "equal_results": alike(sums, SUM_TOLERANCE) and alike(changes.values(), CHANGE_TOLERANCE),
         "squared_sums": {name: found[0]["squared_sum"] for name, found in runs.items()},
         "squared_changes_of_one_round": changes,
@@ -119,12 +129,14 @@ def main() -> None:
             command(name, str(work), given.cohort, given.items)  # ends here when one is unknown or not installed
         changes = check(names, Path(folder), given.cohort, given.items)
         print(f"squared change in one round: {changes}", file=sys.stderr, flush=True)
+        peaks = memory(names, Path(folder), given.cohort, given.items, given.rounds)
+        print(f"peak MiB: {peaks}", file=sys.stderr, flush=True)
         write(work, given.cohort, given.items, given.rounds)
         for repeat in range(given.repeats):
             for name in names:
                 runs[name].append(measure(name, work, given.cohort, given.items))
                 print(f"{repeat + 1}/{given.repeats} {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
-    found = summary(runs, changes)
+    found = summary(runs, changes, peaks)
     first = found["users_per_second"][names[0]]
     print(f"M={given.cohort}, {given.items:,} items, {given.repeats} repeats; equal results: {found['equal_results']}")
     for name in names:

@@ -31,6 +31,7 @@ class Total:
         protection: what each client does to its update first.
         source: where a client's own noise comes from.
         round_: the round, which noise is drawn for.
+        device: where trained blocks are; None: the processor.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Total:
         protection: Protection | None,
         source: Source,
         round_: int,
+        device: torch.device | None = None,
     ) -> None:
         self.arrays, self.weighting, self.protection = arrays, weighting, protection
         self.source, self.round = source, round_
@@ -48,7 +50,11 @@ class Total:
         self._noisy = protection is not None and protection.noise_scale > 0  # then on every row
         tables = [] if self._noisy else [name for name in sent if name in item_tables]
         self.tables = {name: RowAccumulator(arrays[name].shape) for name in tables}
-        self.dense = {name: np.zeros(arrays[name].shape) for name in sent if name not in tables}
+        self.dense = {
+            name: torch.zeros(arrays[name].shape, dtype=torch.float64, device=device)
+            for name in sent
+            if name not in tables
+        }
         self.clients, self.weight, self.examples, self.unclipped = 0, 0.0, 0, 0
         self.loss, self.losses = 0.0, 0
 
@@ -76,7 +82,9 @@ class Total:
 
     def sum(self) -> TrainSum:
         """The sums so far, in the parameters' own type; of a table with less than half its rows changed, these rows."""
-        found: dict[str, Change] = {name: value.astype(self.arrays[name].dtype) for name, value in self.dense.items()}
+        found: dict[str, Change] = {
+            name: value.cpu().numpy().astype(self.arrays[name].dtype) for name, value in self.dense.items()
+        }
         for name, table in self.tables.items():
             total, kind = table.total(), self.arrays[name].dtype
             if 2 * len(total.rows) < total.shape[0]:
@@ -101,8 +109,7 @@ class Total:
         return self.protection.clip.factors(norms).tolist()
 
     def _add_sums(self, trained: Outcome, shares: torch.Tensor) -> None:
-        for name, value in trained.dense_sums(shares, self.dense).items():
-            self.dense[name] += value.cpu().numpy()
+        trained.add_dense(self.dense, shares)
         for name in self.tables:
             items, moved, drift = trained.row_sums(name, shares)
             self.tables[name].add(items.cpu().numpy(), moved.cpu().numpy(), drift)
@@ -117,7 +124,7 @@ class Total:
                 rows = np.flatnonzero(value.any(axis=1))
                 self.tables[name].add(rows, value[rows])
             else:
-                self.dense[name] += value
+                self.dense[name] += torch.from_numpy(value).to(self.dense[name].device)
 
     def _count(self, shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]) -> None:
         self.clients += len(shares)

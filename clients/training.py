@@ -47,7 +47,9 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     parameters = to_device(arrays, node.device)
     asked = node.training if order.clients is None else np.sort(order.clients)
     clients = permitted(node.uploads, step, asked, order.round)
-    total = Total(arrays, node.model.item_tables, order.weighting, order.protection, node.noise, order.round)
+    total = Total(
+        arrays, node.model.item_tables, order.weighting, order.protection, node.noise, order.round, node.device
+    )
     untouched = watch_plug_in(step, arrays)
     for worker, part in step.assign(clients):
         if in_blocks(worker, node, parameters):

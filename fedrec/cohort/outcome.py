@@ -33,8 +33,8 @@ class Outcome(Protocol):
         """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters; None: of all."""
         ...
 
-    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
-        """Sum over the clients of share times update, `float64`, of the named parameters that are no tables."""
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add share times update of every client to the `float64` totals of parameters that are no item tables."""
         ...
 
     def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -63,27 +63,26 @@ class Trained:
                     total[place] += _powers((own.flatten() - start)[None], order)[0].cpu()
         return total.sqrt() if order == 2 else total
 
-    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
-        """Sum over the clients of share times update, `float64`, of those of the named parameters that are no tables.
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add, over the clients, share times update of parameters that are no item tables.
 
         Args:
+            totals: `float64` by parameter, of the parameter's shape, which are added to; those that did not change may
+                be among them.
             shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
-            names: the parameters that are wanted.
         """
-        sums = {}
-        for name, value in self.values.items():
-            if name in names and name not in self.item_tables:
-                total = self.start[name].double() * -float(shares.sum())
-                if value[0].numel() < _FEW:
-                    counted = shares.nonzero()[:, 0]  # of a client that does not count even NaN may not enter
-                    own = shares[counted].to(value.device).view(-1, *[1] * (value.dim() - 1))
-                    sums[name] = total.add_((value[counted.to(value.device)].double() * own).sum(0))
-                    continue
-                for place, share in enumerate(shares.tolist()):
-                    if share:
-                        total.add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
-                sums[name] = total
-        return sums
+        counted = [(place, share) for place, share in enumerate(shares.tolist()) if share]
+        for name in (name for name in self.values if name in totals):
+            total, value = totals[name], self.values[name]
+            if total.numel() < _FEW:
+                places = torch.tensor([place for place, _ in counted], dtype=torch.int64, device=value.device)
+                own = shares.to(value.device)[places]
+                moved = value.flatten(1)[places].sub_(self.start[name].flatten())
+                total.view(-1).addmv_(moved.double().T, own)
+                continue
+            total.add_(self.start[name], alpha=-sum(share for _, share in counted))
+            for place, share in counted:
+                total.add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
 
     def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
         """The same of an item table, by rows.
@@ -97,12 +96,11 @@ class Trained:
             times drifts, which is how often the table itself is to be added, to every row.
         """
         drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
-        real = self._real() & (shares != 0).to(self.block.touched.device)[:, None]
-        items = self.block.touched[real]
-        rows = self.start[name][items].double()
-        client = real.nonzero()[:, 0]
-        moved = (self.values[name][real].double() - rows) * shares.to(client.device)[client, None]
-        return items, moved - rows * drifts.to(client.device)[client, None], float(drifts.sum())
+        items, client, moved = self._moved(name, shares != 0)
+        total = moved.double().mul_(shares.to(client.device)[client, None])
+        if drifts.any():
+            total -= self.start[name][items].double() * drifts.to(client.device)[client, None]
+        return items, total, float(drifts.sum())
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size."""
@@ -119,21 +117,30 @@ class Trained:
         count = self.block.touched_counts[place]
         return self.block.touched[place, :count], count
 
-    def _real(self) -> Tensor:
-        """`bool [C, R]`: which rows of the compact tables are no padding."""
-        counts = torch.tensor(self.block.touched_counts)
-        return (torch.arange(self.block.touched.shape[1]) < counts[:, None]).to(self.block.touched.device)
+    def _moved(self, name: str, counted: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """What clients changed in the rows they touched: items `int64 [n]`, places of clients `int64 [n]`, `[n, d]`.
+
+        Args:
+            name: an item table.
+            counted: `bool [C]`, the clients that are wanted; None: all.
+        """
+        width = self.block.touched.shape[1]
+        real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]  # the others are padding
+        wanted = real if counted is None else real & counted.cpu()[:, None]
+        places = wanted.flatten().nonzero()[:, 0].to(self.block.touched.device)
+        items = self.block.touched.flatten()[places]
+        moved = self.values[name].flatten(0, 1).index_select(0, places)
+        return items, places // width, moved.sub_(self.start[name].index_select(0, items))
 
     def _table_powers(self, name: str, order: int) -> Tensor:
         """`float64 [C]`: sum over a table's coordinates of the change's square (order 2) or magnitude (1)."""
-        real = self._real()
-        items, client = self.block.touched[real], real.nonzero()[:, 0]
-        rows, drift = self.start[name][items], (self.untouched.double() - 1).to(client.device)
+        items, client, moved = self._moved(name)
+        drift = (self.untouched.double() - 1).to(client.device)
         total = torch.zeros(len(self.block), dtype=torch.float64, device=client.device)
-        total.index_add_(0, client, _powers(self.values[name][real] - rows, order))
+        total.index_add_(0, client, _powers(moved, order))
         if (drift != 0).any():
             rest = _powers(self.start[name], order).sum() - torch.zeros_like(total).index_add_(
-                0, client, _powers(rows, order)
+                0, client, _powers(self.start[name][items], order)
             )
             total += torch.where(drift != 0, drift.abs() ** order * rest, 0.0)
         return total

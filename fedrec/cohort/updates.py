@@ -40,16 +40,12 @@ class Updates:
                 total += torch.linalg.vector_norm(change.flatten(1), order, dim=1, dtype=torch.float64).cpu() ** order
         return total.sqrt() if order == 2 else total
 
-    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
-        """See `Outcome.dense_sums`."""
-        sums = {}
-        for name in names:
-            if name in self.changes:
-                sums[name] = torch.zeros_like(self.start[name], dtype=torch.float64)
-                for place, share in enumerate(shares.tolist()):
-                    if share:  # of a client that does not count even NaN may not enter
-                        sums[name].add_(self.changes[name][place], alpha=share)
-        return sums
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """See `Outcome.add_dense`."""
+        for name in (name for name in self.changes if name in totals):
+            for place, share in enumerate(shares.tolist()):
+                if share:  # of a client that does not count even NaN may not enter
+                    totals[name].add_(self.changes[name][place], alpha=share)
 
     def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
         """See `Outcome.row_sums`; never asked for.
@@ -95,17 +91,15 @@ class FactoredUpdates:
                 total += outer**order
         return total.sqrt() if order == 2 else total
 
-    def dense_sums(self, shares: Tensor, names: Collection[str]) -> dict[str, Tensor]:
-        """See `Outcome.dense_sums`."""
-        sums = {name: torch.zeros_like(self.start[name], dtype=torch.float64) for name in names}
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """See `Outcome.add_dense`."""
         for layer, (inputs, outputs) in self.factors.items():
             own = shares.to(outputs.device)[:, None]
             weighted = torch.where(own != 0, own * outputs.double(), 0.0)  # of who does not count not even NaN enters
-            if f"{layer}.weight" in names:
-                sums[f"{layer}.weight"] = torch.where(own != 0, inputs.double(), 0.0).T @ weighted
-            if f"{layer}.bias" in names:
-                sums[f"{layer}.bias"] = weighted.sum(0)
-        return sums
+            if f"{layer}.weight" in totals:
+                totals[f"{layer}.weight"].addmm_(torch.where(own != 0, inputs.double(), 0.0).T, weighted)
+            if f"{layer}.bias" in totals:
+                totals[f"{layer}.bias"].add_(weighted.sum(0))
 
     def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
         """See `Updates.row_sums`."""

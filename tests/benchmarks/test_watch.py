@@ -72,7 +72,7 @@ def test_an_orphan_of_a_real_tree_is_counted():
     middle += f"subprocess.Popen([sys.executable, '-c', {burn!r}, str(os.getpid())])\nsys.stdin.read()"
     root = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}], stdout=subprocess.PIPE)"
     process = subprocess.Popen([sys.executable, "-c", root], stdin=subprocess.PIPE)
-    tree = watch.TreeWatch(process)
+    tree = watch.TreeWatch(process, memory=True)
     tree.start()
     while len(tree._ticks) < 3 and process.poll() is None:
         time.sleep(0.01)
