@@ -18,7 +18,7 @@ demo: $(VENV)/.installed  ## PrivRec on the embedded synthetic dataset, offline:
 test: $(VENV)/.installed-test  ## The test suite; FEDREC_DATA=FOLDER adds the tests on real data
 	$(BIN)/pytest $(ARGS)
 
-deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about half an hour)
+deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about ten minutes)
 	$(BIN)/pytest -m deployment --timeout=1800 $(ARGS)
 
 lint: $(VENV)/.installed-test  ## Style and types
