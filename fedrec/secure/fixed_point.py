@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are sums.
+
+A number x is round(x * 2^bits), negative ones as two's complement. Of n nodes each may bring no more than
+(2^63 - 1) / n in absolute value, so that no sum of theirs wraps around. A node whose numbers are larger refuses: a sum
+that wrapped around would look like any other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedrec.errors import ClientError, ExperimentError
+
+_LARGEST = 2**63 - 1
+_MOST_BITS = 100
+
+
+def limit(nodes: int) -> int:
+    """Largest absolute value, as an integer, that each of so many nodes may bring."""
+    return _LARGEST // nodes
+
+
+def bits_for(bound: float, nodes: int) -> int:
+    """The most binary digits behind the point with which each of `nodes` can bring numbers up to `bound`.
+
+    Args:
+        bound: largest absolute value of a number of one node, > 0.
+        nodes: number of nodes, at least 1.
+
+    Returns:
+        Between 0 and 100; the step of the fixed point is 2^-bits.
+
+    Raises:
+        ExperimentError: not even whole numbers have room.
+    """
+    if not 0 < bound < math.inf or (found := math.floor(math.log2(limit(nodes) / bound))) < 0:
+        raise ExperimentError(
+            "secure aggregation has no room for numbers that large",
+            expected=f"a bound above 0 and at most {float(limit(nodes)):.3g}, with {nodes} nodes",
+            got=f"{bound:.6g}",
+            fix="lower secure-aggregation.largest, or privacy.clip-norm",
+        )
+    return min(found, _MOST_BITS)
+
+
+def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
+    """Numbers as integers modulo 2^64.
+
+    Args:
+        values: `float64 [n]`.
+        bits: binary digits behind the point.
+        nodes: number of nodes whose numbers are added.
+
+    Returns:
+        `uint64 [n]`, each within half a step of its value.
+
+    Raises:
+        ClientError: a value is not finite or has no room. The value is not told, as the server reads the error.
+    """
+    scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))
+    if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
+        raise ClientError(
+            "a sum of updates is too large for secure aggregation",
+            expected=f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value",
+            got="a larger one, or none",
+            fix="raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower step.learning-rate",
+        )
+    return scaled.astype(np.int64).view(np.uint64)
+
+
+def decoded(integers: np.ndarray, bits: int) -> np.ndarray:
+    """`float64 [n]` of sums of `encoded` numbers, `uint64 [n]`; exact up to float64's own 53 digits."""
+    return np.ldexp(integers.view(np.int64).astype(np.float64), -bits)
+
+
+def _representable(most: int) -> float:
+    """The largest float64 that is not above an integer."""
+    found = float(most)
+    return found if int(found) <= most else math.nextafter(found, 0.0)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that two nodes agree on without telling anybody, and masks made of them (Bonawitz et al. 2017, section 4).
+
+A node's masked numbers are x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), modulo 2^64: b_u is a seed
+of its own, s_uv what u and v agree on by X25519 and HKDF-SHA256, PRG the keystream of ChaCha20. In the sum of all nodes
+the pairwise masks cancel. Every secret is for one session, which is one attempt at one round.
+
+Where this differs from the paper: secrets are 128-bit seeds that keys are derived from, so that each fits one Shamir
+share; mask keys are made anew for each session instead of once, because a key that was recovered from shares after its
+node dropped out would unmask the earlier rounds of that node.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedrec.secure.words import KEY_BYTES, SEED_BYTES
+
+_NONCE = bytes(16)  # every key is used for one keystream
+
+
+def fresh_seed() -> bytes:
+    """128 bits from the operating system's generator."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def derived(secret: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes for one purpose (HKDF-SHA256)."""
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedrec secure aggregation: " + purpose).derive(
+        secret
+    )
+
+
+def key_of(seed: bytes) -> X25519PrivateKey:
+    """The private mask key of a seed."""
+    return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
+
+
+def public_of(key: X25519PrivateKey) -> bytes:
+    """Its public key, 32 bytes."""
+    return key.public_key().public_bytes_raw()
+
+
+def commitment_of(seed: bytes) -> bytes:
+    """What a seed is recognised by, 32 bytes, and cannot be found from."""
+    digest = Hash(SHA256())
+    digest.update(b"fedrec secure aggregation: commitment" + seed)
+    return digest.finalize()
+
+
+def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes that the owners of two keys can make, and nobody else.
+
+    Raises:
+        ValueError: the other's public key is none.
+    """
+    return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+
+
+def keystream(key: bytes, length: int) -> np.ndarray:
+    """`uint64 [length]` of ChaCha20."""
+    stream = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(8 * length))
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
+
+
+def own_mask(seed: bytes, length: int) -> np.ndarray:
+    """A node's self-mask PRG(b_u), `uint64 [length]`."""
+    return keystream(derived(seed, b"self mask"), length)
+
+
+def pairwise_mask(
+    key: X25519PrivateKey, place: int, others: Mapping[int, bytes], session: bytes, length: int
+) -> np.ndarray:
+    """What a node adds for all its pairs, `uint64 [length]`.
+
+    Args:
+        key: its private mask key.
+        place: its place.
+        others: public mask keys of the other nodes by place.
+        session: the session.
+        length: number of integers.
+
+    Raises:
+        ValueError: a public key is none.
+    """
+    total = np.zeros(length, dtype=np.uint64)
+    for other, public in others.items():
+        pair = b"pair mask %d %d " % (min(place, other), max(place, other)) + session
+        mask = keystream(agreed(key, public, pair), length)
+        if place < other:
+            total += mask
+        else:
+            total -= mask
+    return total
+
+
+def unmasked(
+    masked: Mapping[int, np.ndarray],
+    own_seeds: Mapping[int, bytes],
+    dropped_seeds: Mapping[int, bytes],
+    mask_keys: Mapping[int, bytes],
+    session: bytes,
+) -> np.ndarray:
+    """The sum of the survivors' numbers, `uint64 [n]`.
+
+    Args:
+        masked: masked numbers of those who sent them, by place.
+        own_seeds: seeds of their self-masks.
+        dropped_seeds: seeds of the mask keys of those who had been counted on and sent nothing.
+        mask_keys: public mask keys of all of both.
+        session: the session.
+    """
+    total = np.zeros_like(next(iter(masked.values())))
+    for place, numbers in masked.items():
+        total += numbers
+        total -= own_mask(own_seeds[place], len(total))
+    survivors = {place: mask_keys[place] for place in masked}
+    for place, seed in dropped_seeds.items():
+        total += pairwise_mask(key_of(seed), place, survivors, session, len(total))
+    return total
+
+
+def without(keys: Mapping[int, bytes], place: int) -> dict[int, bytes]:
+    """Keys of all but one."""
+    return {other: key for other, key in keys.items() if other != place}

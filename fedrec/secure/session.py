@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of one session of secure aggregation: whom it tells what, and the sum that it may learn.
+
+A session is one attempt at one round. Nodes go by their places. The exchanges themselves are somebody else's work; what
+is given here was checked for its lengths only.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedrec.secure import masks, shares
+from fedrec.secure.words import (
+    KEY_BYTES,
+    SEALED_BYTES,
+    SEED_BYTES,
+    SESSION_BYTES,
+    MaskOrder,
+    ShareOrder,
+    ShareReply,
+    UnmaskOrder,
+    UnmaskReply,
+    joined,
+    pieces,
+)
+
+log = logging.getLogger("fedrec")
+
+
+class Session:
+    """One session.
+
+    Args:
+        channels: public channel key of each node.
+        quorum: number of nodes that a sum needs, and shares that a secret needs.
+
+    Attributes:
+        dealt: what the nodes answered to the first exchange, by place; who is not in it is no longer there.
+    """
+
+    def __init__(self, channels: Sequence[bytes], quorum: int) -> None:
+        self.identifier = secrets.token_bytes(SESSION_BYTES)
+        self.channels, self.quorum = list(channels), quorum
+        self.dealt: dict[int, ShareReply] = {}
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that it began with."""
+        return len(self.channels)
+
+    def share_orders(self) -> dict[int, ShareOrder]:
+        """The first exchange, by place; none when there are fewer nodes than the quorum."""
+        if self.nodes < self.quorum:
+            return {}
+        channels = b"".join(self.channels)
+        return {place: ShareOrder(self.identifier, place, channels) for place in range(self.nodes)}
+
+    def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
+        """The answers to it."""
+        self.dealt = dict(replies)
+
+    def mask_orders(self, bits: int) -> dict[int, MaskOrder]:
+        """The second exchange, by place; none when fewer than the quorum have dealt shares.
+
+        Args:
+            bits: binary digits behind the point.
+        """
+        if len(self.dealt) < self.quorum:
+            return {}
+        keys = joined(self._mask_keys, self.nodes, KEY_BYTES)
+        sealed = {place: pieces(reply.sealed, SEALED_BYTES) for place, reply in self.dealt.items()}
+        return {
+            place: MaskOrder(
+                self.identifier,
+                bits,
+                keys,
+                joined({other: parts[place] for other, parts in sealed.items()}, self.nodes, SEALED_BYTES),
+            )
+            for place in self.dealt
+        }
+
+    def unmask_orders(self, masked: Mapping[int, np.ndarray]) -> dict[int, UnmaskOrder]:
+        """The third exchange, by place; none when fewer than the quorum sent a masked sum.
+
+        Args:
+            masked: `uint64 [n]` by place.
+        """
+        if len(masked) < self.quorum:
+            return {}
+        survivors = bytes(place in masked for place in range(self.nodes))
+        return {place: UnmaskOrder(self.identifier, survivors) for place in masked}
+
+    def unmasked(self, masked: Mapping[int, np.ndarray], replies: Mapping[int, UnmaskReply]) -> np.ndarray | None:
+        """The sum of the masked sums without the masks, `uint64 [n]`.
+
+        Returns:
+            None when fewer than the quorum gave shares, or false ones: there is no sum then.
+        """
+        if len(masked) < self.quorum or len(replies) < self.quorum:
+            return None
+        told = {place: pieces(reply.shares, SEED_BYTES) for place, reply in replies.items()}
+        seeds = {of: shares.combined({by: parts[of] for by, parts in told.items()}, self.quorum) for of in self.dealt}
+        own = {place: seeds[place] for place in masked}
+        dropped = {place: seed for place, seed in seeds.items() if place not in masked}
+        false = [place for place, seed in own.items() if masks.commitment_of(seed) != self.dealt[place].commitment]
+        false += [p for p, seed in dropped.items() if masks.public_of(masks.key_of(seed)) != self.dealt[p].mask_key]
+        if false:
+            log.warning("shares of the secrets of %d nodes do not fit what these nodes announced", len(false))
+            return None
+        return masks.unmasked(masked, own, dropped, self._mask_keys, self.identifier)
+
+    @property
+    def _mask_keys(self) -> dict[int, bytes]:
+        return {place: reply.mask_key for place, reply in self.dealt.items()}

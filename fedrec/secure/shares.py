@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A secret in shares, of which any `quorum` give it back and fewer tell nothing (Shamir 1979), and their way to a node.
+
+Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares pass through the server, sealed for the node that each
+is for with ChaCha20-Poly1305 under a key that the two nodes agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from fedrec.secure.masks import agreed
+from fedrec.secure.words import SEED_BYTES
+
+_NONCE = bytes(12)  # every key seals one message
+
+
+def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
+    """Shares of a secret of 16 bytes, 16 bytes each, one per node in the order of places.
+
+    Raises:
+        ValueError: not 1 < quorum <= nodes.
+    """
+    if not 1 < quorum <= nodes:
+        raise ValueError(f"Expected 1 < quorum <= nodes, got quorum={quorum} and nodes={nodes}.")
+    return [bytes(share) for _, share in Shamir.split(quorum, nodes, secret, ssss=False)]
+
+
+def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
+    """The secret, from the shares of at least `quorum` nodes by place; false shares give a false secret.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if len(shares) < quorum:
+        raise ValueError(f"Expected at least {quorum} shares, got {len(shares)}.")
+    chosen = [(place + 1, share) for place, share in sorted(shares.items())[:quorum]]
+    return bytes(Shamir.combine(chosen, ssss=False))
+
+
+def sealed(channel: X25519PrivateKey, other: bytes, route: bytes, pair: tuple[bytes, bytes], mask_key: bytes) -> bytes:
+    """Two shares and the sender's public mask key, for one node alone.
+
+    Args:
+        channel: the sender's private channel key.
+        other: the receiver's public channel key.
+        route: session, sender and receiver; never the same twice.
+        pair: shares of the seed of the sender's mask key, and of the seed of its self-mask.
+        mask_key: its public mask key, so that the server cannot exchange it.
+    """
+    return _cipher(channel, other, route).encrypt(_NONCE, b"".join(pair) + mask_key, route)
+
+
+def opened(
+    channel: X25519PrivateKey, other: bytes, route: bytes, message: bytes, mask_key: bytes
+) -> tuple[bytes, bytes]:
+    """The two shares that `sealed` was given.
+
+    Raises:
+        ValueError: the message is not from that sender, not for this session, or its mask key is another.
+    """
+    try:
+        plain = _cipher(channel, other, route).decrypt(_NONCE, message, route)
+    except InvalidTag:
+        raise ValueError("a message with shares is not from the node that it is said to be from") from None
+    if plain[2 * SEED_BYTES :] != mask_key:
+        raise ValueError("a node's mask key is not the one that it sent the others")
+    return plain[:SEED_BYTES], plain[SEED_BYTES : 2 * SEED_BYTES]
+
+
+def _cipher(channel: X25519PrivateKey, other: bytes, route: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(agreed(channel, other, b"shares " + route))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's whole answer, sums of updates and counts, as one vector of integers that can be masked.
+
+Tables are whole: which rows a node's clients touched is what must not be told. Counts and the loss go with them, so
+that nothing of an answer is outside the mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedrec.privacy.protection import Protection
+from fedrec.row_sum import dense_change
+from fedrec.secure import fixed_point
+from fedrec.wire import TrainSum
+
+_COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
+_COUNT_BITS = 20  # of counts and losses, whatever the updates are like
+_FAR = 64.0  # standard deviations that noise never reaches
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def shapes_of(theta: Mapping[str, np.ndarray], protection: Protection | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters that are sent, by name."""
+    names = theta if protection is None else protection.names
+    return {name: tuple(theta[name].shape) for name in sorted(names)}
+
+
+def length(shapes: Shapes) -> int:
+    """Number of integers in the vector."""
+    return sum(math.prod(shape) for shape in shapes.values()) + len(_COUNTED)
+
+
+def bound_of(protection: Protection | None, clients: int, largest: float) -> float:
+    """Largest absolute value in a node's sum of updates, should all clients of a round be on one node.
+
+    Args:
+        protection: what each client does to its update; its clip norm bounds every coordinate.
+        clients: number of clients of the round.
+        largest: the bound where updates are not clipped.
+    """
+    if protection is None:
+        return largest
+    return clients * protection.clip_norm + _FAR * (math.sqrt(clients) + 1) * protection.noise_scale
+
+
+def encoded(reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, bits: int, nodes: int) -> np.ndarray:
+    """An answer as `uint64 [length]`, see `fixed_point.encoded`.
+
+    Args:
+        reply: the answer.
+        arrays: the parameters that its clients started from.
+        shapes: see `shapes_of`.
+        bits: binary digits behind the point, of the updates.
+        nodes: number of nodes whose answers are added.
+
+    Raises:
+        ClientError: a number is too large or none.
+    """
+    whole = [dense_change(reply.total[name], arrays[name]).ravel() for name in shapes]
+    updates = fixed_point.encoded(np.concatenate([*whole, np.empty(0)]), bits, nodes)
+    counts = np.array([getattr(reply, name) for name in _COUNTED], dtype=np.float64)
+    return np.concatenate([updates, fixed_point.encoded(counts, _COUNT_BITS, nodes)])
+
+
+def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
+    """The answer of all nodes together, from the sum of their vectors; updates are float64."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    updates = fixed_point.decoded(vector[: len(vector) - len(_COUNTED)], bits)
+    parts = np.split(updates, np.cumsum(sizes))
+    counts = fixed_point.decoded(vector[len(vector) - len(_COUNTED) :], _COUNT_BITS)
+    found = dict(zip(_COUNTED, counts.tolist(), strict=True))
+    return TrainSum(
+        total={name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)},
+        clients=round(found["clients"]),
+        weight=found["weight"],
+        examples=round(found["examples"]),
+        loss=found["loss"],
+        losses=round(found["losses"]),
+        unclipped=round(found["unclipped"]),
+    )
