@@ -11,9 +11,11 @@ from flwr.clientapp import ClientApp
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import train_each, wanted_items
 from clients.hosting import node_of
+from clients.secure import channel_key, masked_sum, share, unmask
 from clients.training import train_clients
 from fedrec import wire
 from fedrec.row_sum import apply_changes
+from fedrec.secure.words import ShareOrder, UnmaskOrder
 
 ClientAppCallable = Callable[[Message, Context], Message]
 
@@ -55,11 +57,33 @@ def wanted(message: Message, context: Context) -> Message:
     return Message(wire.pack_wanted(wanted_items(node, order)), reply_to=message)
 
 
+@app.query("secure_channel")
+def secure_channel(message: Message, context: Context) -> Message:
+    """Say with which key other nodes can write to this one."""
+    return Message(wire.pack_channel(channel_key(node_of(context))), reply_to=message)
+
+
+@app.query("secure_shares")
+def secure_shares(message: Message, context: Context) -> Message:
+    """Begin a session of secure aggregation: shares of the node's secrets for the others."""
+    order = wire.unpack_words(ShareOrder, message.content)
+    return Message(wire.pack_words(share(node_of(context), order)), reply_to=message)
+
+
+@app.query("secure_unmask")
+def secure_unmask(message: Message, context: Context) -> Message:
+    """End a session: shares with which the sum of its nodes is unmasked."""
+    order = wire.unpack_words(UnmaskOrder, message.content)
+    return Message(wire.pack_words(unmask(node_of(context), order)), reply_to=message)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's standard form."""
     arrays, order = wire.unpack_train(message.content)
     node = node_of(context)
+    if order.secure is not None or node.experiment.secure_aggregation:
+        return Message(wire.pack_masked(masked_sum(node, arrays, order)), reply_to=message)
     if order.each:
         node.refuse_generated()
         return Message(wire.pack_each(train_each(node, arrays, order)), reply_to=message)

@@ -20,6 +20,7 @@ from clients.faults import tried
 from clients.state import PrivateState
 from clients.steps.base import Step
 from clients.uploads import UploadLedger
+from clients.vault import Vault
 from fedrec import registry
 from fedrec.blame import blaming
 from fedrec.data.kept import KEPT
@@ -44,10 +45,14 @@ class Node:
         private: folder of the private state; None keeps none (parameters then cannot be private).
     """
 
+    least_nodes = 0
+    """Nodes that a sum must have before its part of it leaves the node; 0: its own sum may leave bare."""
+
     def __init__(self, experiment: Experiment, partition: int, nodes: int, private: Path | None) -> None:
         self.experiment, self.partition, self.nodes = experiment, partition, nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
         self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
+        self.vault = Vault(private / f"secure-{partition}.sqlite" if private else None)
         self.device = resolve_device(experiment.engine.device)
         if experiment.engine.threads is not None:
             torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores

@@ -21,6 +21,7 @@ from clients.own_data import OwnPopulation, own_population
 from clients.state import PrivateState
 from clients.steps.base import Step
 from clients.uploads import UploadLedger
+from clients.vault import Vault
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment, Section
 from fedrec.privacy.mechanisms import Source, source_of
@@ -41,6 +42,7 @@ class OwnNode(Node):
         numbers: whether the names in the file are the users' numbers; then they are not secret.
         most_rounds: rounds that a user may take part in, over all runs; None for any number.
         plugins: packages, beside fedrec's own, whose components may run here.
+        least_nodes: nodes that a sum must have before its part of it leaves the node, by secure aggregation.
     """
 
     def __init__(
@@ -55,13 +57,16 @@ class OwnNode(Node):
         numbers: bool = False,
         most_rounds: int | None = None,
         plugins: tuple[str, ...] = (),
+        least_nodes: int = 0,
     ) -> None:
         self.memory = NodeMemory(state / "node.sqlite")
         super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
         self.run, self.data, self.catalogue = run, data, catalogue
         self.named_by_number, self.most_rounds, self.plugins = numbers, most_rounds, plugins
+        self.least_nodes = least_nodes
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
         self.uploads = UploadLedger(state / "private" / f"uploads-{run}.sqlite")
+        self.vault = Vault(state / "private" / f"secure-{run}.sqlite")
         self._refuse_foreign(experiment)
 
     @cached_property
@@ -122,6 +127,13 @@ class OwnNode(Node):
     def _refuse_foreign(self, experiment: Experiment) -> None:
         for section in (experiment.model, experiment.split, *experiment.steps()):
             self._refuse_plugin(section.name)
+        if self.least_nodes and not experiment.secure_aggregation:
+            raise ExperimentError(
+                "this node gives no sum of its own",
+                expected=f"secure-aggregation = true, with sums of at least {self.least_nodes} nodes",
+                got="an experiment without secure aggregation",
+                fix="ask the operator for it, or start the client without least-nodes",
+            )
         if experiment.perturb is not None:
             raise ExperimentError(
                 "perturbation of profiles is not available on real clients yet",
@@ -162,4 +174,5 @@ def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]
         numbers=bool(table.get("numbers", False)),
         most_rounds=None if most is None else int(str(most)),
         plugins=tuple(part for part in str(table.get("plugins", "")).split(",") if part),
+        least_nodes=int(str(table.get("least-nodes", 0))),
     )

@@ -22,6 +22,7 @@ from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.perturb.config import PerturbConfig
 from fedrec.privacy.config import PrivacyConfig
+from fedrec.secure.config import SecureAggregationConfig
 
 
 class Section(Config):
@@ -150,8 +151,9 @@ class Experiment(Config):
     """User-level differential privacy; default: none, epsilon is infinite."""
     perturb: PerturbConfig | None = None
     """Perturbation of each client's data on its device, before training; default: none."""
-    secure_aggregation: bool | None = None
-    """Whether the server sees sums of updates only, masked by the clients; not available yet."""
+    secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
+    """`true`, or a table of settings: the server sees the sum over nodes only, each masks its own; default: it sees the
+    sum of each node."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()
@@ -163,14 +165,11 @@ class Experiment(Config):
     def parse(cls, settings: Mapping[str, Any], *, at: str = "") -> Self:
         """See `Config.parse`. A section without a name means its default component, so `--set step.epochs=1` works."""
         table = dict(settings)
-        if table.get("secure-aggregation") or table.get("secure_aggregation"):
-            raise ExperimentError(
-                "secure aggregation is not available: Flower has it on its legacy interface only, and pairwise masks "
-                "with recovery when clients drop out are not written for the present one",
-                expected="no secure-aggregation, or false",
-                got="secure-aggregation = true",
-                fix="leave it out; what the server sees of each node then is in docs/deployment.md",
-            )
+        for key in ("secure-aggregation", "secure_aggregation"):
+            if table.get(key) is True:
+                table[key] = {}
+            if isinstance(table.get(key), Mapping):  # by itself, so that its faults are told without alternatives
+                table[key] = SecureAggregationConfig.parse(table[key], at="secure-aggregation").table()
         for key, field in cls.model_fields.items():
             given = table.get(key)
             if isinstance(field.default, Section) and isinstance(given, Mapping) and "name" not in given:

@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -26,17 +26,21 @@ from fedrec import parcel
 from fedrec.generated import Generated, Wanted
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
+from fedrec.secure.words import KEY_BYTES, MaskOrder, Words
 from fedrec.shared import SharedArray, is_shared, private
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
+SECURE_CHANNEL, SECURE_SHARES, SECURE_UNMASK = "query.secure_channel", "query.secure_shares", "query.secure_unmask"
 _NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
 _ROWS, _VALUES, _TABLE = "#rows", "#values", "#table"  # a table of which only some rows changed, in three arrays
 _PARCEL = "#parcel"
+_SECURE = "secure-"  # marks what of a training order's settings is for secure aggregation
 GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
 
 Weighting = Literal["uniform", "examples"]
 Purpose = Literal["train", "evaluate"]
+AnyWords = TypeVar("AnyWords", bound=Words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +56,7 @@ class TrainOrder:
         protection: what is done to each client's update before it is added; then every client counts the same.
         each: the parameters are generated ones, of each client its own, and gradients of each are wanted, not their
             sum.
+        secure: how the sum is masked, under secure aggregation.
     """
 
     round: int
@@ -61,6 +66,7 @@ class TrainOrder:
     overrides: Mapping[str, float] | None = None
     protection: Protection | None = None
     each: bool = False
+    secure: MaskOrder | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,14 +267,22 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     if order.protection is not None:
         config["protection"] = order.protection.text()
     config["each"] = order.each
+    if order.secure is not None:
+        config.update({_SECURE + name: value for name, value in order.secure.fields().items()})
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
 def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
     """Parameters and order of a training message, of ours or of any Flower strategy."""
+    return _arrays_of(content), unpack_train_order(content)
+
+
+def unpack_train_order(content: RecordDict) -> TrainOrder:
+    """The order of a training message alone; its parameters are not looked at."""
     config = _config_of(content)
+    masking = {key.removeprefix(_SECURE): value for key, value in config.items() if key.startswith(_SECURE)}
     overrides = {key: float(config[key]) for key in ("proximal-mu",) if key in config}  # type: ignore[arg-type]
-    order = TrainOrder(
+    return TrainOrder(
         round=int(config.get("server-round", 0)),  # type: ignore[arg-type]
         clients=_clients_of(config),
         weighting=str(config.get("weighting", "uniform")),  # type: ignore[arg-type]
@@ -276,8 +290,8 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
         overrides=overrides,
         protection=Protection.read(str(config["protection"])) if "protection" in config else None,
         each=bool(config.get("each", False)),
+        secure=MaskOrder.read(masking) if masking else None,
     )
-    return _arrays_of(content), order
 
 
 def pack_sum(reply: TrainSum) -> RecordDict:
@@ -308,6 +322,54 @@ def unpack_sum(content: RecordDict) -> TrainSum:
         losses=int(metrics["loss-count"]),
         unclipped=int(metrics["unclipped"]),
     )
+
+
+def pack_masked(numbers: np.ndarray) -> RecordDict:
+    """The answer to a training message under secure aggregation: `uint64 [n]`, masked, and nothing beside it."""
+    return RecordDict({ARRAYS: to_record({"masked": numbers})})
+
+
+def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
+    """A node's masked sum, which may come from an enemy.
+
+    Raises:
+        ValueError: it is not `uint64` of that length.
+    """
+    numbers = live_arrays(_first(content))["masked"]
+    if numbers.dtype != np.uint64 or numbers.shape != (length,):
+        raise ValueError(f"expected uint64 [{length}], got {numbers.dtype} {list(numbers.shape)}")
+    return numbers
+
+
+def pack_words(words: Words) -> RecordDict:
+    """An order or an answer of secure aggregation."""
+    return RecordDict({CONFIG: ConfigRecord(words.fields())})  # type: ignore[arg-type]
+
+
+def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
+    """What `pack_words` was given, which may come from an enemy.
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    return kind.read(_config_of(content))
+
+
+def pack_channel(key: bytes) -> RecordDict:
+    """A node's public channel key."""
+    return RecordDict({CONFIG: ConfigRecord({"channel": key})})
+
+
+def unpack_channel(content: RecordDict) -> bytes:
+    """A node's public channel key, which may come from an enemy.
+
+    Raises:
+        ValueError: it is none.
+    """
+    key = _config_of(content).get("channel")
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise ValueError(f"expected a key of {KEY_BYTES} bytes")
+    return key
 
 
 def pack_each(reply: TrainEach) -> RecordDict:

@@ -13,7 +13,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +45,7 @@ from server.personal import accounts_of
 from server.privacy import guard_of
 from server.replies import answers
 from server.roster import call_roster
+from server.secure_sums import refuse_non_additive, secure_sums
 from server.strategy_state import make_strategy, restore_strategy, strategy_state
 from strategies.base import GeneratingStrategy
 
@@ -76,8 +77,11 @@ class Loop:
             self.roster = self.discovery.wait_for(engine.nodes or 1)
         else:
             self.roster = call_roster(grid, timeout=engine.timeout)
-        self.cohorts = SampledCohorts(self.experiment, self.roster, grid=grid)
+        self.secure = secure_sums(self.experiment, grid, self.roster)
+        self.cohorts = SampledCohorts(self.experiment, self.secure.whole if self.secure else self.roster, grid=grid)
         self.strategy = make_strategy(self.experiment, self.cohorts)
+        if self.secure is not None:
+            refuse_non_additive(self.strategy)
         self.guard = guard_of(run, self.strategy)
         self.personal = accounts_of(run, self.strategy, self.cohorts)
         _refuse_to_wait(self.strategy, len(self.roster.nodes))
@@ -147,6 +151,8 @@ class Loop:
             return  # a rehearsal sends the global parameters, which here never leave the server
         if self.personal is not None:
             return  # a rehearsal's uploads would be releases
+        if self.secure is not None:
+            return  # a rehearsal is of one node, whose sum the server may not see
         cohort = self.cohorts.sample(state.round + 1)
         found = estimate(self.experiment, self.roster, self.grid, state.parameters, cohort)
         if found is not None:
@@ -194,7 +200,9 @@ class Loop:
         number = state.round + 1
         if self.discovery is not None and self.discovery.look():
             self.roster = self.evaluator.roster = self.discovery.roster
-            self.cohorts.joined(self.roster)
+            if self.secure is not None:
+                self.secure.roster = self.roster
+            self.cohorts.joined(self.secure.whole if self.secure else self.roster)
         arrays = wire.to_record(state.parameters)
         arrays, metrics = self._train(number, arrays)
         trained = time.perf_counter()
@@ -224,7 +232,7 @@ class Loop:
         theta = wire.live_arrays(arrays)  # before the arrays leave, and become bytes
         if self.guard is not None:
             self.guard.before_upload(number)
-        replies = self.grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
+        replies = self._sent(messages)
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
         if self.gate is not None:
             good = self.gate.trained(messages, good, theta)
@@ -236,6 +244,14 @@ class Loop:
             found = arrays if updated is None else updated
             refuse_other_arrays(STRATEGY.name, self.strategy, f"in round {number}", found, shapes)
             return found, dict(metrics or {})
+
+    def _sent(self, messages: list[Message]) -> Iterable[Message]:
+        """The replies to a round's training messages; under secure aggregation, to the one for all nodes together."""
+        if not messages:
+            return []
+        if self.secure is not None:
+            return self.secure.send_and_receive(messages)
+        return self.grid.send_and_receive(messages, timeout=self.experiment.engine.timeout)
 
     def _evaluate_sample(self, arrays: ArrayRecord, number: int) -> dict[str, float]:
         every = self.experiment.evaluation.every

@@ -255,3 +255,11 @@ def test_perturbed_profiles_are_refused(load_tiny, shards):
     experiment = load({**load_tiny().table(), "perturb": {"attribute": "gender", "epsilon": 1.0}})
     with pytest.raises(ExperimentError, match="not available on real clients"):
         own(experiment, shards[0], **NUMBERED)
+
+
+def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
+    with pytest.raises(ExperimentError, match=r"gives no sum of its own(.*\n)*.*at least 3 nodes"):
+        own(load_tiny(), shards[0], least_nodes=3)
+    secure = load_tiny("secure-aggregation=true")
+    assert own(secure, shards[0], least_nodes=3).least_nodes == 3
+    assert own(secure, shards[0]).least_nodes == own(load_tiny(), shards[1]).least_nodes == 0

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedrec.errors import DataError, EngineError, ExperimentError, RunError
+from fedrec.errors import DataError, EngineError, RunError
 from fedrec.experiment import load
 from simulations.cli import app
 from simulations.deploy import launch, operator
@@ -114,15 +114,6 @@ def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
 
     one, other = (RunFolder.create(launch.settled(tiny_experiment()), tmp_path / name) for name in "ab")
     assert launch.run_key(one) == launch.run_key(RunFolder(tmp_path / "a")) != launch.run_key(other)
-
-
-def test_secure_aggregation_is_an_error_that_says_so(tiny_experiment):
-    with pytest.raises(ExperimentError, match="secure aggregation is not available"):
-        load({**tiny_experiment(), "secure-aggregation": True})
-    with pytest.raises(ExperimentError, match=r"pairwise masks with recovery.*\n(.*\n)*.*docs/deployment.md"):
-        load(tiny_experiment(), ["secure-aggregation=true"])
-    assert load({**tiny_experiment(), "secure-aggregation": False}).secure_aggregation is False
-    assert "secure-aggregation" not in load(tiny_experiment()).table()
 
 
 def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure aggregation with nodes in this process: the plain sum comes out, whoever drops out, and nothing else does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+
+from clients import secure
+from clients.app import app
+from clients.hosting import node_of
+from fedrec import wire
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.experiment import load
+from fedrec.privacy.protection import Protection
+from fedrec.row_sum import dense_change
+from fedrec.secure import masks, vector
+from fedrec.secure.session import Session
+from fedrec.secure.words import MaskOrder, ShareOrder, ShareReply, UnmaskOrder, UnmaskReply, pieces
+from server.roster import call_roster
+from server.secure_sums import FEDERATION, refuse_non_additive, secure_sums
+from simulations.engines.grid import FIRST_NODE_ID, contexts_of
+from simulations.engines.serial import SerialGrid
+
+STEPS = {wire.SECURE_SHARES: "shares", "train": "train", wire.SECURE_UNMASK: "unmask"}
+
+
+class UnreliableGrid(SerialGrid):
+    """Real nodes; some of them do not get a message, or are not heard. Everything that passes is written down."""
+
+    def __init__(self, experiment, output, nodes):
+        configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        contexts = [Context(1, FIRST_NODE_ID + n, own, RecordDict(), config) for n, (own, config) in enumerate(configs)]
+        super().__init__(app, contexts)
+        self.contexts = contexts
+        self.deaf, self.mute, self.away, self.forged = set(), set(), set(), {}
+        self.sent, self.heard = [], []
+
+    def get_node_ids(self):
+        return [node for node in super().get_node_ids() if node - FIRST_NODE_ID not in self.away]
+
+    def _submit(self, batch):
+        for message in batch:
+            place, kind = message.metadata.dst_node_id - FIRST_NODE_ID, message.metadata.message_type
+            step = STEPS.get(kind, kind)
+            self.sent.append((place, step, message.content))
+            if (place, step) in self.deaf:
+                continue
+            try:
+                super()._submit([message])
+                reply = self._replies[message.metadata.message_id]
+            except Exception as error:
+                reply = self._replies[message.metadata.message_id] = Message(Error(2, str(error)), reply_to=message)
+            if reply.has_content() and (place, step) in self.forged:
+                forged = self.forged[place, step](reply.content)
+                reply = self._replies[message.metadata.message_id] = Message(forged, reply_to=message)
+            self.heard.append((place, step, reply))
+            if (place, step) in self.mute:
+                del self._replies[message.metadata.message_id]
+
+
+class Federation:
+    """Some nodes under secure aggregation, and what the same clients' plain sum is."""
+
+    def __init__(self, table, output, nodes, **settings):
+        engine = {**table["engine"], "nodes": nodes, "max-failures": settings.pop("max_failures", 1.0)}
+        bare = {**table, "engine": engine}
+        self.experiment = load({**bare, "secure-aggregation": settings or True})
+        self.grid = UnreliableGrid(self.experiment, output / "secure", nodes)
+        self.plain = UnreliableGrid(load(bare), output / "plain", nodes)
+        self.roster = call_roster(self.grid, timeout=60.0)
+        self.sums = secure_sums(self.experiment, self.grid, self.roster)
+        (fresh,) = self.plain.send_and_receive([Message(RecordDict(), FIRST_NODE_ID, wire.INITIAL)])
+        self.theta = {name: np.array(value) for name, value in wire.unpack_parameters(fresh.content).items()}
+        self.groups = dict(self.roster.for_training(self.roster.training))
+
+    def order(self, protection=None, weighting="uniform"):
+        step = {"name": self.experiment.step.name, **self.experiment.step.options}
+        return wire.TrainOrder(1, self.roster.training, weighting, step, protection=protection)
+
+    def secure(self, order=None):
+        content = wire.pack_train(wire.to_record(self.theta), order or self.order())
+        (reply,) = self.sums.send_and_receive([Message(content, FEDERATION, "train")])
+        assert reply.metadata.src_node_id == FEDERATION
+        return wire.unpack_sum(reply.content)
+
+    def sums_of(self, places, order=None):
+        """The plain sum of each of some nodes."""
+        found = []
+        for place in places:
+            node = FIRST_NODE_ID + place
+            own = replace(order or self.order(), clients=self.groups[node])
+            content = wire.pack_train(wire.to_record(self.theta), own)
+            (reply,) = self.plain.send_and_receive([Message(content, node, "train")])
+            found.append(wire.unpack_sum(reply.content))
+        return found
+
+    def expect(self, found, places, order=None, step=1e-11):
+        """Compare a sum with the plain one of some nodes."""
+        parts = self.sums_of(places, order)
+        for name in found.total:
+            expected = sum(dense_change(part.total[name], self.theta[name]) for part in parts)
+            assert expected.any() or not len(parts)
+            np.testing.assert_allclose(found.total[name], expected, rtol=0, atol=step)
+        for count in ("clients", "weight", "examples", "loss", "losses", "unclipped"):
+            assert getattr(found, count) == pytest.approx(sum(getattr(part, count) for part in parts), abs=1e-5)
+
+
+@pytest.fixture
+def federation(tiny_experiment, tmp_path):
+    return lambda nodes, **settings: Federation(tiny_experiment(), tmp_path, nodes, **settings)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_the_sum_is_the_plain_sum(federation, nodes, weighting):
+    made = federation(nodes)
+    order = made.order(weighting=weighting)
+    found = made.secure(order)
+    assert found.clients == len(made.roster.training) == 18
+    made.expect(found, range(nodes), order)
+    made.expect(made.secure(order), range(nodes), order)  # and in a session after it
+
+
+DROPS = {
+    "before shares": ("deaf", [(1, "shares")], 4),
+    "shares not heard": ("mute", [(1, "shares")], 4),
+    "before its masked sum": ("deaf", [(1, "train")], 4),
+    "masked sum not heard": ("mute", [(1, "train")], 4),
+    "before unmasking": ("deaf", [(1, "unmask")], 5),
+    "unmasking not heard": ("mute", [(1, "unmask")], 5),
+    "one before and one after": ("deaf", [(1, "train"), (4, "unmask")], 4),
+}
+
+
+@pytest.mark.parametrize("drop", DROPS)
+def test_nodes_that_drop_out_are_taken_off(federation, drop):
+    made = federation(5, threshold=0.6)
+    how, places, _ = DROPS[drop]
+    getattr(made.grid, how).update(places)
+    lost = {place for place, step in places if step != "unmask"}
+    survivors = [place for place in range(5) if place not in lost]
+    assert len(survivors) == DROPS[drop][2]
+    found = made.secure()
+    made.expect(found, survivors)
+    made.grid.deaf.clear()
+    made.grid.mute.clear()
+    made.expect(made.secure(), range(5))  # nobody is lost for good
+
+
+def test_a_node_that_is_away_is_not_counted_on(federation):
+    made = federation(4)
+    made.grid.away.update({0, 3})
+    found = made.secure()
+    made.expect(found, [1, 2])
+    assert {place for place, step, _ in made.grid.sent if step == "shares"} == {1, 2}
+
+
+@pytest.mark.parametrize("step", ["shares", "train", "unmask"])
+def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
+    made = federation(3)
+    made.grid.deaf.update({(0, step), (2, step)})
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        found = made.secure()
+    assert "round 1 has no sum" in caplog.text and "2 are needed" in caplog.text
+    assert found.clients == found.weight == found.examples == found.losses == 0
+    assert set(found.total) == set(made.theta) and not any(value.any() for value in found.total.values())
+    unmasking = [entry for entry in made.grid.sent if entry[1] == "unmask"]
+    assert bool(unmasking) == (step == "unmask")  # shares are not even asked for
+
+
+def test_more_failures_than_are_tolerated_end_the_run(federation):
+    made = federation(4, max_failures=0.2)
+    made.grid.deaf.add((3, "train"))
+    with pytest.raises(ClientError, match="1 of 4 nodes failed"):
+        made.secure()
+
+
+def test_under_distributed_noise_the_sum_has_the_same_noise(federation):
+    made = federation(3)
+    names = tuple(made.theta)
+    order = made.order(Protection(0.5, 2, names, noise_scale=0.3, silent=True))
+    found = made.secure(order)
+    made.expect(found, range(3), order)
+    assert found.losses == found.examples == 0 and found.clients == 18
+    spread = np.concatenate([value.ravel() for value in found.total.values()]).std()
+    assert spread > 0.3 * np.sqrt(18) * 0.8
+
+
+def test_what_a_node_answers_is_masked_and_nothing_else(federation):
+    made = federation(3)
+    made.secure()
+    made.secure()
+    first, second = [
+        [wire.live_arrays(reply.content["arrays"])["masked"] for _, step, reply in made.grid.heard if step == "train"][
+            turn : turn + 3
+        ]
+        for turn in (0, 3)
+    ]
+    shapes = vector.shapes_of(made.theta, None)
+    for place, part in enumerate(made.sums_of(range(3))):
+        bare = vector.encoded(part, made.theta, shapes, made.sums._bits(made.order(), 3), 3)
+        assert (first[place] != bare).mean() > 0.99 and (first[place] != second[place]).mean() > 0.99
+        counts = np.bincount((first[place] - bare).view(np.uint8), minlength=256)
+        assert counts.std() < 3 * np.sqrt(counts.mean())
+    for _, step, reply in made.grid.heard:
+        if step == "train":
+            assert list(reply.content) == ["arrays"] and list(reply.content["arrays"]) == ["masked"]
+
+
+FORGERIES = {
+    "a masked sum of another length": ("train", lambda content: wire.pack_masked(np.zeros(3, np.uint64))),
+    "a bare sum": ("train", lambda content: wire.pack_sum(wire.TrainSum({}, 1, 1.0, 1, 0.0, 0))),
+    "keys of another length": ("shares", lambda content: wire.pack_words(ShareReply(b"", b"", b""))),
+    "nothing": ("shares", lambda content: RecordDict()),
+    "shares of another length": ("unmask", lambda content: wire.pack_words(UnmaskReply(b"1"))),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_node_that_answers_nonsense_counts_as_one_that_did_not(federation, forgery):
+    made = federation(4, threshold=0.6)
+    step, forged = FORGERIES[forgery]
+    made.grid.forged[2, step] = forged
+    made.expect(made.secure(), [0, 1, 3] if step != "unmask" else range(4))
+
+
+def test_false_shares_are_noticed(federation, caplog):
+    made = federation(3)
+    made.grid.forged[0, "unmask"] = lambda content: wire.pack_words(UnmaskReply(bytes(range(48))))
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        assert made.secure().clients == 0
+    assert "do not fit" in caplog.text
+
+
+def test_a_node_that_lost_its_secrets_is_met_again(federation, tmp_path):
+    made = federation(3)
+    made.secure()
+    node_of(made.grid.contexts[1]).vault.file.unlink()
+    made.expect(made.secure(), [0, 2])
+    made.expect(made.secure(), range(3))
+
+
+def test_keys_are_never_told(federation, caplog):
+    made = federation(3)
+    with caplog.at_level(logging.DEBUG):
+        made.grid.deaf.add((1, "train"))
+        made.secure()
+    seen = repr([(content, reply) for _, _, content in made.grid.sent for _, _, reply in made.grid.heard]) + caplog.text
+    for context in made.grid.contexts:
+        key = node_of(context).vault.channel(b"none")
+        assert len(key) == 32 and key.hex() not in seen and repr(key)[2:-1] not in seen
+
+
+def test_two_nodes_are_needed(federation):
+    with pytest.raises(ExperimentError, match=r"needs more nodes(.*\n)*.*engine.nodes = 2"):
+        federation(1)
+    with pytest.raises(ExperimentError, match="at least 4 nodes"):
+        federation(3, **{"least-nodes": 4})
+
+
+@pytest.mark.parametrize("changes", [{"clients": None}, {"each": True}])
+def test_orders_for_more_than_a_sum_are_refused(federation, changes):
+    made = federation(2)
+    with pytest.raises(ExperimentError, match="more than a sum"):
+        made.secure(replace(made.order(), **changes))
+
+
+def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
+    made = federation(2)
+    for order in (made.order(), replace(made.order(), clients=None)):
+        content = wire.pack_train(wire.to_record(made.theta), order)
+        (reply,) = made.grid.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
+        assert reply.has_error() and "wants a bare sum" in reply.error.reason
+
+
+class Dialogue:
+    """A session of some nodes, step by step, without a grid."""
+
+    def __init__(self, made):
+        self.nodes = [node_of(context) for context in made.grid.contexts]
+        channels = [secure.channel_key(node) for node in self.nodes]
+        self.session = Session(channels, made.experiment.secure_aggregation.quorum(len(channels)))
+        self.share_orders = self.session.share_orders()
+        self.made = made
+
+    def deal(self):
+        self.session.take_shares({p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()})
+        self.mask_orders = self.session.mask_orders(30)
+        return self
+
+    def train(self, place, masking=None):
+        clients = self.made.groups[FIRST_NODE_ID + place]
+        order = replace(self.made.order(), clients=clients, secure=masking or self.mask_orders[place])
+        return secure.masked_sum(self.nodes[place], self.made.theta, order)
+
+    def unmask(self, place, *survivors):
+        flags = bytes(other in survivors for other in range(len(self.nodes)))
+        return secure.unmask(self.nodes[place], UnmaskOrder(self.session.identifier, flags))
+
+
+@pytest.fixture
+def dialogue(federation):
+    return lambda nodes=3, **settings: Dialogue(federation(nodes, **settings))
+
+
+def test_a_node_never_gives_both_kinds_of_shares(dialogue):
+    """Asked who survived, it answers once; whoever asks again, with another list or the same one, gets nothing."""
+    talk = dialogue().deal()
+    talk.train(0)
+    told = pieces(talk.unmask(0, 0, 1).shares, 16)
+    assert len(set(told)) == 3
+    for survivors in ((0, 2), (0, 1), (0, 1, 2)):
+        with pytest.raises(ClientError, match="taken before"):
+            talk.unmask(0, *survivors)
+
+
+@pytest.mark.parametrize("survivors", [(0,), (1, 2), (), (0, 1, 2)])
+def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
+    """Too few, without itself, none, or with one who dealt no shares; it still answers a sound one afterwards."""
+    talk = dialogue()
+    talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
+    talk.mask_orders = talk.session.mask_orders(30)
+    talk.train(0)
+    with pytest.raises(ClientError, match="refuses a step"):
+        talk.unmask(0, *survivors)
+    assert talk.unmask(0, 0, 1).shares[32:] == bytes(16)
+
+
+def test_a_node_masks_one_sum_per_session(dialogue):
+    talk = dialogue().deal()
+    talk.train(0)
+    with pytest.raises(ClientError, match="taken before"):
+        talk.train(0)
+
+
+def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
+    talk = dialogue().deal()
+    order = talk.mask_orders[0]
+    with pytest.raises(ClientError, match="not from the node"):
+        talk.train(0, replace(order, sealed=talk.mask_orders[1].sealed))
+    swapped = pieces(order.mask_keys, 32)
+    stranger = masks.public_of(masks.key_of(bytes(16)))
+    with pytest.raises(ClientError, match="mask key is not the one"):
+        talk.train(0, replace(order, mask_keys=b"".join([swapped[0], stranger, swapped[2]])))
+    with pytest.raises(ClientError, match="1 of 3 nodes"):
+        talk.train(0, replace(order, mask_keys=swapped[0] + bytes(64)))
+    with pytest.raises(ClientError, match="another session"):
+        talk.train(0, replace(order, session=bytes(16)))
+    assert talk.train(0).dtype == np.uint64  # what was refused has cost nothing
+
+
+def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
+    talk = dialogue(**{"least-nodes": 3})
+    order = talk.share_orders[0]
+    keys = pieces(order.channels, 32)
+    for channels in (keys[0] + keys[1], keys[0] + keys[1] + keys[1], keys[1] + keys[0] + keys[2], b"", bytes(31)):
+        with pytest.raises(ClientError, match="refuses a step"):
+            secure.share(talk.nodes[0], replace(order, channels=channels))
+    with pytest.raises(ClientError, match="refuses a step"):
+        secure.share(talk.nodes[0], ShareOrder(b"short", 0, order.channels))
+    talk.nodes[0].least_nodes = 4
+    with pytest.raises(ClientError, match="this node's owner wants 4"):
+        secure.share(talk.nodes[0], order)
+
+
+def test_a_sum_that_is_too_large_is_refused_by_its_node(dialogue):
+    talk = dialogue().deal()
+    with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
+        talk.train(0, replace(talk.mask_orders[0], bits=100))
+
+
+def test_a_plain_experiment_has_no_sessions(federation, identity):
+    made = federation(2)
+    plain = node_of(made.plain.contexts[0])
+    order = ShareOrder(bytes(16), 0, secure.channel_key(plain))
+    with pytest.raises(ClientError, match="no secure aggregation"):
+        secure.share(plain, order)
+    masked = replace(made.order(), secure=MaskOrder(bytes(16), 3, b"", b""))
+    content = wire.pack_train(wire.to_record(made.theta), masked)
+    (reply,) = made.plain.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
+    assert reply.has_error()
+
+
+def test_orders_travel_whole():
+    order = wire.TrainOrder(3, np.array([1, 2]), secure=MaskOrder(b"s" * 16, 40, b"k" * 64, b"x" * 160))
+    _, found = wire.unpack_train(wire.pack_train(wire.to_record({}), order))
+    assert found.secure == order.secure
+    _, bare = wire.unpack_train(wire.pack_train(wire.to_record({}), replace(order, secure=None)))
+    assert bare.secure is None
+    with pytest.raises(ValueError, match="'session' is no bytes"):
+        wire.unpack_words(UnmaskOrder, wire.pack_words(UnmaskReply(b"1")))
+    with pytest.raises(ValueError, match="32 bytes"):
+        wire.unpack_channel(wire.pack_channel(b"short"))
+
+
+def test_strategies_that_are_not_additive_are_refused():
+    from flwr.serverapp.strategy import FedAvg
+
+    with pytest.raises(ExperimentError, match=r"'FedAvg' cannot learn from a sum alone(.*\n)*.*'reptile'"):
+        refuse_non_additive(FedAvg())

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs under secure aggregation: the same numbers as without it, on every engine; what cannot be is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrec.errors import ClientError, ExperimentError
+from server.callbacks.base import Callback
+from simulations import runner
+
+SECURE = "secure-aggregation=true"
+THREE = "engine.nodes=3"
+QUICK = ("evaluation.every=0", "evaluation.final-users=1", "evaluation.fine-tune={epochs=0}")
+PLANS = {
+    "none": (),
+    "weighted": ("strategy.name=fedavg",),
+    "central": ("privacy={clip-norm=0.5, noise-multiplier=1.0}",),
+    "distributed": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='distributed', max-dropouts=2}",),
+    "local": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='local'}",),
+    "laplace": ("privacy={clip-norm=0.5, noise-multiplier=1.0, mechanism='laplace', delta=0.0}",),
+    "adaptive": ("privacy={clip-norm=0.5, noise-multiplier=1.0, adaptive-clip={count-noise=2.0}}",),
+    "two phases": ("model.item-bias=true", "strategy={name='popularity-start'}", "rounds=3"),
+}
+
+
+class Stop(Callback):
+    def after_round(self, row, seconds):
+        return row["round"] == 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_same_parameters_as_without(run_tiny, plan):
+    """Up to the order of float32 additions that are exact here: the step of the fixed point is far below."""
+    plain = run_tiny(*PLANS[plan], *QUICK, THREE, output="plain")
+    secure = run_tiny(*PLANS[plan], *QUICK, THREE, SECURE, output="secure")
+    assert plain.parameters.keys() == secure.parameters.keys()
+    moved = 0.0
+    for name, value in plain.parameters.items():
+        np.testing.assert_allclose(secure.parameters[name], value, rtol=1e-6, atol=1e-8)
+        moved += float(np.abs(value).sum())
+    assert moved > 1
+    for column in ("num-clients", "num-examples", "loss"):
+        if column in plain.rounds:
+            np.testing.assert_allclose(secure.rounds[column], plain.rounds[column], atol=1e-5)
+    if "epsilon" in plain.rounds:
+        assert secure.rounds["epsilon"].tolist() == plain.rounds["epsilon"].tolist()
+
+
+def test_a_run_that_was_broken_off_goes_on(run_tiny, tmp_path):
+    whole = run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="whole")
+    run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="part", callbacks=[Stop()])
+    (tmp_path / "part" / "status.json").write_text('{"state": "interrupted", "round": 1}')
+    resumed = runner.resume(tmp_path / "part")
+    for name, value in whole.parameters.items():
+        np.testing.assert_allclose(resumed.parameters[name], value, rtol=1e-6, atol=1e-8)
+    assert len(resumed.rounds) == 3
+
+
+@pytest.mark.timeout(180)
+def test_on_ray(run_tiny):
+    plain = run_tiny(*QUICK, THREE, output="plain")
+    secure = run_tiny(*QUICK, THREE, SECURE, "engine.name=ray", output="ray")
+    for name, value in plain.parameters.items():
+        np.testing.assert_allclose(secure.parameters[name], value, rtol=1e-5, atol=1e-7)
+
+
+REFUSED = {
+    "generated": (
+        "model={name='metamf', user=4, memory=5, generator=8, embedding=4, rank=2, hidden=3}",
+        "step={name='metamf'}",
+        "strategy={name='metamf'}",
+        "split={name='ratio'}",
+        "evaluation.fine-tune={epochs=0}",
+    ),
+    "Flower's": ("strategy.name='flwr.serverapp.strategy:FedAvg'",),
+    "median": ("strategy.name='coordinate_median.strategy:CoordinateMedian'",),
+}
+
+
+@pytest.mark.parametrize("system", REFUSED)
+def test_strategies_that_look_at_single_answers_are_refused(run_tiny, system):
+    with pytest.raises(ExperimentError, match="cannot learn from a sum alone"):
+        run_tiny(*REFUSED[system], THREE, SECURE)
+
+
+def test_one_node_is_refused(run_tiny):
+    with pytest.raises(ExperimentError, match=r"needs more nodes(.*\n)*.*engine.nodes = 2"):
+        run_tiny("engine.nodes=1", SECURE)
+
+
+def test_a_sum_without_room_names_the_setting(run_tiny):
+    with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
+        run_tiny(*QUICK, THREE, "secure-aggregation={largest=1e-12}")
