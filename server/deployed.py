@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 
 from fedrec import wire
+from server.wrapped_grid import WrappedGrid
 
 log = logging.getLogger("fedrec")
 _FIRST_POLL, _GROWTH, _LAST_POLL = 0.1, 1.3, 2.0
@@ -27,7 +28,7 @@ others."""
 _SERVER_PATIENCE = 120.0  # seconds that the SuperLink may fail at a call
 
 
-class DeployedGrid(Grid):
+class DeployedGrid(WrappedGrid):
     """Flower's grid with the loop's patience.
 
     Args:
@@ -42,31 +43,15 @@ class DeployedGrid(Grid):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._grid, self._clock, self._sleep = grid, clock, sleep
+        super().__init__(grid)
+        self._clock, self._sleep = clock, sleep
         self._there: set[int] = set()
         self._missed: dict[int, int] = {}
         self._pauses: dict[int, int] = {}
 
-    def set_run(self, run: Any) -> None:
-        """See `Grid`."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """See `Grid`."""
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """See `Grid`."""
-        return self._grid.create_message(*args, **kwargs)
-
     def get_node_ids(self) -> Iterable[int]:
         """Nodes that have given a sign of life lately."""
         return self._patiently(lambda: list(self._grid.get_node_ids()))
-
-    def get_nodes(self) -> Iterable[Any]:
-        """See `Grid`."""
-        return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See `Grid`."""

@@ -12,7 +12,6 @@ the clip norm times the clients that it was asked for, which is one; noise that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,12 +24,13 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment
 from fedrec.registry import MODEL, resolve
 from fedrec.rng import torch_stream
+from server.wrapped_grid import WrappedGrid
 
 _NOT_OURS = "function registered with name 'hello'"
 _EXAMPLES = "num-examples"
 
 
-class MixedGrid(Grid):
+class MixedGrid(WrappedGrid):
     """Flower's grid, over nodes of fedrec's and of other ClientApps.
 
     Args:
@@ -39,37 +39,9 @@ class MixedGrid(Grid):
     """
 
     def __init__(self, grid: Grid, experiment: Experiment) -> None:
-        self._grid, self._experiment = grid, experiment
+        super().__init__(grid)
+        self._experiment = experiment
         self._clients: dict[int, int] = {}
-
-    def set_run(self, run: Any) -> None:
-        """See `Grid`."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """See `Grid`."""
-        return self._grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """See `Grid`."""
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """See `Grid`."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """See `Grid`."""
-        return self._grid.get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See `Grid`."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See `Grid`."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """See `Grid`; what other nodes answer is put into fedrec's words.

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import DataError
 
 LICENCE = "research use with acknowledgement; no redistribution, no commercial use without permission"
@@ -21,6 +22,18 @@ _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
 def age_band(age: int) -> str:
     """The band of an age in years, as defined by MovieLens-1M (whose codes are the youngest age of each band)."""
     return _BANDS[bisect_right(_BAND_STARTS, age) - 1]
+
+
+def user_features(users: dict[str, np.ndarray], occupations: Iterable[str]) -> FeatureTable:
+    """Gender, age band and occupation of each row of `users`, which has the columns `gender` and `age` (years)."""
+    return FeatureTable(
+        len(users["age"]),
+        (
+            Feature.single("gender", users["gender"]),
+            Feature.single("age", [age_band(age) for age in users["age"]]),
+            Feature.single("occupation", occupations),
+        ),
+    )
 
 
 def rows_of(ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str = "id") -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.indexing import index_rows
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
-from fedrec.data.readers._movielens import LICENCE, age_band, rows_of
+from fedrec.data.readers._movielens import LICENCE, rows_of, user_features
 from fedrec.data.source import Archive, Source
 
 _ROWS = 100_000
@@ -70,14 +70,7 @@ class MovieLens100K(Reader):
     def _user_features(self, ids: np.ndarray) -> FeatureTable:
         path = self.file("u.user")
         users = rows_of(ids, read_delimited(path, _USERS), path)
-        return FeatureTable(
-            len(ids),
-            (
-                Feature.single("gender", users["gender"]),
-                Feature.single("age", [age_band(age) for age in users["age"]]),
-                Feature.single("occupation", users["occupation"]),
-            ),
-        )
+        return user_features(users, users["occupation"])
 
     def _item_features(self, ids: np.ndarray) -> FeatureTable:
         path = self.file("u.item")

@@ -20,7 +20,7 @@ from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.indexing import index_rows
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.readers._movielens import LICENCE, age_band, genre_lists, rows_of
+from fedrec.data.readers._movielens import LICENCE, genre_lists, rows_of, user_features
 from fedrec.data.source import Archive, Source
 from fedrec.errors import DataError
 
@@ -82,14 +82,7 @@ class MovieLens1M(Reader):
     def _user_features(self, ids: np.ndarray) -> FeatureTable:
         path = self.file("users.dat")
         users = rows_of(ids, read_delimited(path, _USERS), path)
-        return FeatureTable(
-            len(ids),
-            (
-                Feature.single("gender", users["gender"]),
-                Feature.single("age", [age_band(age) for age in users["age"]]),
-                Feature.single("occupation", _occupations(users["occupation"])),
-            ),
-        )
+        return user_features(users, _occupations(users["occupation"]))
 
     def _item_features(self, ids: np.ndarray) -> FeatureTable:
         path = self.file("movies.dat")
