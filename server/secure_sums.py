@@ -22,6 +22,7 @@ both kinds of shares from a quorum each, which is more than half of the nodes, a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -46,6 +47,7 @@ from strategies.base import CohortStrategy, GeneratingStrategy
 log = logging.getLogger("fedrec")
 FEDERATION = 1
 """Flower's id of the server itself, which stands for all nodes together."""
+_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0  # seconds between looks at who is there
 Read = TypeVar("Read")
 
 
@@ -104,9 +106,18 @@ class SecureSums:
         settings: of secure aggregation.
         grid: reaches the nodes.
         roster: who they are and whom they host; may be exchanged when nodes join.
+        sleep: waits.
     """
 
-    def __init__(self, experiment: Experiment, settings: SecureAggregationConfig, grid: Grid, roster: Roster) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: SecureAggregationConfig,
+        grid: Grid,
+        roster: Roster,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._sleep = sleep
         self.experiment, self.settings, self.grid, self.roster = experiment, settings, grid, roster
         self._channels: dict[int, bytes] = {}
 
@@ -137,9 +148,9 @@ class SecureSums:
         theta = wire.live_arrays(record)  # before the record leaves, and becomes bytes
         shapes = vector.shapes_of(theta, order.protection)
         groups = dict(self.roster.for_training(order.clients))
-        heard = self._meet(list(groups))
-        present = set(self.grid.get_node_ids())
-        nodes = [node for node in groups if node in present and node in self._channels]
+        present = self._present(list(groups))
+        heard = self._meet(present)
+        nodes = [node for node in present if node in self._channels]
         session = Session([self._channels[node] for node in nodes], self.settings.quorum(len(nodes)))
         heard += self._deal(session, nodes)
         bits = self._bits(order, len(nodes))
@@ -167,6 +178,20 @@ class SecureSums:
         clients = 0 if order.clients is None else len(order.clients)
         bound = vector.bound_of(order.protection, clients, self.settings.largest)
         return fixed_point.bits_for(bound, max(nodes, 1))
+
+    def _present(self, nodes: Sequence[int]) -> list[int]:
+        """Those of some nodes who are there; while they are too few for any sum, it waits for them, up to the deadline.
+
+        Rounds without a sum would follow one another at once otherwise, each of them paid for.
+        """
+        waited, pause = 0.0, _FIRST_LOOK
+        while True:
+            there = set(self.grid.get_node_ids())
+            found = [node for node in nodes if node in there]
+            if len(found) >= min(self.settings.least_nodes, len(nodes)) or waited >= self.experiment.engine.timeout:
+                return found
+            self._sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, _LAST_LOOK)
 
     def _meet(self, nodes: Iterable[int]) -> list[Message]:
         """Ask nodes that are new for their channel keys; gives the errors among the answers."""

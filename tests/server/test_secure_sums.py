@@ -160,6 +160,26 @@ def test_a_node_that_is_away_is_not_counted_on(federation):
     assert {place for place, step, _ in made.grid.sent if step == "shares"} == {1, 2}
 
 
+def test_while_too_few_are_there_it_is_waited_for_them(federation):
+    made = federation(3)
+    made.grid.away.update({0, 1, 2})
+    looked = []
+
+    def sleep(seconds):
+        looked.append(seconds)
+        if len(looked) == 4:
+            made.grid.away.clear()
+
+    made.sums._sleep = sleep
+    made.expect(made.secure(), range(3))
+    assert len(looked) == 4
+    made.grid.away.update({0, 1})
+    made.sums._sleep = looked.append
+    assert made.secure().clients == 0
+    timeout = made.experiment.engine.timeout
+    assert timeout <= sum(looked[4:]) <= timeout + 2
+
+
 @pytest.mark.parametrize("step", ["shares", "train", "unmask"])
 def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
     made = federation(3)
