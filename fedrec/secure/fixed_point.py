@@ -9,6 +9,7 @@ that wrapped around would look like any other.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 
@@ -36,14 +37,15 @@ def bits_for(bound: float, nodes: int) -> int:
     Raises:
         ExperimentError: not even whole numbers have room.
     """
-    if not 0 < bound < math.inf or (found := math.floor(math.log2(limit(nodes) / bound))) < 0:
+    room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0  # exact: a float would round it up
+    if room < 1:
         raise ExperimentError(
             "secure aggregation has no room for numbers that large",
             expected=f"a bound above 0 and at most {float(limit(nodes)):.3g}, with {nodes} nodes",
             got=f"{bound:.6g}",
             fix="lower secure-aggregation.largest, or privacy.clip-norm",
         )
-    return min(found, _MOST_BITS)
+    return min(room.bit_length() - 1, _MOST_BITS)
 
 
 def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:

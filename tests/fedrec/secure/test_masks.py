@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
@@ -47,7 +47,7 @@ def test_pairwise_masks_cancel_in_the_sum_of_all(nodes):
     assert all(one.any() for one in found)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(2, 6), st.data())
 def test_the_sum_of_any_survivors_comes_back(nodes, data):
     mask_seeds, public, selves, numbers = parts(nodes)

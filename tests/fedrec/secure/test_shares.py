@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedrec.secure import masks, shares
@@ -24,7 +24,7 @@ def test_every_quorum_gives_the_secret(quorum, nodes):
     assert shares.combined(dict(enumerate(dealt)), quorum) == SECRET
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(min_size=16, max_size=16), st.integers(2, 7), st.data())
 def test_any_quorum_of_any_size(secret, nodes, data):
     quorum = data.draw(st.integers(2, nodes))
