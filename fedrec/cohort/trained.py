@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrec.cohort.block import Block
 
-_FEW = 2**13  # numbers: a float64 copy of all clients' costs less than an operation for each
+_SMALL = 2**13  # numbers: parameters of fewer are added up together, in one operation instead of one for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +49,17 @@ class Trained:
             order: 2 for the L2 norm, 1 for L1.
         """
         total = torch.zeros(len(self.block), dtype=torch.float64)
+        wanted = self.values.keys() if names is None else names
+        small, moved = self._small(wanted)
+        total += _powers(moved, order).cpu()
         for name, value in self.values.items():
-            if names is not None and name not in names:
+            if name not in wanted or name in small:
                 continue
             if name in self.item_tables:
                 total += self._table_powers(name, order).cpu()
-            else:
+            else:  # one by one: what fits the processor's caches is twice as fast
                 start = self.start[name].flatten()
-                if len(start) < _FEW:
-                    total += _powers(value.flatten(1) - start, order).cpu()
-                    continue
-                for place, own in enumerate(value):  # one by one: what fits the processor's caches is twice as fast
-                    total[place] += _powers((own.flatten() - start)[None], order)[0].cpu()
+                total += torch.stack([_power(own.flatten() - start, order) for own in value]).cpu()
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
@@ -72,17 +71,16 @@ class Trained:
             shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
         """
         counted = [(place, share) for place, share in enumerate(shares.tolist()) if share]
-        for name in (name for name in self.values if name in totals):
-            total, value = totals[name], self.values[name]
-            if total.numel() < _FEW:
-                places = torch.tensor([place for place, _ in counted], dtype=torch.int64, device=value.device)
-                own = shares.to(value.device)[places]
-                moved = value.flatten(1)[places].sub_(self.start[name].flatten())
-                total.view(-1).addmv_(moved.double().T, own)
-                continue
-            total.add_(self.start[name], alpha=-sum(share for _, share in counted))
-            for place, share in counted:
-                total.add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
+        small, moved = self._small(totals)
+        places = torch.tensor([place for place, _ in counted], dtype=torch.int64, device=moved.device)
+        sums = moved[places].double().T @ shares.to(moved.device)[places]
+        for name, own in zip(small, sums.split([totals[name].numel() for name in small]), strict=True):
+            totals[name].view(-1).add_(own)
+        for name, value in self.values.items():
+            if name in totals and name not in small:
+                totals[name].add_(self.start[name], alpha=-sum(share for _, share in counted))
+                for place, share in counted:
+                    totals[name].add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
 
     def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
         """The same of an item table, by rows.
@@ -117,6 +115,18 @@ class Trained:
         count = self.block.touched_counts[place]
         return self.block.touched[place, :count], count
 
+    def _small(self, names: Collection[str]) -> tuple[list[str], Tensor]:
+        """Those of the named parameters that are small and no item tables; all clients' updates of them, `[C, n]`."""
+        small = [
+            name
+            for name in self.values
+            if name in names and name not in self.item_tables and self.start[name].numel() < _SMALL
+        ]
+        if not small:
+            return [], self.untouched.new_zeros(len(self.block), 0, dtype=torch.float32)
+        start = torch.cat([self.start[name].flatten() for name in small])
+        return small, torch.cat([self.values[name].flatten(1) for name in small], dim=1) - start
+
     def _moved(self, name: str, counted: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """What clients changed in the rows they touched: items `int64 [n]`, places of clients `int64 [n]`, `[n, d]`.
 
@@ -149,3 +159,9 @@ class Trained:
 def _powers(rows: Tensor, order: int) -> Tensor:
     """`float64 [n]`: sum of squares (order 2) or magnitudes (1) of each row of `[n, d]`, added in float64."""
     return torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64) ** order
+
+
+def _power(vector: Tensor, order: int) -> Tensor:
+    """The same of one vector; faster than a norm that is asked for another precision than its numbers have."""
+    wide = vector.double()
+    return wide.dot(wide) if order == 2 else wide.abs().sum()
