@@ -14,9 +14,10 @@ training order becomes a session of three exchanges with the nodes that host the
 A node that fails before the second answer is one that did not answer in this round. If fewer than the quorum last until
 the end, the round has no sum, as if nobody had answered: nothing is learned of anybody.
 
-Where this differs from the paper: see `fedrec.secure.masks`. Its exchange of signatures on the list of survivors,
-against a server that tells different nodes different things, is not here: to unmask one node, such a server would need
-both kinds of shares from a quorum each, which is more than half of the nodes, and no node gives both.
+Where this differs from the paper: see `fedrec.secure.masks`; mask keys and shares come in one exchange instead of two.
+The paper's exchange of signatures on the list of survivors, against a server that tells different nodes different
+things, is not here: to unmask one node, such a server would need both kinds of shares from a quorum each, which is more
+than half of the nodes, and no node gives both.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ of its own, s_uv what u and v agree on by X25519 and HKDF-SHA256, PRG the keystr
 the pairwise masks cancel. Every secret is for one session, which is one attempt at one round.
 
 Where this differs from the paper: secrets are 128-bit seeds that keys are derived from, so that each fits one Shamir
-share; mask keys are made anew for each session instead of once, because a key that was recovered from shares after its
-node dropped out would unmask the earlier rounds of that node.
+share, and a node commits to the seed of its self-mask, so that false shares are noticed. Channel keys are kept for a
+run; mask keys, as in the paper, are not: one that was recovered from shares after its node dropped out would unmask the
+earlier rounds of that node.
 """
 
 from __future__ import annotations
