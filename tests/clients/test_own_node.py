@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from clients.hosting import Node, node_of
 from clients.memory import NodeMemory
-from clients.own_node import OwnNode
+from clients.own_node import OwnNode, own_node
 from fedrec import wire
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
@@ -263,3 +263,8 @@ def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
     secure = load_tiny("secure-aggregation=true")
     assert own(secure, shards[0], least_nodes=3).least_nodes == 3
     assert own(secure, shards[0]).least_nodes == own(load_tiny(), shards[1]).least_nodes == 0
+    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
+    settings = (*((key, str(shards[0] / file)) for key, file in files.items()), ("least-nodes", 3))
+    assert own_node(secure.model_dump_json(), "run", settings).least_nodes == 3
+    with pytest.raises(ExperimentError, match="gives no sum of its own"):
+        own_node(load_tiny().model_dump_json(), "run", settings)

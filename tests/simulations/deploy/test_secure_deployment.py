@@ -18,7 +18,7 @@ SECURE = "secure-aggregation=true"
 
 @pytest.fixture(scope="module")
 def three(small, tmp_path_factory):
-    """A running deployment of three nodes, the first of which gives no sum of its own."""
+    """A running deployment of three nodes, the first of which gives no sum of its own (see `test_own_node.py`)."""
     table = small()
     table["engine"]["nodes"] = 3
     made = Federation(tmp_path_factory.mktemp("secure") / "deployment", table, nodes=3)
@@ -48,8 +48,3 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
         with contextlib.closing(sqlite3.connect(file)) as connection:
             assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (0,)  # all unmasked, all forgotten
             assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)
-
-
-def test_a_node_whose_owner_wants_it_gives_no_bare_sum(three):
-    finished, why = three.run("bare", "engine.max-failures=0.0", "rounds=1")
-    assert not finished and "this node gives no sum of its own" in why
