@@ -88,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds; each has its own split and noise")
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds before it are left out")
     parser.add_argument("--validation", action="store_true", help="rank validation users instead of test users")
     parser.add_argument("--only", default="", help="names of experiments, separated by commas; default: all")
     parser.add_argument("--epsilons", default="", help="such as 2,5,inf; default: all")
@@ -97,7 +98,8 @@ def main() -> None:
     for point in points():
         if (wanted and point.experiment not in wanted) or (epsilons and point.epsilon not in epsilons):
             continue
-        results = [run(point, seed, options.output, validation=options.validation) for seed in range(options.seeds)]
+        seeds = range(options.first_seed, options.seeds)
+        results = [run(point, seed, options.output, validation=options.validation) for seed in seeds]
         print(_line(point, results), flush=True)
 
 
