@@ -5,20 +5,25 @@
     FEDREC_DATA=DATA python -m benchmarks.privacy_frontier --output FOLDER --validation --seeds 1
 
 Each system is a shipped experiment at several epsilons; of the settings only the server's rate follows epsilon, as
-chosen on validation users. Runs that are in the folder already are taken, and a
-broken-off frontier goes on where it was.
+chosen on validation users. Each seed has its own split and its own noise, and is compared user by user with the private
+popularity of the same epsilon. Runs that are in the folder already are taken, and a broken-off frontier goes on where
+it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.targeted_dp import interval
+from fedrec.baselines.evaluate import measure_baselines
+from fedrec.data.kept import KEPT
+from fedrec.errors import RunError
 from fedrec.experiment import load
 from fedrec.runs import Result, RunFolder
 from simulations import runner
@@ -83,22 +88,54 @@ def run(point: Point, seed: int, folder: Path, *, validation: bool) -> Result:
     return runner.run(experiment, output=path)
 
 
-def main() -> None:
-    """Run the frontier and print one line per system and epsilon: mean and spread over the seeds."""
+def gap(result: Result, baseline: str, metric: str = "hits@20") -> tuple[float, float]:
+    """How far a system is above one of its run's baselines, paired by user.
+
+    The baseline is fitted once more, as a run keeps its means only.
+
+    Returns:
+        Mean of the differences over the users, and half the width of its 95 % interval.
+
+    Raises:
+        RunError: the baseline is not what it was when the system ran.
+    """
+    evaluation, clients = result.experiment.evaluation, result.users.index.to_numpy()
+    names = {baseline: evaluation.baseline_settings()[baseline]}
+    population = KEPT.population(result.experiment)
+    there = measure_baselines(names, population, held_out=evaluation.held_out, ks=evaluation.ks, clients=clients)
+    values = there[baseline][metric].numpy()
+    mean = result.baselines[baseline][metric]
+    if not math.isclose(np.nanmean(values), mean, abs_tol=1e-9):
+        raise RunError(
+            f"{baseline} is not what it was in {result.folder}",
+            expected=f"{metric} of {mean:.6f}, as in baselines.json",
+            got=f"{np.nanmean(values):.6f}",
+            fix="run that point again, in another folder",
+        )
+    differences = result.users[metric].to_numpy() - values
+    return interval(differences[~np.isnan(differences)].tolist())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the frontier and print, per system and epsilon, mean and spread over the seeds, and what each seed shows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds; each has its own split and noise")
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds before it are left out")
     parser.add_argument("--validation", action="store_true", help="rank validation users instead of test users")
     parser.add_argument("--only", default="", help="names of experiments, separated by commas; default: all")
     parser.add_argument("--epsilons", default="", help="such as 2,5,inf; default: all")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     wanted = [name for name in options.only.split(",") if name]
     epsilons = [float(text) for text in options.epsilons.split(",") if text]
     for point in points():
         if (wanted and point.experiment not in wanted) or (epsilons and point.epsilon not in epsilons):
             continue
-        results = [run(point, seed, options.output, validation=options.validation) for seed in range(options.seeds)]
+        seeds = range(options.first_seed, options.seeds)
+        results = [run(point, seed, options.output, validation=options.validation) for seed in seeds]
         print(_line(point, results), flush=True)
+        for seed, result in zip(seeds, results, strict=True):
+            print(_seed_line(seed, result), flush=True)
 
 
 def _line(point: Point, results: list[Result]) -> str:
@@ -109,6 +146,13 @@ def _line(point: Point, results: list[Result]) -> str:
     ]
     spread = f" +- {own.std(ddof=1):.4f}" if len(own) > 1 else ""
     return f"{point.system:16} epsilon {point.epsilon:<4g} Hits@20 {own.mean():.4f}{spread}  ({', '.join(beside)})"
+
+
+def _seed_line(seed: int, result: Result) -> str:
+    baseline = list(result.baselines)[-1]  # the private one, if there is one
+    mean, half = gap(result, baseline)
+    found = f"{result.metrics['hits@20']:.4f}, {mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
+    return f"    seed {seed}: {found} against {baseline} {result.baselines[baseline]['hits@20']:.4f}, by user"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ it, so any strategy can be audited that adds `server-lr` times a noisy mean of u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from fedrec.attacks.audit.verdict import Audit, audit
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment import Experiment
-from fedrec.registry import MODEL, SAMPLER, resolve
+from fedrec.registry import MODEL, SAMPLER, STRATEGY, resolve
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
 from simulations.attacks.federations import QUICK, derived, run_once, section, seed_of
 from simulations.claims import Claim, claim_of
+from strategies.base import CohortStrategy
+from strategies.reptile import ReptileConfig
 
 _FILE = "canaries.npz"
 
@@ -99,7 +101,7 @@ class Watch(Callback):
     def __init__(self, plan: CanaryPlan, experiment: Experiment, file: Path) -> None:
         self._plan, self._file, self._released = plan, file, []
         self._tables = tuple(resolve_tables(experiment))
-        self._rate = float(experiment.strategy.options.get("server-lr", 1.0))
+        self._rate = server_rate(experiment)
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """See `Callback.on_start`.
@@ -119,11 +121,20 @@ class Watch(Callback):
         """See `Callback.on_update`."""
         table = reserved_table(self._tables, {name: value.shape for name, value in after.items()})
         change = after[table][-self._plan.count :].astype(np.float64) - before[table][-self._plan.count :]
-        self._released.append(self._plan.project(change) / self._rate)
+        self._released.append(self._plan.project(change) / self._rate(round_number))
 
     def on_end(self, result: Result) -> None:
         """See `Callback.on_end`."""
         np.savez(self._file, released=np.array(self._released))
+
+
+def server_rate(experiment: Experiment) -> Callable[[int], float]:
+    """What the strategy multiplies a round's noisy mean with, by the number of the round, from 1."""
+    settings = experiment.settings(STRATEGY)
+    if isinstance(settings, ReptileConfig):
+        return settings.rate
+    constant = float(experiment.strategy.options.get("server-lr", 1.0))
+    return lambda round_number: constant
 
 
 def resolve_tables(experiment: Experiment) -> Sequence[str]:
@@ -163,6 +174,21 @@ def _refuse(experiment: Experiment) -> None:
             expected="engine serial or ray",
             got="flower",
             fix="--engine serial",
+        )
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    if issubclass(strategy, CohortStrategy) and strategy.parts is not CohortStrategy.parts:
+        raise ExperimentError(
+            f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
+            expected="a strategy whose rounds are alike",
+            got=repr(experiment.strategy.name),
+            fix="audit one phase by itself, with that phase's strategy, step and clip norm and without privacy.phases",
+        )
+    if server_rate(experiment)(experiment.rounds) <= 0:
+        raise ExperimentError(
+            "the last rounds cannot be watched: their server rate is 0, so the parameters show nothing of them",
+            expected="strategy.anneal-rounds of at least the number of rounds",
+            got=f"rounds = {experiment.rounds}, anneal-rounds = {experiment.strategy.options.get('anneal-rounds')}",
+            fix=f"--set strategy.anneal-rounds={experiment.rounds}",
         )
     if "cohort" not in experiment.sampler.options and experiment.sampler.name != "full":
         raise ExperimentError(

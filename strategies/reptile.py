@@ -26,6 +26,12 @@ class ReptileConfig(Config):
     anneal_rounds: int | None = Field(default=None, ge=1)
     """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`, none after T."""
 
+    def rate(self, round_number: int) -> float:
+        """The server rate of a round, from 1."""
+        whole = self.anneal_rounds
+        left = 1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole)
+        return self.server_lr * left
+
 
 class Reptile(CohortStrategy):
     """Moves the shared initialisation towards the mean of the locally trained parameters."""
@@ -36,10 +42,4 @@ class Reptile(CohortStrategy):
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """See `CohortStrategy.apply`."""
-        return aggregate.added_to(theta, self.rate(aggregate.round) / aggregate.clients)
-
-    def rate(self, round_number: int) -> float:
-        """The server rate of a round, from 1."""
-        whole = self.config.anneal_rounds
-        left = 1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole)
-        return self.config.server_lr * left
+        return aggregate.added_to(theta, self.config.rate(aggregate.round) / aggregate.clients)

@@ -31,6 +31,32 @@ def evaluate_baselines(
     block: int = 256,
     protocol: Literal["reconstruction"] | None = None,
 ) -> dict[str, dict[str, float]]:
+    """Fit each baseline to the training clients and rank each held-out client's items: means over the clients.
+
+    For arguments and errors see `measure_baselines`.
+
+    Returns:
+        For each baseline, the mean of each ranking metric over the clients with a held-out positive.
+    """
+    measured = measure_baselines(
+        names, population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol
+    )
+    return {
+        name: {metric: float(values.nanmean()) for metric, values in metrics.items()}
+        for name, metrics in measured.items()
+    }
+
+
+def measure_baselines(
+    names: Names,
+    population: Population,
+    *,
+    held_out: Literal["test", "validation"],
+    ks: tuple[int, ...],
+    clients: np.ndarray | None = None,
+    block: int = 256,
+    protocol: Literal["reconstruction"] | None = None,
+) -> dict[str, dict[str, torch.Tensor]]:
     """Fit each baseline to the training clients and rank each held-out client's items.
 
     A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
@@ -47,7 +73,7 @@ def evaluate_baselines(
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
 
     Returns:
-        For each baseline, the mean of each ranking metric over the clients with a held-out positive.
+        For each baseline and ranking metric `float64 [clients]`; NaN for a client without a held-out positive.
 
     Raises:
         ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
@@ -79,7 +105,10 @@ def evaluate_baselines(
         )
         for name, metrics in measured.items():
             tables[name].append(metrics)
-    return {name: _means(blocks) for name, blocks in tables.items()}
+    return {
+        name: {metric: torch.cat([block[metric] for block in blocks]) for metric in blocks[0]}
+        for name, blocks in tables.items()
+    }
 
 
 def evaluate_rating_baselines(
@@ -172,7 +201,3 @@ def _make(name: str, options: Mapping[str, Any]) -> Baseline:
     settings = baseline.Config.parse(options, at=f"baselines.{name}")
     with blaming(BASELINE.name, baseline, "when it was made"):
         return baseline(settings)
-
-
-def _means(blocks: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-    return {metric: float(torch.cat([block[metric] for block in blocks]).nanmean()) for metric in blocks[0]}

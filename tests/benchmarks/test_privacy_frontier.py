@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
-from scipy.stats import norm
+from scipy.stats import norm, ttest_1samp
 
-from benchmarks.privacy_frontier import points
+from benchmarks import privacy_frontier
+from benchmarks.privacy_frontier import gap, points
+from fedrec.errors import RunError
 from fedrec.experiment import load
+from simulations import runner
 
 POINTS = list(points())
 
@@ -51,3 +55,42 @@ def test_the_shipped_phases_compose_to_the_target():
         mu = math.sqrt(sum(plan.noise_multiplier**-2 for plan in plans))
         delta = norm.cdf(mu / 2 - 5 / mu) - math.exp(5) * norm.cdf(-mu / 2 - 5 / mu)
         assert delta <= 1.001e-5 and delta == pytest.approx(1e-5, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    small = ["rounds=1", "engine.name=serial", "dataset.users=60", "dataset.items=40", "evaluation.every=0"]
+    baselines = "evaluation.baselines=['popularity', {name='dp-popularity', epsilon=20.0, backend='tight-rdp'}]"
+    return runner.run("privrec-synthetic", [*small, baselines], output=tmp_path_factory.mktemp("frontier") / "run")
+
+
+def test_the_gap_is_the_difference_of_the_means_with_the_interval_of_a_paired_t_test(result):
+    mean, half = gap(result, "dp-popularity")
+    assert mean == pytest.approx(result.metrics["hits@20"] - result.baselines["dp-popularity"]["hits@20"])
+    # A baseline against itself has no spread; the system against it has that of its users.
+    everyone = dataclasses.replace(result, users=result.users * 0)
+    flat, spread = gap(everyone, "popularity")
+    assert flat == pytest.approx(-result.baselines["popularity"]["hits@20"])
+    low, high = ttest_1samp(result.users["hits@20"].to_numpy(), 0).confidence_interval()
+    assert 0 < half < spread + (high - low)  # a triangle inequality of standard deviations
+
+
+def test_a_gap_to_a_baseline_that_has_changed_is_refused(result):
+    changed = dataclasses.replace(result, baselines={"popularity": {"hits@20": 0.5}})
+    with pytest.raises(RunError, match="not what it was"):
+        gap(changed, "popularity")
+
+
+def test_seeds_before_the_first_are_left_out(result, monkeypatch, capsys):
+    asked = []
+
+    def run(point, seed, folder, *, validation):
+        asked.append((point.experiment, point.epsilon, seed))
+        return result
+
+    monkeypatch.setattr(privacy_frontier, "run", run)
+    wanted = ["--only", "dp-privrec-ml1m", "--epsilons", "2,inf", "--first-seed", "1", "--seeds", "3"]
+    privacy_frontier.main(["--output", "unused", *wanted])
+    assert asked == [("dp-privrec-ml1m", epsilon, seed) for epsilon in (2.0, math.inf) for seed in (1, 2)]
+    printed = capsys.readouterr().out
+    assert printed.count("against dp-popularity") == 4 and f"{result.metrics['hits@20']:.4f} +- 0.0000" in printed

@@ -140,6 +140,21 @@ def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_pa
     assert claimed.epsilon == pytest.approx(told["epsilon"]) and claimed.delta == told["delta"]
 
 
+def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
+    """The releases are the same whatever the server makes of them, so all of the audit is, but for what it rounds."""
+    own = {**AUDITED, **PRIVATE, "rounds": 5}
+    falling = {**own, "strategy": {"name": "reptile", "server-lr": 0.5, "anneal-rounds": 5}}
+    found = [audit_experiment(load(own), None, tmp_path / "constant", canaries=CANARIES)]
+    found.append(audit_experiment(load(falling), None, tmp_path / "falling", canaries=CANARIES))
+    released = []
+    for name in ("constant", "falling"):
+        with np.load(tmp_path / name / "run-01" / "canaries.npz") as file:
+            released.append(file["released"])
+    assert released[1] == pytest.approx(released[0], abs=1e-4 * np.abs(released[0]).max())
+    assert check(found[1], "noise-std").measured == pytest.approx(check(found[0], "noise-std").measured, rel=1e-4)
+    assert found[1].verdict == found[0].verdict != "FAIL"
+
+
 def test_everybody_in_every_round_can_be_audited_too(tmp_path):
     """Nothing is drawn: the claim is that of the analytic Gaussian, and all observers know who takes part."""
     everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
@@ -221,7 +236,13 @@ def test_finished_runs_are_taken_and_broken_ones_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("override", "problem"),
-    [("engine.name=flower", "cannot be watched"), ("sampler.name=test_audit:Odd", "no rate")],
+    [
+        ("engine.name=flower", "cannot be watched"),
+        ("sampler.name=test_audit:Odd", "no rate"),
+        ("strategy={name='two-stage', stage-one={rounds=3, strategy={name='reptile', server-lr=5.0}}}", "has phases"),
+        ("strategy={name='popularity-start'}", "has phases"),
+        ("strategy={name='reptile', anneal-rounds=24}", "rate is 0"),
+    ],
 )
 def test_what_cannot_be_audited_is_explained(tmp_path, override, problem):
     with pytest.raises(ExperimentError, match=problem):
