@@ -107,24 +107,19 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
     return found
 
 
-def seeded(experiment: str, overrides: tuple[str, ...], seed: int) -> list[str]:
-    """Overrides with a seed, which is also that of the users' budgets: another seed, other users who ask for little."""
-    return [*overrides, f"seed={seed}", *([f"step.budget-seed={seed}"] if experiment == PRIVATE else [])]
-
-
 def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     """The figures of one run."""
-    started, all_overrides = time.perf_counter(), seeded(experiment, overrides, seed)
+    started, seeded = time.perf_counter(), [*overrides, f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = runner.run(experiment, all_overrides, output=Path(folder) / "run")
+            result = runner.run(experiment, seeded, output=Path(folder) / "run")
         except ClientError as error:
             after = re.search(r"diverged in round (\d+)", str(error))
             if after is None:
                 raise
             return {"diverged in round": int(after.group(1))}
         kept = json.loads((result.folder / "result.json").read_text())
-        whole = whole_histories(experiment, all_overrides, result.parameters)
+        whole = whole_histories(experiment, seeded, result.parameters)
     found = {"metrics": kept["metrics"], "whole": whole, "baselines": kept["baselines"], "rounds": kept["rounds"]}
     if "personal" in kept:
         found["users"] = kept["personal"]["users"]

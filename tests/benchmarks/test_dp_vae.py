@@ -21,7 +21,8 @@ CELLS = {(group, cell): how for group, own in dp_vae.cells().items() for cell, h
 
 
 def loaded(group, cell, seed=3):
-    return load(CELLS[group, cell][0], dp_vae.seeded(*CELLS[group, cell], seed))
+    experiment, overrides = CELLS[group, cell]
+    return load(experiment, [*overrides, f"seed={seed}"])
 
 
 def record(*values):
@@ -37,7 +38,7 @@ def test_a_cell_is_an_experiment_and_its_seed_is_that_of_the_users_budgets(group
 
 
 def test_the_sound_cells_are_the_shipped_sound_experiment():
-    shipped, cell = load("dpvae-sound-ml100k", ["seed=3", "step.budget-seed=3"]), loaded("budgets", "sound, up to 1.0")
+    shipped, cell = load("dpvae-sound-ml100k", ["seed=3"]), loaded("budgets", "sound, up to 1.0")
     for part in ("rounds", "split", "model", "step", "strategy", "sampler"):
         assert getattr(cell, part) == getattr(shipped, part)
 
