@@ -293,7 +293,8 @@ def _of(runs: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
 def _row(found: list[dict[str, float]], measures: tuple[str, ...] = MEASURES) -> str:
     if not found:
         return "diverged"
-    means = {name: np.array([one[name] for one in found]) for name in measures}
+    known = [name for name in measures if all(name in one for one in found)]
+    means = {name: np.array([one[name] for one in found]) for name in known}
     return " | ".join(f"{name} {_spread(values)}" for name, values in means.items())
 
 

@@ -115,6 +115,7 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
         "budgets / paper, up to 0.3 / seed 0": {"diverged in round": 4},
         "budgets / paper, up to 0.3 / seed 1": {"diverged in round": 7},
         "federated / VAE / seed 2": {**record(0.4, 0.5, 0.6), "whole": dict.fromkeys(dp_vae.WHOLE_MEASURES, 0.7)},
+        "whole / ease / seed 0": {"whole": {dp_vae.WHOLE_MEASURES[0]: 0.8}},
         "central / VAE / seed 0": {**record(0.0, 0.0, 0.0), "baselines": {"ease": record(0.41, 0.0, 0.0)["metrics"]}},
     }  # fmt: skip
     (tmp_path / "grid.json").write_text(json.dumps(known))
@@ -133,6 +134,8 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
     held_out, whole = (one for one in lines if one.startswith("| federated / VAE |"))
     assert held_out.startswith("| federated / VAE | 1 | ndcg-list@100 0.4000 | recall@20 0.5000 | recall@50 0.6000 |")
     assert whole.count(" 0.7000") == len(dp_vae.WHOLE_MEASURES) and dp_vae.PREFIX in whole
+    first = dp_vae.WHOLE_MEASURES[0]
+    assert line("| whole / ease |") == f"| whole / ease | 1 | {first} 0.8000 |"  # without the measure it lacks
     assert line("| ease beside it |").startswith("| ease beside it | 1 | ndcg-list@100 0.4100 |")
     assert line("parts / constant -> parts / optimal, ndcg-list@100:").startswith(
         "parts / constant -> parts / optimal, ndcg-list@100: +0.0200, 95% interval"
