@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of `docs/papers/dp-vae.md`: a grid of runs on MovieLens-100K, one JSON file, and its tables.
 
-    python -m benchmarks.dp_vae run FILE.json [--only GROUP]... [--seeds 0 1 2 3 4]
+    python -m benchmarks.dp_vae run FILE.json [--only GROUP]... [--cell CELL]... [--seeds 0 1 2 3 4]
     python -m benchmarks.dp_vae tables FILE.json
 
 What is in the file is not run again, so that a broken grid goes on where it stopped. Runs go into a temporary folder
@@ -17,6 +17,7 @@ import math
 import re
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +109,17 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
 
 def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     """The figures of one run."""
-    started = time.perf_counter()
+    started, seeded = time.perf_counter(), [*overrides, f"seed={seed}"]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = runner.run(experiment, [*overrides, f"seed={seed}"], output=Path(folder) / "run")
+            result = runner.run(experiment, seeded, output=Path(folder) / "run")
         except ClientError as error:
             after = re.search(r"diverged in round (\d+)", str(error))
             if after is None:
                 raise
             return {"diverged in round": int(after.group(1))}
         kept = json.loads((result.folder / "result.json").read_text())
-        whole = whole_histories(experiment, [*overrides, f"seed={seed}"], result.parameters)
+        whole = whole_histories(experiment, seeded, result.parameters)
     found = {"metrics": kept["metrics"], "whole": whole, "baselines": kept["baselines"], "rounds": kept["rounds"]}
     if "personal" in kept:
         found["users"] = kept["personal"]["users"]
@@ -177,8 +178,15 @@ def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def run(file: Path, only: list[str], seeds: list[int]) -> None:
-    """Run what is missing; the file is written after each run."""
+def run(file: Path, only: list[str], seeds: list[int], chosen: list[str] | None = None) -> None:
+    """Run what is missing; the file is written after each run.
+
+    Args:
+        file: of the figures.
+        only: names of groups; none: all.
+        seeds: of each cell.
+        chosen: names of cells within the groups that are runs; none: all.
+    """
     known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for seed in seeds if not only or "popularity" in only else ():
         known |= {f"popularity / {cell} / seed {seed}": {"metrics": m} for cell, m in noisy_popularity(seed).items()}
@@ -195,7 +203,7 @@ def run(file: Path, only: list[str], seeds: list[int]) -> None:
         if only and group not in only:
             continue
         for cell, (experiment, overrides) in own.items():
-            for seed in seeds:
+            for seed in seeds if not chosen or cell in chosen else ():
                 key = f"{group} / {cell} / seed {seed}"
                 if key not in known:
                     known[key] = {"experiment": experiment, "overrides": overrides}
@@ -220,13 +228,62 @@ def tables(file: Path) -> None:
         if _of(runs, "whole"):
             print(f"| {name} | {len(runs)} | {_row(_of(runs, 'whole'), WHOLE_MEASURES)} |")
     print()
-    compared = [("federated / VAE", "federated / VAE, priors"), ("federated / VAE", "federated / VAE, no divergence")]
-    compared += [("federated / VAE, no divergence", "federated / VAE, priors")]
-    compared += [("parts / constant", "parts / constant, priors")]
-    compared += [("parts / constant", "parts / optimal"), ("parts / constant", "parts / optimal, priors")]
-    for one, other in compared:
+    for one, other in comparisons():
         for measure in MEASURES:
-            print(f"{one} -> {other}, {measure}: {_compared(known, one, other, measure)}")
+            print(f"{one} -> {other}, {measure}: {paired(known, one, other, measure) or 'too few runs'}")
+
+
+def comparisons() -> list[tuple[str, str]]:
+    """What the paper compares, and what its budgets are worth: group and cell, and those that may be better."""
+    found = [("federated / VAE", "federated / VAE, priors"), ("federated / VAE", "federated / VAE, no divergence")]
+    found += [("federated / VAE, no divergence", "federated / VAE, priors")]
+    found += [("parts / constant", f"parts / {cell}") for cell in ("constant, priors", "optimal", "optimal, priors")]
+    fresh, (least, *_, most) = "budgets / fresh parameters", BUDGETS
+    for mode in ("sound", "paper", "paper, tamed"):
+        found += [(fresh, f"budgets / {mode}, up to {epsilon}") for epsilon in BUDGETS]
+        found += [(f"budgets / {mode}, up to {least}", f"budgets / {mode}, up to {most}")]
+    return found
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two cells, seed by seed.
+
+    Attributes:
+        gain: mean of the differences.
+        interval: 95 % interval of it, by Student's t.
+        student: p of the paired t-test, two-sided.
+        wilcoxon: p of the signed-rank test, two-sided; with five seeds it is .0625 at least.
+        seeds: how many both have.
+    """
+
+    gain: float
+    interval: tuple[float, float]
+    student: float
+    wilcoxon: float
+    seeds: int
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{self.gain:+.4f}, 95% interval {low:+.4f} to {high:+.4f}, paired t p = {self.student:.3f}, "
+            f"Wilcoxon p = {self.wilcoxon:.3f}, {self.seeds} seeds"
+        )
+
+
+def paired(known: dict[str, Any], one: str, other: str, measure: str) -> Paired | None:
+    """What is gained from one cell to another; None with fewer than two seeds that ended without diverging in both."""
+    seeds = [key.rpartition(" / ")[2] for key in known if key.rpartition(" / ")[0] == one]
+    both = [(known[f"{one} / {seed}"], known.get(f"{other} / {seed}", {})) for seed in seeds]
+    finished = [pair for pair in both if all("metrics" in run for run in pair)]
+    values = np.array([[run["metrics"][measure] for run in pair] for pair in finished])
+    if len(values) < 2:
+        return None
+    gain = values[:, 1] - values[:, 0]
+    test: Any = ttest_rel(values[:, 1], values[:, 0])
+    low, high = test.confidence_interval()
+    signed: Any = wilcoxon(gain)
+    return Paired(float(gain.mean()), (float(low), float(high)), float(test.pvalue), float(signed.pvalue), len(gain))
 
 
 def _of(runs: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
@@ -236,37 +293,26 @@ def _of(runs: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
 def _row(found: list[dict[str, float]], measures: tuple[str, ...] = MEASURES) -> str:
     if not found:
         return "diverged"
-    means = {name: np.array([one[name] for one in found]) for name in measures}
-    return " | ".join(f"{name} {v.mean():.4f} ± {v.std(ddof=1) if len(v) > 1 else 0:.4f}" for name, v in means.items())
+    known = [name for name in measures if all(name in one for one in found)]
+    means = {name: np.array([one[name] for one in found]) for name in known}
+    return " | ".join(f"{name} {_spread(values)}" for name, values in means.items())
+
+
+def _spread(values: np.ndarray) -> str:
+    """Mean and standard deviation, which one value has not."""
+    return f"{values.mean():.4f}" + (f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else "")
 
 
 def _spent(runs: list[dict[str, Any]]) -> str:
     ended = [one["diverged in round"] for one in runs if "diverged in round" in one]
-    if ended:
-        return f"diverged in rounds {', '.join(map(str, ended))}"
-    if "users" not in runs[0]:
-        return ""
-    users = runs[0]["users"]
-    asked, true = users["nominal"], users["replace-one"]
-    shown = [f"{float(part[place]):.3g}" for part in (asked, true) for place in ("p10", "p50", "p90")]
-    return f"asked {', '.join(shown[:3])}; true {', '.join(shown[3:])} (10, 50, 90 per cent of users)"
-
-
-def _compared(known: dict[str, Any], one: str, other: str, measure: str) -> str:
-    seeds = [key.rpartition(" / ")[2] for key in known if key.rpartition(" / ")[0] == one]
-    both = [(known[f"{one} / {seed}"], known.get(f"{other} / {seed}", {})) for seed in seeds]
-    finished = [pair for pair in both if all("metrics" in run for run in pair)]
-    values = np.array([[run["metrics"][measure] for run in pair] for pair in finished])
-    if len(values) < 2:
-        return "too few runs"
-    gain: Any = values[:, 1] - values[:, 0]
-    paired: Any = ttest_rel(values[:, 1], values[:, 0])
-    low, high = paired.confidence_interval()
-    signed: Any = wilcoxon(gain)
-    return (
-        f"{gain.mean():+.4f}, 95% interval {low:+.4f} to {high:+.4f}, paired t p = {paired.pvalue:.3f}, "
-        f"Wilcoxon p = {signed.pvalue:.3f}, {len(values)} seeds"
-    )
+    told = [f"diverged in rounds {', '.join(map(str, ended))}"] if ended else []
+    users = [one["users"] for one in runs if "users" in one]
+    for kind, word in (("nominal", "asked"), ("replace-one", "true")) if users else ():
+        means = [np.mean([float(one[kind][place]) for one in users]) for place in ("p10", "p50", "p90")]
+        told.append(f"{word} {', '.join(f'{mean:.3g}' for mean in means)}")
+    if users:
+        told.append(f"(10, 50, 90 per cent of users, mean of {len(users)} seeds)")
+    return "; ".join(told)
 
 
 def main() -> None:
@@ -275,9 +321,10 @@ def main() -> None:
     parser.add_argument("command", choices=("run", "tables"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--cell", action="append", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     given = parser.parse_args()
-    tables(given.file) if given.command == "tables" else run(given.file, given.only, given.seeds)
+    tables(given.file) if given.command == "tables" else run(given.file, given.only, given.seeds, given.cell)
 
 
 if __name__ == "__main__":

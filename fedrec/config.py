@@ -52,6 +52,10 @@ class Config(BaseModel):
         """The settings as a TOML table (kebab-case keys, no empty values)."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
+    def seeded(self, seed: int) -> Self:
+        """The same settings, with seeds of their own that were left out taken from the experiment's seed."""
+        return self
+
     @classmethod
     def keys(cls) -> list[str]:
         """All keys of this configuration, as written in TOML."""

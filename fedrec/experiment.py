@@ -190,7 +190,7 @@ class Experiment(Config):
         """
         sections = {}
         for kind in SECTIONS:
-            sections[kind.name] = _resolved(kind, getattr(self, kind.name))
+            sections[kind.name] = _resolved(kind, getattr(self, kind.name), seed=self.seed)
         if self.callbacks is not None:
             places = enumerate(self.callbacks)
             sections["callbacks"] = tuple(_resolved(registry.CALLBACK, one, at=f"callbacks.{n}") for n, one in places)
@@ -273,8 +273,14 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
     return load(str(run_config["experiment"]), overrides)
 
 
-def component_settings(kind: registry.Kind, section: Section, *, at: str | None = None) -> Any:
+def component_settings(kind: registry.Kind, section: Section, *, at: str | None = None, seed: int | None = None) -> Any:
     """Check a section against its component.
+
+    Args:
+        kind: of the component.
+        section: names it and carries its settings.
+        at: full key of the section, for errors.
+        seed: of the experiment, for components whose own seed is left out (`Config.seeded`); None: they stay out.
 
     Returns:
         The component's `Config`, or plain keyword arguments when its class has none (Flower's own strategies).
@@ -286,7 +292,7 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
     cls = registry.resolve(kind, section.name)
     config_class = getattr(cls, "Config", None)
     if config_class is not None:
-        return _with_nested(config_class.parse(section.options, at=at), at)
+        return _with_nested(config_class.parse(section.options, at=at), at, seed)
     parameters = inspect.signature(cls).parameters
     arguments = {key.replace("-", "_"): value for key, value in section.options.items()}
     for key in arguments:
@@ -322,21 +328,22 @@ def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
             yield from nested_sections(value)
 
 
-def _with_nested(settings: Config, at: str) -> Config:
+def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
     """The same settings with the sections within them checked by their components and every default filled in."""
+    settings = settings if seed is None else settings.seeded(seed)
     changes: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value, key = getattr(settings, name), f"{at}.{name.replace('_', '-')}"
         kind = next((kind for kind in field.metadata if isinstance(kind, registry.Kind)), None)
         if kind is not None and isinstance(value, Section):
-            changes[name] = _resolved(kind, value, at=key)
+            changes[name] = _resolved(kind, value, at=key, seed=seed)
         elif isinstance(value, Config):
-            changes[name] = _with_nested(value, key)
+            changes[name] = _with_nested(value, key, seed)
     return settings.model_copy(update=changes) if changes else settings
 
 
-def _resolved(kind: registry.Kind, section: Section, *, at: str | None = None) -> Section:
-    settings = component_settings(kind, section, at=at)
+def _resolved(kind: registry.Kind, section: Section, *, at: str | None = None, seed: int | None = None) -> Section:
+    settings = component_settings(kind, section, at=at, seed=seed)
     table = settings.table() if isinstance(settings, Config) else settings
     return Section.model_validate({"name": section.name, **table})
 

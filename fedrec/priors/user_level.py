@@ -66,7 +66,7 @@ class UserPriors:
         """Mean and variance of a client's prior, `float32 [K]` each; the same in every round."""
         mean, variance = self.exact(data)
         if self.settings is not None:
-            random = stream(self.settings.budget_seed, "personal-prior", data.client)
+            random = stream(self.settings.own_seed, "personal-prior", data.client)
             mean_std, variance_std = self._stds(data.client, self.settings)
             mean = mean + mean_std * random.standard_normal(len(mean))
             variance = variance + variance_std * random.standard_normal(len(mean))

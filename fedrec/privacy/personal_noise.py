@@ -48,8 +48,8 @@ class PersonalNoise(Config):
     """The users' delta (paper: 1 / number of training rows)."""
     budgets: Literal["uniform", "equal"] = "uniform"
     """Whether each user's epsilon is drawn from (0, epsilon] (paper), or is the same for all."""
-    budget_seed: int = Field(default=0, ge=0)
-    """Of the drawn budgets and of noise on the priors."""
+    budget_seed: int | None = Field(default=None, ge=0)
+    """Of the drawn budgets and of noise on the priors; default: the experiment's seed."""
     participations: int | None = Field(default=None, ge=1)
     """Uploads that epsilon_k is to pay for, all together; a device makes no more. None: the paper's noise, for one
     upload alone, and no limit."""
@@ -71,6 +71,15 @@ class PersonalNoise(Config):
             )
         return self
 
+    def seeded(self, seed: int) -> Self:
+        """See `Config.seeded`."""
+        return self if self.budget_seed is not None else self.model_copy(update={"budget_seed": seed})
+
+    @property
+    def own_seed(self) -> int:
+        """The seed of budgets and priors; settings outside an experiment have 0."""
+        return self.budget_seed or 0
+
     @property
     def noisy_priors(self) -> PriorsConfig | None:
         """The priors, if noise is put on them; else they never leave the device."""
@@ -80,7 +89,7 @@ class PersonalNoise(Config):
         """What a user asked for."""
         if self.budgets == "equal":
             return PersonalBudget(self.epsilon, self.delta)
-        return drawn_budget(self.budget_seed, client, self.epsilon, self.delta)
+        return drawn_budget(self.own_seed, client, self.epsilon, self.delta)
 
     def noise_multiplier(self, client: int) -> float:
         """Standard deviation / S of noise that alone costs what a whole upload may cost."""

@@ -9,6 +9,7 @@ import pytest
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment, from_run_config, load, shipped_experiments
+from fedrec.privacy.personal import drawn_budget
 from fedrec.registry import DATASET, MODEL, STEP, STRATEGY
 
 LEAST = {"name": "least", "rounds": 1, "dataset": {"name": "synthetic"}}
@@ -37,6 +38,20 @@ def test_resolve_fills_in_every_default():
     assert experiment.evaluation.ks == (5, 10, 20, 30)
     assert experiment.settings(MODEL).embedding == 64 and experiment.settings(STEP).learning_rate == 0.1
     assert experiment.resolve() == experiment
+
+
+def test_a_seed_of_a_components_own_is_the_experiments_unless_it_is_given():
+    """Users' budgets are drawn by it: in the step, and in one within a strategy."""
+    dpvae = {"name": "dpvae", "epochs": 1}
+    nested = {"name": "two-stage", "stage-one": {"rounds": 1, "step": dpvae}}
+    source = {**LEAST, "model": {"name": "vae"}, "step": dpvae, "strategy": nested}
+    steps = load(source, ["seed=5"]).steps()
+    assert [step.options["budget-seed"] for step in steps if step.name == "dpvae"] == [5, 5]
+    own = load(source, ["seed=5", "step.budget-seed=0"])
+    assert [step.options["budget-seed"] for step in own.steps() if step.name == "dpvae"] == [0, 5]
+    drawn = load(source, ["seed=5"]).settings(STEP).budget(7)
+    assert drawn == drawn_budget(5, 7, 1.0, 1e-5) != own.settings(STEP).budget(7) == drawn_budget(0, 7, 1.0, 1e-5)
+    assert load(own.table()) == own
 
 
 @pytest.mark.parametrize(
