@@ -5,8 +5,9 @@
 
 Every few seconds one of SuperNodes, executors, the door or the SuperLink gets SIGKILL, or (seldom) the ServerApp, whose
 run is then resumed. Memory, open files and sizes on disk of the long-lived processes are printed as JSON lines while it
-runs, and at the end rounds, kills, and the final metrics beside those of undisturbed runs of several seeds. These are
-simulations, which give a deployment's numbers (a test compares them) and need minutes instead of hours.
+runs, and at the end rounds, kills, and the final metrics, of the users whose nodes are there and of all, beside those
+of undisturbed runs of several seeds. These are simulations, which give a deployment's numbers (a test compares them)
+and need minutes instead of hours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from pathlib import Path
 
 from benchmarks.deployment import deployed, experiment, load_of, memory, tree
 from fedrec.errors import EngineError
+from fedrec.experiment import load
 from fedrec.runs import Result, RunFolder
+from server.checkpoint import Checkpoints
 from simulations import runner
 from simulations.deploy import launch, operator
 from simulations.deploy.layout import Deployment
@@ -55,6 +58,7 @@ def main() -> None:
         killer, watcher = Killer(deployment, given.seconds, given.seed), Watcher(deployment, given.every)
         disturbed = until_finished(deployment, table, "disturbed", killer, watcher)
         say("disturbed", kills=killer.kills, **rounds_of(disturbed))
+        say("disturbed, for all users", **rounds_of(of_everyone(disturbed, table)))
     for seed in range(given.calm_seeds):
         say("calm", seed=seed, **rounds_of(calm(table, given.nodes, seed)))
 
@@ -161,6 +165,20 @@ def calm(table: dict, nodes: int, seed: int) -> Result:
     settings["engine"] |= {"name": "serial", "nodes": nodes}
     with tempfile.TemporaryDirectory() as folder:
         return runner.run(settings, output=Path(folder) / "run")
+
+
+def of_everyone(result: Result, table: dict) -> Result:
+    """What a run's final parameters give all users, asked in a simulation: a deployment asks only who is there."""
+    settings = copy.deepcopy(table)
+    settings["engine"] |= {"name": "serial"}
+    run = RunFolder(result.folder)
+    state = Checkpoints(run.checkpoints, run.experiment.digest(), keep=2).latest()
+    if state is None:
+        raise EngineError(f"{run.path} has no checkpoint", expected="that of its last round", got="none")
+    with tempfile.TemporaryDirectory() as folder:
+        copied = RunFolder.create(runner.settle(load(settings)), Path(folder) / "run")
+        Checkpoints(copied.checkpoints, copied.experiment.digest(), keep=2).save(state)
+        return runner.execute(copied)
 
 
 def sizes(deployment: Deployment) -> dict[str, int]:
