@@ -298,14 +298,14 @@ class TolerantClient(RuntimeHttpClient):
 class TidyLinkState(SqlLinkState):
     """The SuperLink's memory without messages whose time is over, and their pieces.
 
-    Flower keeps the parameters that it sent to a node until the run ends, if the node did not answer: where nodes come
-    and go, half a megabyte for each round of a small model.
+    Flower forgets such a message when it is asked for, but keeps the parameters that it carried until the run ends:
+    where nodes come and go, half a megabyte for each round of a small model.
     """
 
     _next_tidying = 0.0
 
     def store_message_ins(self, message: Message) -> str | None:
-        """See Flower's; now and then, those that nobody can answer any more are forgotten."""
+        """See Flower's; now and then, messages that nobody asks for any more are forgotten."""
         if time.monotonic() >= self._next_tidying:
             self._next_tidying = time.monotonic() + TIDYING
             self.forget_overdue(time.time() - OVERDUE)
@@ -315,12 +315,17 @@ class TidyLinkState(SqlLinkState):
         """Forget messages whose lifetime ended before a moment, in seconds since 1970, with their answers."""
         ends = MessageIns.created_at + MessageIns.ttl
         with self.session() as session:
-            overdue = {str(found) for found in session.scalars(select(MessageIns.message_id).where(ends < moment))}
-            answered = MessageRes.reply_to_message_id.in_(overdue)
+            found = session.scalars(select(MessageIns.message_id).where(ends < moment))
+            self.delete_messages({str(identifier) for identifier in found})
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """See Flower's; their pieces go too, and those of their answers."""
+        answered = MessageRes.reply_to_message_id.in_(message_ins_ids)
+        with self.session() as session:
             answers = {str(found) for found in session.scalars(select(MessageRes.message_id).where(answered))}
-        self.delete_messages(overdue)
-        for identifier in overdue | answers:
-            self.object_store.delete(identifier)
+            super().delete_messages(message_ins_ids)
+            for identifier in message_ins_ids | answers:
+                self.object_store.delete(identifier)
 
 
 def superlink(arguments: list[str]) -> None:
