@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 
@@ -204,30 +201,3 @@ def test_a_node_runs_its_own_code_and_only_with_its_own_version():
     if __version__ != "0+unknown":
         with pytest.raises(ClientError, match="different versions"):
             own_app("fedrec/fedrec", "99.0", "whatever")
-
-
-def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
-    assert "SqlLinkState(" in inspect.getsource(private.linkstate_factory.LinkStateFactory.state)
-    assert "self.store_message_ins(" in inspect.getsource(private.SqlLinkState.store_message_and_object_tree)
-
-
-def test_messages_that_nobody_can_answer_any_more_are_forgotten_with_their_pieces(tmp_path):
-    store = ObjectStoreFactory().store()
-    shared, overdue, answerable, late = (
-        get_object_id(text) for text in (b"shared", b"overdue", b"answerable", b"late")
-    )
-    for message in (overdue, answerable):
-        store.preregister(1, ObjectTree(object_id=message, children=[ObjectTree(object_id=shared)]))
-    store.preregister(1, ObjectTree(object_id=late))
-    state = private.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)  # type: ignore[arg-type]
-    state.initialize()
-    with state.session() as session:
-        session.add(private.MessageIns(message_id=overdue, created_at=1000.0, ttl=99.0))
-        session.add(private.MessageIns(message_id=answerable, created_at=1000.0, ttl=101.0))
-        session.add(private.MessageRes(message_id=late, reply_to_message_id=overdue))
-    state.forget_overdue(1100.0)
-    assert state.num_message_ins() == 1 and state.num_message_res() == 0
-    assert len(store) == 2 and overdue not in store and late not in store
-    assert answerable in store and shared in store
-    state.forget_overdue(1102.0)
-    assert state.num_message_ins() == 0 and len(store) == 0
