@@ -8,14 +8,15 @@ starts, so a node that is killed in the middle has spent rather too much than to
 
 from __future__ import annotations
 
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+
+from clients.private_file import PrivateFile
 
 NUMBER_BITS = 62
 
@@ -74,10 +75,7 @@ class NodeMemory:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        if not self.file.exists():
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
-        with closing(sqlite3.connect(self.file, timeout=60)) as connection, connection:
+        with PrivateFile(self.file).changed() as connection:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, number INTEGER UNIQUE)")
             connection.execute("CREATE TABLE IF NOT EXISTS spent (run TEXT, round INTEGER, client INTEGER, rho REAL)")

@@ -9,13 +9,14 @@ state. Flower's `Context.state` is not used: it lives in memory only.
 from __future__ import annotations
 
 import io
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+
+from clients.private_file import PrivateFile
 
 
 class PrivateState:
@@ -73,10 +74,7 @@ class PrivateState:
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
         """A connection whose changes are committed together at the end, or not at all."""
-        if not self.file.exists():
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
-        with closing(sqlite3.connect(self.file, timeout=60)) as connection, connection:
+        with PrivateFile(self.file).changed() as connection:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS state "
                 "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))"

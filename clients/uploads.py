@@ -11,14 +11,14 @@ same bits. Where noise comes from the operating system it counts again.
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from clients.private_file import PrivateFile
 from clients.steps.base import Step
 from fedrec.privacy.personal_noise import PersonalNoise
 
@@ -33,8 +33,7 @@ class UploadLedger:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.file = file
-        self._memory = sqlite3.connect(":memory:", check_same_thread=False) if file is None else None
+        self.file, self._kept = file, PrivateFile(file)
 
     def take(self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool) -> np.ndarray:
         """Count an upload of each client in a round, of those that may still make one.
@@ -61,18 +60,10 @@ class UploadLedger:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all."""
-        with closing(self._opened()) if self._memory is None else _kept(self._memory) as connection, connection:
+        """See `PrivateFile.changed`."""
+        with self._kept.changed() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)")
             yield connection
-
-    def _opened(self) -> sqlite3.Connection:
-        if self.file is None:
-            raise ValueError("Expected a file.")
-        if not self.file.exists():
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
-        return sqlite3.connect(self.file, timeout=60)
 
 
 def permitted(ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int) -> np.ndarray:
@@ -86,8 +77,3 @@ def permitted(ledger: UploadLedger, step: Step, clients: np.ndarray, round_numbe
             "round %d: %d devices refuse, having made %d uploads", round_number, int((~may).sum()), step.uploads
         )
     return clients[may]
-
-
-@contextmanager
-def _kept(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    yield connection

@@ -8,12 +8,12 @@ per run and at most one session, which goes one way only: `shared`, `masked`, go
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
+from clients.private_file import PrivateFile
 from fedrec.errors import ClientError
 
 
@@ -25,8 +25,7 @@ class Vault:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.file = file
-        self._memory = sqlite3.connect(":memory:", check_same_thread=False) if file is None else None
+        self.file, self._kept = file, PrivateFile(file)
 
     def channel(self, fresh: bytes) -> bytes:
         """The private channel key; `fresh` becomes it if there is none."""
@@ -81,22 +80,13 @@ class Vault:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all."""
-        opened = nullcontext(self._memory) if self._memory is not None else closing(self._opened())
-        with opened as connection, connection:
+        """See `PrivateFile.changed`; nobody else changes anything meanwhile."""
+        with self._kept.changed() as connection:
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("CREATE TABLE IF NOT EXISTS channel (key BLOB)")
             connection.execute("CREATE TABLE IF NOT EXISTS session (id BLOB PRIMARY KEY, stage TEXT, secrets TEXT)")
             connection.execute("BEGIN IMMEDIATE")
             yield connection
-
-    def _opened(self) -> sqlite3.Connection:
-        if self.file is None:
-            raise ValueError("Expected a file.")
-        if not self.file.exists():
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
-        return sqlite3.connect(self.file, timeout=60)
 
 
 def _one(connection: sqlite3.Connection, session: bytes, stage: str) -> dict[str, bytes]:
