@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedrec.cohort.held import HeldMix, same_memory
 from fedrec.cohort.sgd import Group
@@ -25,8 +24,9 @@ _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid_,
     "tanh": torch.tanh_,
 }
+_THRESHOLD_BACKWARD = torch.ops.aten.threshold_backward.default
 _BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda gradient, outputs: torch.ops.aten.threshold_backward.default(gradient, outputs, 0),
+    "relu": lambda gradient, outputs: _THRESHOLD_BACKWARD(gradient, outputs, 0),
     "sigmoid": torch.ops.aten.sigmoid_backward.default,
     "tanh": torch.ops.aten.tanh_backward.default,
 }
@@ -75,7 +75,7 @@ class FusedDescent:
     def descend_row(self, gradient: Tensor) -> None:
         """The step of a bias, given the gradient `[C, B, out]` of what it was added to."""
         if self._ones is None or self._ones.shape[2] != gradient.shape[1]:
-            self._ones = gradient.new_ones(len(gradient), 1, gradient.shape[1])
+            self._ones = gradient.new_ones(gradient.shape[0], 1, gradient.shape[1])
         self.row.baddbmm_(self._ones, gradient, alpha=-self.learning_rate)  # sooner done than a sum and then the step
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ def fused_rows(fused: list[FusedDescent], shares: Sequence[Tensor], tables: Sequ
     """`fedrec.cohort.layers.mixed_rows` of claimed tables."""
     held, tape = _held(fused, shares), fused[0].tape
     if held is not None and tape is not None:
-        return tape.apply(_HeldRows, (), held, len(shares[0]))
+        return tape.apply(_HeldRows, (), held, shares[0].shape[0])
     return _applied(_MixedRows, fused[0], (), fused, shares, tables)
 
 
@@ -132,7 +132,8 @@ class WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         ctx.to_logits = torch.sigmoid(logits).sub_(labels).mul_(weights)
-        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mul_(weights).sum(-1)
+        # Not by way of torch.nn.functional, whose checks take longer than the work.
+        return torch.binary_cross_entropy_with_logits(logits, labels, None, None, 0).mul_(weights).sum(-1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]

@@ -69,6 +69,9 @@ class PrivRec(Model):
         if config.item_bias:
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]  # of this model, not of its class
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
+        self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
+        layers = range(len(config.hidden) + 1)
+        self._weights, self._biases = ([f"layer{n}.{kind}" for n in layers] for kind in ("weight", "bias"))
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero biases."""
@@ -95,13 +98,12 @@ class PrivRec(Model):
         self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
-        tables = [parameters[f"user.{name}"] for name, _ in self.schema.user_features]
+        tables = [parameters[name] for name in self._user_tables]
         user = _joined_means(tables, [own.unsqueeze(1) for own in users])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
         item += [feature(parameters, items) for feature in self._item_features]
-        layers = range(len(self.config.hidden) + 1)
-        weights = [parameters[f"layer{layer}.weight"] for layer in layers]
-        biases = [parameters[f"layer{layer}.bias"] for layer in layers]
+        weights = [parameters[name] for name in self._weights]
+        biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
         logits = perceptron(parts, weights, biases, self.config.activation)
         if self.config.item_bias:
