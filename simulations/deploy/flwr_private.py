@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import Status, SubStatus
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest, StopRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, PushTaskOutputRequest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import heartbeat
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TaskType
@@ -39,6 +41,7 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supercore.object_store import ObjectStore
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
@@ -46,6 +49,7 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.nodestate import in_memory_nodestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from sqlalchemy import select
 
 FLOWER_POLL = 3.0
 """Seconds that Flower's SuperNode sleeps between two questions for a message; shorter sleeps wait for a reply."""
@@ -62,6 +66,8 @@ TASK_SILENCE = 150.0
 machine may be suspended for some minutes. A ServerApp that ended is reported by its executor, at once."""
 DATABASE_WAIT_MS = 60_000
 """Milliseconds that the SuperLink waits for a lock on its database."""
+OVERDUE, TIDYING = 120.0, 30.0
+"""Seconds that the SuperLink keeps what belongs to a message after its time; least seconds between two looks."""
 LoadApp = Callable[[str, str, str], ClientApp]
 
 # By name, because their packages give functions of the same names.
@@ -69,6 +75,7 @@ run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clienta
 sql_corestate: Any = importlib.import_module("flwr.supercore.corestate.sql_corestate")
 sql_mixin: Any = importlib.import_module("flwr.supercore.sql_mixin")
 run_superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
+linkstate_factory: Any = importlib.import_module("flwr.server.superlink.linkstate.linkstate_factory")
 http_grid: Any = importlib.import_module("flwr.superlink.grid.http_grid")
 nodestate_factory: Any = importlib.import_module("flwr.supernode.nodestate.nodestate_factory")
 start_client_internal: Any = importlib.import_module("flwr.supernode.start_client_internal")
@@ -289,8 +296,58 @@ class TolerantClient(RuntimeHttpClient):
             return AcquireTaskResponse()
 
 
+class TidyLinkState(SqlLinkState):
+    """The SuperLink's memory without the pieces of messages whose time is over.
+
+    Flower forgets such a message when it is asked for, but keeps the parameters that it carried until the run ends:
+    where nodes come and go, half a megabyte for each round of a small model. It also forgets a message before its
+    answer has been read, and while a late answer is still being sent; so pieces go `OVERDUE` seconds later.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._forgotten: deque[tuple[float, set[str]]] = deque()
+        self._next_look, self._looking = time.monotonic() + TIDYING, Lock()
+
+    def store_message_ins(self, message: Message) -> str | None:
+        """See Flower's; now and then, what belongs to messages that are over is forgotten."""
+        if time.monotonic() >= self._next_look and self._looking.acquire(blocking=False):
+            try:
+                self.forget_overdue(time.time() - OVERDUE)
+                self.drop_pieces(time.monotonic() - OVERDUE)
+            finally:
+                self._next_look = time.monotonic() + TIDYING
+                self._looking.release()
+        return super().store_message_ins(message)
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """See Flower's; remembers whose pieces are to go."""
+        if not message_ins_ids:
+            return
+        answered = MessageRes.reply_to_message_id.in_(message_ins_ids)
+        with self.session() as session:
+            answers = {str(found) for found in session.scalars(select(MessageRes.message_id).where(answered))}
+            super().delete_messages(message_ins_ids)
+        self._forgotten.append((time.monotonic(), message_ins_ids | answers))
+
+    def forget_overdue(self, moment: float) -> None:
+        """Forget messages whose lifetime ended before a moment, in seconds since 1970, with their answers."""
+        ends = MessageIns.created_at + MessageIns.ttl
+        with self.session() as session:
+            found = session.scalars(select(MessageIns.message_id).where(ends < moment))
+            self.delete_messages({str(identifier) for identifier in found})
+
+    def drop_pieces(self, moment: float) -> None:
+        """Drop the pieces of messages that were forgotten before a moment of the monotonic clock, if any are left."""
+        while self._forgotten and self._forgotten[0][0] < moment:
+            for identifier in self._forgotten.popleft()[1]:
+                if identifier in self.object_store:
+                    self.object_store.delete(identifier)
+
+
 def superlink(arguments: list[str]) -> None:
     """`flower-superlink` that waits longer for its database than 5 s, and for its runs than a minute."""
+    linkstate_factory.SqlLinkState = TidyLinkState
     sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE
     kept = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
     sql_mixin.SQLITE_PRAGMAS = (("busy_timeout", str(DATABASE_WAIT_MS)), *kept)

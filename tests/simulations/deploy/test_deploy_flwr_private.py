@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 
@@ -201,3 +205,47 @@ def test_a_node_runs_its_own_code_and_only_with_its_own_version():
     if __version__ != "0+unknown":
         with pytest.raises(ClientError, match="different versions"):
             own_app("fedrec/fedrec", "99.0", "whatever")
+
+
+def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
+    assert "SqlLinkState(" in inspect.getsource(private.linkstate_factory.LinkStateFactory.state)
+    assert "self.store_message_ins(" in inspect.getsource(private.SqlLinkState.store_message_and_object_tree)
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A SuperLink's memory, and the pieces in it: `shared` belongs to both messages, `late` answers the overdue one."""
+    store = ObjectStoreFactory().store()
+    names = {name: get_object_id(name.encode()) for name in ("shared", "overdue", "answerable", "late")}
+    for name in ("overdue", "answerable"):
+        store.preregister(1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])]))
+    store.preregister(1, ObjectTree(object_id=names["late"]))
+    state = private.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)  # type: ignore[arg-type]
+    state.initialize()
+    with state.session() as session:
+        session.add(private.MessageIns(message_id=names["overdue"], created_at=1000.0, ttl=99.0))
+        session.add(private.MessageIns(message_id=names["answerable"], created_at=1000.0, ttl=101.0))
+        session.add(private.MessageRes(message_id=names["late"], reply_to_message_id=names["overdue"]))
+    return state, store, names
+
+
+def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_pieces(linked):
+    state, store, names = linked
+    state.forget_overdue(1100.0)
+    assert state.num_message_ins() == 1 and state.num_message_res() == 0
+    state.drop_pieces(time.monotonic() + 1)
+    assert {name for name in names if names[name] in store} == {"answerable", "shared"}
+    state.forget_overdue(1102.0)
+    state.drop_pieces(time.monotonic() + 1)
+    assert state.num_message_ins() == 0 and len(store) == 0
+
+
+def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
+    state, store, names = linked
+    before = time.monotonic()
+    state.delete_messages({names["overdue"]})  # as Flower does when it hands out the answer, before that is read
+    state.drop_pieces(before)
+    assert state.num_message_res() == 0 and len(store) == 4
+    store.delete(names["late"])  # as the reader does at last
+    state.drop_pieces(time.monotonic() + 1)
+    assert {name for name in names if names[name] in store} == {"answerable", "shared"}
