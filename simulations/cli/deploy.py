@@ -164,7 +164,7 @@ def _show(deployment) -> None:
     from rich.table import Table
 
     from simulations.deploy import operator
-    from simulations.deploy.flwr_private import Control
+    from simulations.deploy.flower.control import Control
 
     console, table = Console(), Table("process", "pid", "restarts", "health")
     found = operator.states(deployment)
@@ -217,7 +217,7 @@ def resume(
 @app.command()
 def stop(folder: Folder, run: Annotated[int, typer.Argument(help="A run, as `status` shows it.")]) -> None:
     """End a run; what it reported stays, and it can be resumed."""
-    from simulations.deploy.flwr_private import Control
+    from simulations.deploy.flower.control import Control
     from simulations.deploy.layout import Deployment
 
     deployment = Deployment(folder)

@@ -22,7 +22,7 @@ import tomli_w
 from fedrec.errors import EngineError, RunError
 from fedrec.experiment import Experiment, load
 from fedrec.runs import Result, RunFolder
-from simulations.deploy.flwr_private import Control
+from simulations.deploy.flower.control import Control
 from simulations.deploy.initialise import connection
 from simulations.deploy.keys import private_folder, write_private
 from simulations.deploy.layout import Deployment

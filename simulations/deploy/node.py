@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 
 from fedrec import __version__
 from fedrec.errors import ClientError, FedrecError
-from simulations.deploy import flwr_private
+from simulations.deploy.flower import executors
+from simulations.deploy.flower import supernode as flower_supernode
 
 _LATER = ("uvicorn.loops.auto", "uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "sqlite3", "torch.optim")
 """What would be imported in every fork otherwise."""
@@ -53,13 +54,13 @@ def import_everything() -> None:
 
 def supernode(arguments: list[str]) -> None:
     """Speak to the server, with the flags of `flower-supernode`."""
-    flwr_private.supernode(arguments)
+    flower_supernode.supernode(arguments)
 
 
 def executor(arguments: list[str]) -> None:
     """Wait for messages and work on each in a fork, with the flags of `flower-superexec`."""
     _read_before()
-    flwr_private.client_executor(arguments, own_app)
+    executors.client_executor(arguments, own_app)
 
 
 def _read_before() -> None:

@@ -72,7 +72,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     Raises:
         EngineError: the SuperLink refused.
     """
-    from simulations.deploy.flwr_private import Control
+    from simulations.deploy.flower.control import Control
 
     control = Control(deployment.superlink, deployment.authority)
     try:
@@ -173,7 +173,7 @@ def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: fl
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
-    from simulations.deploy.flwr_private import Control
+    from simulations.deploy.flower.control import Control
 
     control = Control(deployment.superlink, deployment.authority)
     try:

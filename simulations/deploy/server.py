@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 
-from simulations.deploy import flwr_private
+from simulations.deploy.flower import executors, superlink
 from simulations.quiet import keep_quiet
 
 _LARGE = ("torch", "pandas")
@@ -20,13 +20,13 @@ def main() -> None:
     keep_quiet(os.environ)
     part, *arguments = sys.argv[1:]
     if part == "superlink":
-        flwr_private.superlink(arguments)
+        superlink.superlink(arguments)
         return
     for name in _LARGE:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection would write to every page that the forks share
-    flwr_private.server_executor(arguments)
+    executors.server_executor(arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from clients.app import app as honest
 from fedrec import wire
-from simulations.deploy import flwr_private
+from simulations.deploy.flower import executors
 
 app = ClientApp()
 
@@ -73,4 +73,4 @@ def evaluate(message, context):
 
 
 if __name__ == "__main__":
-    flwr_private.client_executor(sys.argv[1:], lambda *_: app)
+    executors.client_executor(sys.argv[1:], lambda *_: app)

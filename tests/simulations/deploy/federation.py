@@ -188,7 +188,7 @@ class Federation:
         return [int(file.parent.name) for file in Path("/proc").glob("[0-9]*/stat") if _parent(file) == parent]
 
     def control(self):
-        from simulations.deploy.flwr_private import Control
+        from simulations.deploy.flower.control import Control
 
         return contextlib.closing(Control(self.deployment.superlink, self.deployment.authority))
 

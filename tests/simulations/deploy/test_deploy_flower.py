@@ -19,18 +19,19 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from fedrec import __version__
 from fedrec.errors import ClientError
 from server import deployed
-from simulations.deploy import flwr_private as private
+from simulations.deploy.flower import executors, superlink, supernode
+from simulations.deploy.flower.pulls import quick
 from simulations.deploy.node import own_app
 
 
 def test_the_supernodes_loop_sleeps_through_its_module_time():
-    source = inspect.getsource(private.start_client_internal)
+    source = inspect.getsource(supernode.start_client_internal)
     assert "time.sleep(3)" in source and "time.sleep(0.5)" in source
-    assert inspect.ismodule(private.start_client_internal.time)
+    assert inspect.ismodule(supernode.start_client_internal.time)
 
 
 def test_the_heartbeats_interval_is_read_where_we_set_it():
-    for module in (private.heartbeat, private.fleet_http_connection):
+    for module in (supernode.heartbeat, supernode.fleet_http_connection):
         assert module.HEARTBEAT_DEFAULT_INTERVAL == 30
         assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(module)
 
@@ -45,31 +46,33 @@ def test_an_upload_that_lost_its_place_is_begun_again():
 
 
 def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
-    source = inspect.getsource(private.sql_corestate)
-    assert private.sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30 and "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
+    source = inspect.getsource(superlink.sql_corestate)
+    assert (
+        superlink.sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30 and "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
+    )
 
 
 def test_the_executor_asks_get_executor():
-    assert "get_executor(" in inspect.getsource(private.run_superexec.run_superexec)
+    assert "get_executor(" in inspect.getsource(executors.run_superexec.run_superexec)
     for name in ("get_eligible_capacity", "launch", "reconcile", "close"):
-        assert callable(getattr(private.ForkExecutor, name)) and f"executor.{name}" in inspect.getsource(
-            private.run_superexec
-        ) + inspect.getsource(private.run_superexec.AutoExecPlugin.__mro__[1])
+        assert callable(getattr(executors.ForkExecutor, name)) and f"executor.{name}" in inspect.getsource(
+            executors.run_superexec
+        ) + inspect.getsource(executors.run_superexec.AutoExecPlugin.__mro__[1])
 
 
 def test_a_message_is_worked_on_by_run_clientapp_with_an_exchangeable_app():
-    source = inspect.getsource(private.run_clientapp.run_clientapp)
+    source = inspect.getsource(executors.run_clientapp.run_clientapp)
     assert "get_load_client_app_fn(" in source and "install_from_fab(" in source
 
 
 def test_pieces_of_messages_are_pulled_by_functions_that_take_other_waits():
-    pullers = (private.start_client_internal.pull_objects, private.http_grid.pull_objects)
-    for pull in (*pullers, private.run_clientapp.pull_and_inflate_object_from_tree):
+    pullers = (supernode.start_client_internal.pull_objects, executors.http_grid.pull_objects)
+    for pull in (*pullers, executors.run_clientapp.pull_and_inflate_object_from_tree):
         known = inspect.signature(pull).parameters
         assert {"initial_backoff", "backoff_cap", "max_time"} <= known.keys() and known["initial_backoff"].default == 1
-    assert "pull_objects(" in inspect.getsource(private.http_grid.HttpGrid.pull_messages)
-    assert "except ObjectPullError" in inspect.getsource(private.http_grid.HttpGrid.pull_messages)
-    assert "pull_and_inflate_object_from_tree(" in inspect.getsource(private.run_clientapp.pull_task_input)
+    assert "pull_objects(" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
+    assert "except ObjectPullError" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
+    assert "pull_and_inflate_object_from_tree(" in inspect.getsource(executors.run_clientapp.pull_task_input)
 
 
 def test_the_serverapps_program_reads_its_arguments():
@@ -84,24 +87,24 @@ def test_a_piece_that_never_comes_is_given_up():
     def missing(object_id):
         raise ObjectUnavailableError(object_id)
 
-    pull = private._quick(private.http_grid.pull_objects, max_time=0.2)
+    pull = quick(executors.http_grid.pull_objects, max_time=0.2)
     with pytest.raises(ObjectPullError):
         pull(["a", "b"], missing)
 
 
 def test_the_superlinks_database_reads_its_patience_where_we_set_it():
-    assert "SQLITE_PRAGMAS" in inspect.getsource(private.sql_mixin._set_sqlite_pragmas)
-    assert dict(private.sql_mixin.SQLITE_PRAGMAS)["busy_timeout"] == "5000"
+    assert "SQLITE_PRAGMAS" in inspect.getsource(superlink.sql_mixin._set_sqlite_pragmas)
+    assert dict(superlink.sql_mixin.SQLITE_PRAGMAS)["busy_timeout"] == "5000"
 
 
 def test_the_executor_makes_its_client_by_name():
-    assert "RuntimeHttpClient.from_server_address(" in inspect.getsource(private.run_superexec.run_superexec)
-    assert "client.AcquireTask(" in inspect.getsource(private.run_superexec.run_superexec)
+    assert "RuntimeHttpClient.from_server_address(" in inspect.getsource(executors.run_superexec.run_superexec)
+    assert "client.AcquireTask(" in inspect.getsource(executors.run_superexec.run_superexec)
 
 
 def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
     slept = []
-    paced = private.PacedTime(fastest=0.1, growth=2.0, sleep=slept.append)
+    paced = supernode.PacedTime(fastest=0.1, growth=2.0, sleep=slept.append)
     for _ in range(7):
         paced.sleep(3)
     assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0])
@@ -113,18 +116,18 @@ def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
 @pytest.fixture
 def memory(identity):
     """A SuperNode's memory, made as Flower makes it."""
-    private.nodestate_factory.InMemoryNodeState = private.AnsweringNodeState
+    supernode.nodestate_factory.InMemoryNodeState = supernode.AnsweringNodeState
     try:
-        return private.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
+        return supernode.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
     finally:
-        private.nodestate_factory.InMemoryNodeState = private.InMemoryNodeState
+        supernode.nodestate_factory.InMemoryNodeState = supernode.InMemoryNodeState
 
 
 def received(memory, number):
     """A message as the SuperNode's loop stores one, and the id of its task, which runs."""
     message = Message(RecordDict(), 1, "train")
     message.metadata.__dict__["_message_id"] = f"message-{number}"
-    task = memory.create_task(task_type=private.TaskType.CLIENT_APP, run_id=message.metadata.run_id)
+    task = memory.create_task(task_type=executors.TaskType.CLIENT_APP, run_id=message.metadata.run_id)
     memory.store_message(message)
     assert memory.claim_task(task) and memory.activate_task(task)
     return message, task
@@ -208,8 +211,8 @@ def test_a_node_runs_its_own_code_and_only_with_its_own_version():
 
 
 def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
-    assert "SqlLinkState(" in inspect.getsource(private.linkstate_factory.LinkStateFactory.state)
-    assert "self.store_message_ins(" in inspect.getsource(private.SqlLinkState.store_message_and_object_tree)
+    assert "SqlLinkState(" in inspect.getsource(superlink.linkstate_factory.LinkStateFactory.state)
+    assert "self.store_message_ins(" in inspect.getsource(superlink.SqlLinkState.store_message_and_object_tree)
 
 
 @pytest.fixture
@@ -220,12 +223,12 @@ def linked(tmp_path):
     for name in ("overdue", "answerable"):
         store.preregister(1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])]))
     store.preregister(1, ObjectTree(object_id=names["late"]))
-    state = private.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)  # type: ignore[arg-type]
+    state = superlink.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)  # type: ignore[arg-type]
     state.initialize()
     with state.session() as session:
-        session.add(private.MessageIns(message_id=names["overdue"], created_at=1000.0, ttl=99.0))
-        session.add(private.MessageIns(message_id=names["answerable"], created_at=1000.0, ttl=101.0))
-        session.add(private.MessageRes(message_id=names["late"], reply_to_message_id=names["overdue"]))
+        session.add(superlink.MessageIns(message_id=names["overdue"], created_at=1000.0, ttl=99.0))
+        session.add(superlink.MessageIns(message_id=names["answerable"], created_at=1000.0, ttl=101.0))
+        session.add(superlink.MessageRes(message_id=names["late"], reply_to_message_id=names["overdue"]))
     return state, store, names
 
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SuperNode: shorter waits, faster signs of life, and one answer to every message."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore import heartbeat
+from flwr.supercore.object_store import ObjectStore
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.cli.flower_supernode import flower_supernode
+from flwr.supernode.nodestate import in_memory_nodestate
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from simulations.deploy.flower.pulls import quick
+
+FLOWER_POLL = 3.0
+"""Seconds that Flower's SuperNode sleeps between two questions for a message; shorter sleeps wait for a reply."""
+HEARTBEAT = 15.0
+"""Seconds between a node's signs of life (Flower's default is 30, its least 10); a node is given up after two. Shorter
+brings a killed node back sooner; longer lets the SuperLink be away for longer before it gives up living nodes."""
+
+# By name, because their packages give functions of the same names.
+nodestate_factory: Any = importlib.import_module("flwr.supernode.nodestate.nodestate_factory")
+start_client_internal: Any = importlib.import_module("flwr.supernode.start_client_internal")
+importlib.import_module("flwr.supernode.main")  # which each SuperNode would import by itself
+
+
+class PacedTime:
+    """Stands for the module `time` in the SuperNode's loop: polls fast after a message, ever slower without.
+
+    Args:
+        fastest: seconds of the first sleep after a message.
+        growth: factor from one sleep to the next, up to Flower's own 3 s.
+        sleep: what sleeps.
+    """
+
+    def __init__(self, fastest: float = 0.1, growth: float = 1.3, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._fastest, self._growth, self._sleep = fastest, growth, sleep
+        self._next = fastest
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep at most so long."""
+        if seconds < FLOWER_POLL:  # it waits for the reply to a message: there is work
+            self._next = self._fastest
+            self._sleep(min(seconds, 0.03))
+            return
+        self._sleep(self._next)
+        self._next = min(self._next * self._growth, FLOWER_POLL)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+class AnsweringNodeState(InMemoryNodeState):
+    """A SuperNode's memory that answers every message once, and never with the answer to another one.
+
+    Flower's SuperNode works on one message at a time, and waits for any reply without end. A process that was ended
+    together with its executor gives none: the node would stay online and never take a message again. A message whose
+    run was stopped while it arrived is forgotten by the loop but not by this memory: its late reply would be taken for
+    that to the next message, whose own would be left lying.
+    """
+
+    _newest_task: int | None = None
+
+    def __init__(self, object_store: ObjectStore) -> None:
+        super().__init__(object_store)
+        self._forgotten: deque[str] = deque(maxlen=1000)
+
+    def store_message(self, message: Message) -> str | None:
+        """See Flower's; a new message means that those before it are done with."""
+        if not message.metadata.reply_to_message_id:
+            with self.lock_msg_store:
+                stale = [identifier for identifier in self.msg_store if identifier != message.metadata.message_id]
+                self._forgotten.extend(stale)
+                self.delete_messages(message_ids=stale)
+            for identifier in stale:
+                self.object_store.delete(identifier)
+        return super().store_message(message)
+
+    def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
+        """See Flower's, without replies to messages that are done with."""
+        found = super().get_messages_legacy(**asked)
+        return [message for message in found if message.metadata.reply_to_message_id not in self._forgotten]
+
+    def create_task(self, *args: Any, **kwargs: Any) -> int | None:
+        """See Flower's, which keeps all tasks that ever were; one message, and so one task, is in work at a time."""
+        with self.lock_task_store:
+            for known in [task.task_id for task in self.task_store.values() if task.status.status == Status.FINISHED]:
+                del self.task_store[known]
+        created = super().create_task(*args, **kwargs)
+        self._newest_task = created if created is not None else self._newest_task
+        return created
+
+    def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
+        """See Flower's; a task that failed late must not answer for the message after its own."""
+        finished = super().finish_task(task_id, sub_status, details)
+        if finished and sub_status != SubStatus.COMPLETED and task_id == self._newest_task:
+            runs = {task.run_id for task in self.get_tasks(task_ids=[task_id])}
+            self._store_error_replies(runs, in_memory_nodestate.CLIENT_APP_CRASHED_ERROR)
+        return finished
+
+    def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
+        """See Flower's, which leaves out messages that the process had not fetched yet."""
+        with self.lock_msg_store:
+            for entry in self.msg_store.values():
+                if entry.message.metadata.run_id in run_ids and not entry.message.metadata.reply_to_message_id:
+                    entry.is_retrieved = True
+            super()._store_error_replies(run_ids, error)
+
+
+def supernode(arguments: list[str]) -> None:
+    """`flower-supernode` with shorter waits, faster signs of life, and an answer to every message."""
+    start_client_internal.time = PacedTime()  # type: ignore[attr-defined]
+    start_client_internal.pull_objects = quick(start_client_internal.pull_objects)
+    nodestate_factory.InMemoryNodeState = AnsweringNodeState
+    for module in (heartbeat, fleet_http_connection):
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
