@@ -18,6 +18,8 @@ from fedrec.cohort.tape import NotTaped, Tape
 from fedrec.cohort.trained import Trained
 from fedrec.models.base import Model
 
+_AHEAD = 32  # steps whose item inputs are made at once
+
 
 class Objective(Protocol):
     """What local training minimises."""
@@ -49,7 +51,8 @@ class Recommending:
             self._views = _Views.of(self.model, block, active, earlier)
         views = self._views
         place = step - views.first
-        predicted = self.model.predict(parameters, views.users, views.items[place], rows=views.slots)
+        items = views.items_of(self.model, place)
+        predicted = self.model.predict(parameters, views.users, items, rows=views.slots)
         return self.model.loss(predicted, views.labels[place], views.weights[place])
 
 
@@ -76,6 +79,18 @@ class _Views:
     items: tuple[Tensor, ...]
     labels: tuple[Tensor, ...]
     weights: tuple[Tensor, ...]
+
+    def items_of(self, model: Model, place: int) -> Tensor:
+        """A step's items `int64 [active, B]` with their `Model.item_inputs`, made for `_AHEAD` steps at once."""
+        if not hasattr(self.items[place], "inputs"):
+            for done in self.items[:place]:
+                vars(done).pop("inputs", None)
+            coming = self.items[place : place + _AHEAD]
+            with torch.inference_mode(False):  # autograd may come upon them, if a later step needs it
+                made = [own.unbind() for own in model.item_inputs(torch.stack(coming))]
+            for number, items in enumerate(coming):
+                items.inputs = tuple(own[number] for own in made)  # type: ignore[attr-defined]
+        return self.items[place]
 
     @classmethod
     def of(cls, model: Model, block: Block, active: int, earlier: _Views | None) -> _Views:

@@ -98,7 +98,7 @@ class Model(ABC):
             parameters: each `[C, ...]`.
             users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category; or what
                 `user_inputs` makes of them.
-            items: `int64 [C, B]`.
+            items: `int64 [C, B]`; may have the attribute `inputs`, see `item_inputs`.
             rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items themselves.
 
         Returns:
@@ -108,6 +108,18 @@ class Model(ABC):
     def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What `predict` may be given instead of the users' codes, `[C, ...]` each: made once, for all steps."""
         return users
+
+    def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
+        """What `predict` makes of items alone, for several steps at once, because many small look-ups take longer.
+
+        Args:
+            items: `int64 [..., C, B]`.
+
+        Returns:
+            `[..., C, B, *]` each. `predict` gets those of its step as the attribute `inputs` of its items; where items
+            have none, it makes them itself.
+        """
+        return ()
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error.

@@ -101,7 +101,8 @@ class PrivRec(Model):
         tables = [parameters[name] for name in self._user_tables]
         user = _joined_means(tables, [own.unsqueeze(1) for own in users])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
-        item += [feature(parameters, items) for feature in self._item_features]
+        inputs: tuple[Tensor, ...] = getattr(items, "inputs", None) or self.item_inputs(items)
+        item += [feature.rows(parameters, own) for feature, own in zip(self._item_features, inputs, strict=True)]
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
@@ -116,6 +117,10 @@ class PrivRec(Model):
         if max(sizes, default=0) > _FEW_CATEGORIES:
             return users
         return tuple(row_shares(codes, size) for codes, size in zip(users, sizes, strict=True))
+
+    def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
+        """See `Model.item_inputs`: of each feature, shares `float32 [..., R]` or codes `int64 [..., w]`."""
+        return tuple(feature.inputs(items) for feature in self._item_features)
 
 
 def _principal_components(features: FeatureTable, width: int) -> Tensor:
@@ -167,16 +172,19 @@ class _ItemFeature:
         self.name = f"item.{feature.name}"
         self._feature, self._few = feature, len(feature.categories) <= _FEW_CATEGORIES
 
-    def __call__(self, parameters: Parameters, items: Tensor) -> Tensor:
-        """`int64 [C, B]` gives `[C, B, d]`."""
+    def inputs(self, items: Tensor) -> Tensor:
+        """`int64 [...]` gives how much each category counts, `float32 [..., R]`; if there are many, which are there."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
         own, wanted = self._tables[0], items.reshape(-1)
         for index in self._tables[1:]:
             wanted = index.index_select(0, wanted)
-        own = own.index_select(0, wanted).view(*items.shape, -1)
+        return own.index_select(0, wanted).view(*items.shape, -1)
+
+    def rows(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """Means of the rows of its table that `inputs` name, `[C, B, d]`."""
         table = parameters[self.name]
-        return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
+        return mixed_rows([inputs], [table]) if self._few else pooled_rows(table, inputs)
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:

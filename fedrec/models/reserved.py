@@ -57,6 +57,10 @@ class Reserved(Model):
         """See `Model.user_inputs`."""
         return self.base.user_inputs(users)
 
+    def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
+        """See `Model.item_inputs`."""
+        return self.base.item_inputs(items)
+
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """See `Model.loss`."""
         return self.base.loss(predictions, labels, weights)

@@ -87,6 +87,15 @@ class ModelContract(RunContract):
             made = model.predict(slices, model.user_inputs(users), items)
             assert_close({"predictions": made}, {"predictions": model.predict(slices, users, items)}, "user_inputs")
 
+    def test_item_inputs_give_the_same_predictions(self) -> None:
+        """What `item_inputs` makes of the items of several steps may come with those of each step."""
+        for model in self._item_models():
+            slices, users, items = _inputs(model, 2, 4)
+            wanted = model.predict(slices, users, items)
+            steps = torch.stack([items.flip(1), items])
+            items.inputs = tuple(own[1] for own in model.item_inputs(steps))  # type: ignore[attr-defined]
+            assert_close({"predictions": model.predict(slices, users, items)}, {"predictions": wanted}, "item_inputs")
+
     def test_scores_are_those_of_the_catalogue(self) -> None:
         """`[C, items]`, the predictions of every item."""
         for model in self.models():

@@ -44,6 +44,9 @@ class Tiny:
     def user_inputs(self, users):
         return users
 
+    def item_inputs(self, items):
+        return ()
+
     def predict(self, parameters, users, items, rows=None):
         user = self.between(mixed_rows([row_shares(users[0].unsqueeze(1), USERS)], [parameters["user"]]))
         weights, biases = [parameters["w0"], parameters["w1"]], [parameters["b0"], parameters["b1"]]
