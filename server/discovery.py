@@ -32,6 +32,8 @@ MOST_CLIENTS = 1_000_000
 """Clients that one node may host."""
 _ASK_AGAIN = 3  # looks, before a node that gave no good answer is asked again
 
+_TOLD = 300  # characters of what is wrong with a node
+
 
 class Discovery:
     """The roster of a federation whose nodes come and go.
@@ -50,6 +52,7 @@ class Discovery:
         self.grid, self.file, self.timeout, self._sleep = grid, file, timeout, sleep
         self._known: dict[int, wire.Presence] = _read(file)
         self._silent: dict[int, int] = {}
+        self._trouble: dict[int, str] = {}  # what was wrong with the last answer of a node that is not known
 
     @property
     def roster(self) -> Roster:
@@ -73,8 +76,8 @@ class Discovery:
                 raise EngineError(
                     "too few nodes with clients came",
                     expected=f"at least {nodes} within {self.timeout:g} s",
-                    got=f"{len(self._known)}",
-                    fix="start nodes, or lower engine.nodes",
+                    got="; ".join([str(len(self._known)), *(f"node {n}: {why}" for n, why in self._trouble.items())]),
+                    fix="start nodes, mend those that failed, or lower engine.nodes",
                 )
             self._sleep(pause)
             waited += pause
@@ -86,10 +89,18 @@ class Discovery:
         if not strangers:
             return False
         messages = [Message(RecordDict(), node, wire.HELLO) for node in strangers]
-        said = dict(_answers(self.grid.send_and_receive(messages, timeout=self.timeout)))
+        said: dict[int, wire.Presence] = {}
+        self._trouble |= dict.fromkeys(strangers, "did not say whom it hosts")
+        for node, answer in _answers(self.grid.send_and_receive(messages, timeout=self.timeout)):
+            if isinstance(answer, str):
+                self._trouble[node] = " ".join(answer.split())[:_TOLD]
+            else:
+                said[node] = answer
         for node in strangers:
-            if node not in said:
-                log.warning("node %d did not say whom it hosts", node)
+            if node in said:
+                del self._trouble[node]
+            else:
+                log.warning("node %d: %s", node, self._trouble[node])
                 self._silent[node] = _ASK_AGAIN
         joined = self._owned({node: said[node] for node in sorted(said) if node in strangers})
         for node, presence in joined.items():
@@ -119,19 +130,18 @@ class Discovery:
         return found
 
 
-def _answers(replies: Iterable[Message]) -> Iterable[tuple[int, wire.Presence]]:
+def _answers(replies: Iterable[Message]) -> Iterable[tuple[int, wire.Presence | str]]:
+    """What each node says of itself, or what is wrong with that."""
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():
-            log.warning("node %d failed: %s", node, reply.error.reason)
+            yield node, f"failed: {reply.error.reason}"
             continue
         try:
             presence = wire.unpack_presence(reply.content)
-            clean = wire.Presence(presence.partition, _clean(presence.training), _clean(presence.evaluated))
+            yield node, wire.Presence(presence.partition, _clean(presence.training), _clean(presence.evaluated))
         except Exception as error:  # whatever an enemy may send
-            log.warning("node %d sent no list of clients: %s", node, error)
-            continue
-        yield node, clean
+            yield node, f"sent no list of clients: {error}"
 
 
 def _clean(ids: np.ndarray) -> np.ndarray:

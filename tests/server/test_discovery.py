@@ -50,6 +50,8 @@ class Nodes:
 
     def _reply(self, message):
         content = self.answers[message.metadata.dst_node_id]
+        if isinstance(content, Error):
+            return Message(content, reply_to=message)
         return Message(wire.pack_presence(content) if isinstance(content, wire.Presence) else content, reply_to=message)
 
     def sleep(self, seconds):
@@ -115,6 +117,16 @@ def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
 def test_too_few_nodes_are_an_error_that_says_so(tmp_path):
     with pytest.raises(EngineError, match="at least 2 within 5 s"):
         discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
+
+
+def test_the_error_says_what_is_wrong_with_the_nodes_that_are_there(tmp_path):
+    nodes = Nodes({3: presence(0, [5]), 4: RecordDict(), 6: Error(0, "no file\n" + "x" * 10_000), 7: presence(1, [8])})
+    nodes.silent.add(7)
+    with pytest.raises(EngineError) as caught:
+        discovery(nodes, tmp_path / "r.json").wait_for(2)
+    said = str(caught.value)
+    assert "node 4: sent no list of clients" in said and "node 6: failed: no file xxx" in said and len(said) < 2000
+    assert "node 7: did not say whom it hosts" in said and "node 3" not in said
 
 
 def test_a_broken_roster_file_is_an_error(tmp_path):
