@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
+
 
 @dataclass(frozen=True, eq=False)
 class Batches:
@@ -29,7 +31,11 @@ class Batches:
 
     @classmethod
     def cut(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]], batch_size: int) -> Batches:
-        """Cut each epoch's (items, labels), already in the order of training, into batches; the last may be smaller."""
+        """Cut each epoch's (items, labels), already in the order of training, into batches; the last may be smaller.
+
+        Where the batch size is far beyond what the client has, as for a step on everything, the rectangle is narrower.
+        """
+        batch_size = _width(batch_size, max((len(items) for items, _ in epochs), default=0))
         steps = [-(-len(items) // batch_size) for items, _ in epochs]
         total = sum(steps)
         items = np.zeros((total, batch_size), dtype=np.int64)
@@ -48,3 +54,8 @@ class Batches:
     def references(self) -> tuple[np.ndarray, np.ndarray]:
         """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding, `bool [S, N]`."""
         return self.items, np.arange(self.items.shape[1]) < self.sizes[:, None]
+
+
+def _width(batch_size: int, longest: int) -> int:
+    """The width of a client's rectangle: by its own data alone, or its rounding would depend on its company."""
+    return min(batch_size, max(_NARROW, 1 << (longest - 1).bit_length())) if longest else min(batch_size, _NARROW)

@@ -21,7 +21,7 @@ def cut_blocks(
     memory_gib: float,
     largest: int = LARGEST_BLOCK,
 ) -> Iterator[list[int]]:
-    """Sort clients by their number of steps, most first, and cut them into blocks that fit the memory.
+    """Sort clients by their number of steps, most first, and cut them into blocks of one width that fit the memory.
 
     Args:
         batches: the batches of each client.
@@ -33,7 +33,8 @@ def cut_blocks(
     Yields:
         Places in `batches`; every place once. A block always has one client, whatever it takes.
     """
-    order = sorted(range(len(batches)), key=lambda place: (-len(batches[place].sizes), place))
+    width = [batch.items.shape[1] for batch in batches]
+    order = sorted(range(len(batches)), key=lambda place: (-width[place], -len(batches[place].sizes), place))
     budget = memory_gib * 2**30
     dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
     widths = sum(parameters[name].shape[1] for name in item_tables)
@@ -42,7 +43,7 @@ def cut_blocks(
     for place in order:
         rows = batches[place].references()[0].size
         need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
-        if block and (len(block) == largest or taken + need > budget):
+        if block and (len(block) == largest or taken + need > budget or width[place] != width[block[0]]):
             yield block
             block, taken = [], 0.0
         block.append(place)

@@ -43,6 +43,7 @@ SETTINGS = {
     "no-negatives": {"negatives": 0},
     "one-class": {"negatives": 0, "low_rated": "ignore"},
     "no-epoch": {"epochs": 0},
+    "one-step": {"batch_size": 1_000_000},
 }
 
 
@@ -149,6 +150,19 @@ def test_batches_are_cut_epoch_by_epoch():
     assert cut.items.tolist() == [[0, 1, 2], [3, 4, 0], [4, 3, 2], [1, 0, 0]]
     assert cut.sizes.tolist() == [3, 2, 3, 2] and cut.examples == 5 and cut.last_epoch == 2
     assert cut.labels.tolist() == [[1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
+    def cut(n, batch_size):
+        return Batches.cut([(np.arange(n), np.ones(n, np.float32))] * 2, batch_size)
+
+    assert cut(20, 32).items.shape == (2, 32)  # as wide for all clients, so that they fit into one block
+    assert cut(20, 1_000_000).items.shape == (2, 512) and cut(600, 1_000_000).items.shape == (2, 1024)
+    assert cut(600, 1_000_000).sizes.tolist() == [600, 600] and cut(0, 1_000_000).items.shape == (0, 512)
+    assert cut(600, 600).items.shape == (2, 600) and cut(600, 599).sizes.tolist() == [599, 1, 599, 1]
+    parameters = {"item.id": torch.zeros(100, 8)}
+    mixed = [cut(n, 10_000) for n in (600, 20, 700, 30)]
+    assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0)) == [[0, 2], [1, 3]]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
