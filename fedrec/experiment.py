@@ -378,7 +378,7 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     Args:
         table: nested tables.
         text: such as `"strategy.server-lr=0.5"`; the value in TOML syntax, a bare word is a string. Another name for a
-            component, such as `"strategy.name=fedavg"`, drops the settings of the one before.
+            component, such as `"strategy.name=fedavg"`, drops the settings of the one before; engines have the same.
 
     Raises:
         ExperimentError: the text is not of that form, or a part of the key is not a table.
@@ -396,7 +396,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
         value = written.strip()  # a bare word, as people write it on a command line
-    if path[1:] == ["name"] and isinstance(table.get(path[0]), Mapping) and table[path[0]].get("name") != value:
+    chosen = table.get(path[0])
+    if path[1:] == ["name"] and path[0] != "engine" and isinstance(chosen, Mapping) and chosen.get("name") != value:
         return {**table, path[0]: {"name": value}}  # the settings of one component mean nothing to another
     return _with(table, path, value, text)
 

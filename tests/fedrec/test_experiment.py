@@ -170,6 +170,12 @@ def test_run_configuration_without_an_experiment_is_refused():
         from_run_config({"experiment": "", "overrides": "seed=1"})
 
 
+def test_another_engine_keeps_the_settings_that_all_engines_have():
+    source = {**LEAST, "engine": {"name": "ray", "path": "reference", "memory-gib": 0.5}}
+    engine = load(source, ["engine.name=serial"]).engine
+    assert (engine.name, engine.path, engine.memory_gib) == ("serial", "reference", 0.5)
+
+
 def test_another_component_drops_the_settings_of_the_one_before():
     source = {**LEAST, "strategy": {"name": "reptile", "server-lr": 0.5}}
     assert load(source, ["strategy.name=fedavg"]).strategy.options == {"weighting": "examples"}
