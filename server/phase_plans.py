@@ -132,7 +132,8 @@ class PhasePlans:
         uncovered = self._uncovered
         for phase, value in report.phases.items():
             if uncovered and self.config.covers(phase):
-                said.insert(1, f"Epsilon of phase {phase!r} given what {', '.join(uncovered)} released: {value:.4g}.")
+                without = ", ".join(uncovered)
+                said.insert(1, f"Total epsilon is infinite; epsilon of {phase} given {without} is {value:.4g}.")
         return said
 
     def doings(self) -> Iterator[str]:
@@ -160,7 +161,7 @@ class PhasePlans:
 
     @property
     def _attackable(self) -> bool:
-        return self.config.mechanism == "gaussian" and self.config.noise_multiplier != 0
+        return self.config.noise_multiplier != 0
 
 
 def private_strategy(strategy: Strategy) -> CohortStrategy:

@@ -70,8 +70,8 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
         )
     if settings.mode == "reproducible":
         yield (
-            "With mode 'reproducible', noise and cohorts come from the experiment's seed: a simulation. Whoever knows "
-            "the seed can remove the noise; a release needs mode 'secure'."
+            "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the experiment's seed. "
+            "Whoever knows the seed can remove the noise; a release needs mode 'secure'."
         )
 
 

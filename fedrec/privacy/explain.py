@@ -43,7 +43,7 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
 
 
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
-    """A whole explanation, one paragraph per line: the meaning, the phases, and what is not covered."""
+    """A whole explanation, one paragraph per line: the meaning, the phases, the method, and what is not covered."""
     said = [sentence(report, adjacency)]
     if math.isfinite(report.epsilon):
         said.append(
@@ -58,6 +58,7 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
             f"{report.epsilon:.4g}, which is proven."
         )
     said += [f"Phase {phase} alone: epsilon {value:.4g}." for phase, value in _told(report.phases)]
+    said.append(f"Method: {report.method}.")
     return [*said, *report.caveats]
 
 

@@ -17,6 +17,8 @@ from functools import cached_property
 import numpy as np
 from scipy.fft import next_fast_len
 
+_FARTHEST = 120  # eighths of a doubling, from the best exponent of a normal distribution
+
 
 @dataclass(frozen=True, eq=False)
 class Losses:
@@ -44,6 +46,29 @@ class Losses:
     def grid(self) -> np.ndarray:
         """`float64 [points]`: the losses."""
         return (self.first + np.arange(len(self.mass))) * self.step
+
+    @cached_property
+    def second_moment(self) -> float:
+        """Mean of the squared finite losses."""
+        return float(np.sum(np.square(self.grid) * self.mass))
+
+    def log_moment(self, exponent: float) -> float:
+        """Logarithm of E e^(exponent L) over the finite losses; computed once for each exponent."""
+        known: dict[float, float] = self.__dict__.setdefault("_log_moments", {})
+        if exponent not in known:
+            powers = exponent * self.grid + self.log_mass
+            peak = float(powers.max())
+            known[exponent] = peak + math.log(float(np.sum(np.exp(powers - peak))))
+        return known[exponent]
+
+    def spectrum(self, size: int) -> np.ndarray:
+        """`complex128 [size // 2 + 1]`: Fourier transform of the masses, folded to a size; the last one is kept."""
+        kept: tuple[int, np.ndarray] | None = self.__dict__.get("_spectrum")
+        if kept is None or kept[0] != size:
+            places = (self.first + np.arange(len(self.mass))) % size
+            kept = size, np.fft.rfft(np.bincount(places, weights=self.mass, minlength=size))
+            self.__dict__["_spectrum"] = kept
+        return kept[1]
 
 
 def connect_the_dots(first: int, step: float, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -80,12 +105,11 @@ def compose(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[Losses, f
     """
     step = parts[0][0].step
     lowest, highest = _window(parts, tail)
-    size = int(next_fast_len(highest - lowest + 1, real=True) or 0)
+    size = _size(highest - lowest + 1)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     log_finite = 0.0
     for losses, count in parts:
-        folded = np.bincount((losses.first + np.arange(len(losses.mass))) % size, weights=losses.mass, minlength=size)
-        spectrum *= np.fft.rfft(folded) ** count
+        spectrum *= losses.spectrum(size) ** count
         log_finite += count * math.log1p(-losses.infinite)
     mass = np.roll(np.fft.irfft(spectrum, size), -(lowest % size))
     noise = -float(mass[mass < 0].sum())
@@ -112,14 +136,21 @@ def epsilon_of(losses: Losses, delta: float) -> float:
     return float(grid[high]) + math.log((whole - left) / relative)
 
 
+def _size(points: int) -> int:
+    """A size for the FFT, hardly larger than needed; the same one for windows of nearly the same width."""
+    coarse = max(1, 1 << (points.bit_length() - 5))
+    return int(next_fast_len(-(-points // coarse) * coarse, real=True) or 0)
+
+
 def _window(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[int, int]:
     """Grid numbers outside of which the sum has mass <= `tail`, half of it on each side (Chernoff)."""
     rest, step = math.log(tail / 2), parts[0][0].step
-    variance = sum(count * float(np.sum(np.square(losses.grid) * losses.mass)) for losses, count in parts)
+    variance = sum(count * losses.second_moment for losses, count in parts)
     normal = math.sqrt(-2 * rest / max(variance, 1e-300))  # the best exponent if the sum were normal
 
     def reach(exponent: float, sign: int) -> float:
-        return (_log_moment(parts, sign * exponent) - rest) / exponent
+        moment = sum(count * losses.log_moment(sign * exponent) for losses, count in parts)
+        return (moment - rest) / exponent
 
     up = _smallest(lambda exponent: reach(exponent, 1), normal)
     down = _smallest(lambda exponent: reach(exponent, -1), normal)
@@ -130,23 +161,18 @@ def _window(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[int, int]
 
 
 def _smallest(bound: Callable[[float], float], near: float) -> float:
-    """Least value found of a bound that first falls and then rises with its exponent (golden section); any is valid."""
-    low, high = math.log(near) - 10, math.log(near) + 3
-    ratio = (math.sqrt(5) - 1) / 2
-    best = math.inf
-    for _ in range(20):
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        first, second = bound(math.exp(left)), bound(math.exp(right))
-        best = min(best, first, second)
-        low, high = (low, right) if first < second else (left, high)
+    """Least value found of a bound that first falls and then rises with its exponent; any is valid.
+
+    Exponents are powers of 2^(1/8): after one release more the least value is at the same one or at the next, and the
+    moments there are known already.
+    """
+    start = place = round(8 * math.log2(near))
+    best = bound(2.0 ** (place / 8))
+    for stride in (32, 8, 2, 1):
+        for step in (-stride, stride):
+            while abs(place + step - start) <= _FARTHEST:
+                found = bound(2.0 ** ((place + step) / 8))
+                if found >= best:
+                    break
+                place, best = place + step, found
     return best
-
-
-def _log_moment(parts: Sequence[tuple[Losses, int]], exponent: float) -> float:
-    """Logarithm of E e^(exponent L) of the sum."""
-    total = 0.0
-    for losses, count in parts:
-        powers = exponent * losses.grid + losses.log_mass
-        peak = float(powers.max())
-        total += count * (peak + math.log(float(np.sum(np.exp(powers - peak)))))
-    return total

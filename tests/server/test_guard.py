@@ -295,7 +295,7 @@ def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_told_by
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert table["epsilon"] == "inf" and table["epsilon of stage-one"] == "inf"
     assert table["epsilon of main"] == pytest.approx(own_epsilons(3)[-1])
-    told = f"Epsilon of phase 'main' given what stage-one released: {own_epsilons(3)[-1]:.4g}."
+    told = f"Total epsilon is infinite; epsilon of main given stage-one is {own_epsilons(3)[-1]:.4g}."
     assert told in table["in words"] and told in result.privacy
 
 

@@ -95,6 +95,16 @@ def test_a_target_is_met_by_all_phases_together_whatever_their_factors(plans):
         assert told.paid_rounds() == 6 and 2.9 < told.forecast().epsilon <= 3.0 and ratio == pytest.approx(factor)
 
 
+def test_what_the_best_attack_reaches_is_told_of_laplace_noise_too(plans):
+    """One release of everybody: delta = 1 - e^((epsilon - 1 / z) / 2)."""
+    settings = "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5, mechanism='laplace', backend='pld'}"
+    told = plans(settings, "sampler={name='full'}", "rounds=1")
+    report = told.forecast()
+    z = told.plans["main"].noise_multiplier
+    assert report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3) and 4.99 < report.attack <= 5.0
+    assert any(line.startswith("The true epsilon lies between") for line in told.lines(report))
+
+
 def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans):
     doings = list(plans(*POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=2.0}", BIASES, "rounds=3").doings())
     assert doings[0].startswith("Phase popularity: 1 round, 6 of 18 clients in each; item.bias, clipped to L2 norm 1,")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from fedrec.privacy.rdp import pure_epsilon
 _STEP = 1e-4
 _LARGEST_GRID = 2**19
 _CUT = 1e-5  # share of delta that all truncations together may take
-Edges = Callable[[float], tuple[np.ndarray, np.ndarray]]
+LossesOf = Callable[[Release, str, float, float], Losses]
 
 
 class Pld(Backend):
@@ -30,9 +31,18 @@ class Pld(Backend):
 
     method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
 
+    def __init__(self) -> None:
+        # A run asks for each round twice, before it and after it, and the releases of a run are of few kinds.
+        self._losses_of: LossesOf = lru_cache(maxsize=8)(_losses)
+        self._bound = lru_cache(maxsize=32)(self._found)
+
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
         """See `Backend.epsilon`."""
-        return Bound(max(_composed(releases, delta, sides) for sides in _sides_of(releases)))
+        return self._bound(tuple((release, count) for release, count in releases.items() if count), delta)
+
+    def _found(self, releases: tuple[tuple[Release, int], ...], delta: float) -> Bound:
+        counted = dict(releases)
+        return Bound(max(_composed(counted, delta, side, self._losses_of) for side in _sides_of(counted)))
 
 
 def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float:
@@ -54,29 +64,31 @@ def _sides_of(releases: Mapping[Release, int]) -> tuple[str, ...]:
     return ("replaced",) if replace_one else ("leaves", "joins")
 
 
-def _composed(releases: Mapping[Release, int], delta: float, side: str) -> float:
+def _composed(releases: Mapping[Release, int], delta: float, side: str, losses_of: LossesOf | None = None) -> float:
     counted = {release: count for release, count in releases.items() if count}
     pure = sum(count * pure_epsilon(release) for release, count in counted.items())
     if not counted or delta == 0:
         return pure
-    total = sum(counted.values())
-    cut = _CUT * delta / total
+    # Rounded up, so that the distributions of one release stay the same over many rounds.
+    cut = _CUT * delta / 2.0 ** (sum(counted.values()) - 1).bit_length()
     step, _ = _step(counted, cut)
-    parts = [(_losses(release, side, step, cut), count) for release, count in counted.items()]
+    parts = [((losses_of or _losses)(release, side, step, cut), count) for release, count in counted.items()]
     composed, more = compose(parts, _CUT * delta)
     return min(epsilon_of(composed, delta - more), pure)
 
 
 def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
     """A grid step far below the spread of the losses, as far as the points fit; and whether they did."""
-    span = mean = variance = 0.0
+    span = whole = mean = variance = 0.0
     for release, count in counted.items():
         low, high = Pair(release).range(cut)
         moments = _moments(release)
-        span, mean, variance = max(span, high - low), mean + count * moments[0], variance + count * moments[1]
-    needed = max(span, 16 * math.sqrt(variance) + 2 * mean) / _LARGEST_GRID
+        span, whole = max(span, high - low), whole + count * (high - low)
+        mean, variance = mean + count * moments[0], variance + count * moments[1]
+    needed = max(span, min(whole, 16 * math.sqrt(variance) + 2 * mean)) / _LARGEST_GRID
     finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release in counted) / 8)
-    return max(finest, needed), finest >= needed
+    coarser = 2.0 ** (math.ceil(4 * math.log2(needed)) / 4)  # a step that many numbers of rounds share
+    return (finest, True) if finest >= needed else (coarser, False)
 
 
 def _moments(release: Release) -> tuple[float, float]:

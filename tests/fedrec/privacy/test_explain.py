@@ -39,7 +39,7 @@ def test_odds_and_beliefs():
         ({"placement": "distributed", "max_dropouts": 4}, "when 4 clients"),
         ({"placement": "local"}, "all 20 rounds"),
         ({"delta": 0.01}, "above 1/N"),
-        ({}, "Whoever knows the seed"),
+        ({}, "simulation, not a release"),
         ({}, "exchanged for another's"),
         ({}, "early stopping"),
         ({}, "drawn uniformly from all 500"),
@@ -49,6 +49,8 @@ def test_odds_and_beliefs():
         ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
+        ({}, "Method: RDP curves of autodp"),
+        ({"backend": "pld"}, "Method: privacy loss distribution"),
     ],
     ids=str,
 )
@@ -59,7 +61,7 @@ def test_what_the_plan_leaves_out_is_said(settings, expected):
 @pytest.mark.parametrize(
     ("settings", "unsaid"),
     [
-        ({"mode": "secure"}, "Whoever knows the seed"),
+        ({"mode": "secure"}, "simulation"),
         ({"delta": 1e-4}, "above 1/N"),
         ({"placement": "local"}, "server is trusted"),
         ({"clients": 50}, "Amplification"),

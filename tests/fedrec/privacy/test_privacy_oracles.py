@@ -16,6 +16,7 @@ from dp_accounting.rdp import RdpAccountant
 from fedrec.privacy import rdp
 from fedrec.privacy.accounting import Accountant
 from fedrec.privacy.backends.autodp import Autodp
+from fedrec.privacy.backends.pld import attack_epsilon
 from fedrec.privacy.backends.tight_rdp import TightRdp
 from fedrec.privacy.events import GaussianRound, LaplaceRound, Release
 from fedrec.privacy.sampling import FixedSize, Full, Poisson
@@ -100,6 +101,16 @@ def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta
 
     found = ours("pld", (LaplaceRound(FixedSize(20, 100), "replace-one", b), 1))(delta)
     assert divergence(found) <= delta < divergence(found - 2e-4)
+
+
+@pytest.mark.parametrize("b", [0.06, 0.2, 1.0, 9.0])
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
+def test_one_laplace_round_of_everybody_reaches_its_closed_form(b, delta):
+    """Of two Laplace distributions 1 apart: delta = 1 - e^((epsilon - 1 / b) / 2)."""
+    event = LaplaceRound(Full(), "replace-one", b)
+    exact = 1 / b + 2 * math.log1p(-delta)
+    assert attack_epsilon({event.release: 1}, delta) == pytest.approx(exact, rel=1e-3)
+    assert exact * (1 - 1e-9) <= ours("pld", (event, 1))(delta) <= exact * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])

@@ -189,6 +189,17 @@ def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
+    """What a backend keeps for later must not show in what it says: a resumed run asks other questions before."""
+    event, base = GaussianRound(FixedSize(20, 500), "replace-one", 1.2), GaussianRound(Full(), "replace-one", 9.0)
+    used = Accountant(backend)
+    used.step(base, 2)
+    asked = used.epsilons(event, [40, 1, 9, 40, 9, 10], 1e-5)
+    for count, value in zip([40, 1, 9, 40, 9, 10], asked, strict=True):
+        assert value == epsilon(backend, 1e-5, (base, 2), (event, count))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "release",
     [
