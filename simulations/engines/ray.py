@@ -32,6 +32,7 @@ from simulations.engines.serial import SerialGrid
 from simulations.quiet import keep_quiet
 
 _INLINE = 2**16  # bytes; less goes along with the call
+_STARTS = 2  # of a local Ray, which on a busy machine may find that its own processes are late
 _OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
 
 
@@ -164,12 +165,19 @@ def _connect(address: str | None, nodes: int, data_bytes: int) -> None:
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     local = {"num_cpus": nodes, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES + data_bytes}
-    try:
-        ray.init(**({"address": address, **quiet} if address else {**local, **quiet}))
-    except Exception as error:
-        raise EngineError(
-            "Ray cannot be started" if address is None else f"the Ray cluster at {address!r} cannot be reached",
-            expected="a local Ray" if address is None else "a running Ray cluster of the same version",
-            got=f"{type(error).__name__}: {error}",
-            fix="--engine serial runs without Ray",
-        ) from None
+    trouble, ours = "", not ray.is_initialized()
+    for _ in range(1 if address else _STARTS):
+        try:
+            ray.init(**({"address": address, **quiet} if address else {**local, **quiet}))
+        except Exception as error:
+            trouble = f"{type(error).__name__}: {error}"
+            if ours:
+                ray.shutdown()  # of what was started
+        else:
+            return
+    raise EngineError(
+        "Ray cannot be started" if address is None else f"the Ray cluster at {address!r} cannot be reached",
+        expected="a local Ray" if address is None else "a running Ray cluster of the same version",
+        got=trouble,
+        fix="--engine serial runs without Ray",
+    )

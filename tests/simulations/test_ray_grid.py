@@ -14,6 +14,7 @@ from server.callbacks.base import Callback
 from server.execution import execute
 from server.roster import call_roster
 from simulations import runner
+from simulations.engines import ray as engine
 from simulations.engines.ray import open_grid
 
 pytestmark = pytest.mark.timeout(180)
@@ -65,8 +66,6 @@ def test_actors_make_the_roster(grid):
 def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch, large):
     """Small ones go with each call."""
     import ray
-
-    from simulations.engines import ray as engine
 
     stored, put = [], ray.put
     monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
@@ -136,3 +135,24 @@ def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):
     experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
     with pytest.raises(EngineError, match="cannot be reached"), open_grid(RunFolder.create(experiment, tmp_path / "r")):
         pass
+
+
+@pytest.mark.parametrize(("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)])
+def test_a_local_ray_that_does_not_start_is_started_once_more(monkeypatch, address, failures, started):
+    import ray
+
+    calls = []
+
+    def init(**_):
+        calls.append(1)
+        if len(calls) <= failures:
+            raise RuntimeError("late")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)  # so that no other Ray is shut down here
+    if started:
+        engine._connect(address, 1, 0)
+    else:
+        with pytest.raises(EngineError, match="RuntimeError: late"):
+            engine._connect(address, 1, 0)
+    assert len(calls) == (2 if address is None else 1)
