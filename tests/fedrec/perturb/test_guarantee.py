@@ -187,6 +187,7 @@ def test_words_name_what_does_not_hold():
     said = " ".join(words(config(0.1, budget=0.3)))
     for part in ("nominal epsilon 0.1", "epsilon + ln m", "no finite epsilon", "published as it is", "stereotypes"):
         assert part in said
+    assert "perturb.mechanism = 'randomised-response'" in said
     assert "ln m" not in " ".join(words(config(0.1, "randomised-response")))
 
 
