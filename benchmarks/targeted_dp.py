@@ -8,8 +8,10 @@ matrix factorization on the perturbed ratings (MAE and RMSE on real held-out rat
 the users' gender from their perturbed profiles; with `--leaks` also from the recommendation lists of the trained meta
 matrix factorization, and from the gradients that devices would send it in one more round. What is done is in
 FOLDER/results.json and is not done again, so a broken-off benchmark goes on where it was. `accuracy.csv` and
-`attack.csv` hold a mean over seeds per setting, with a 95 % interval of Student's t; the tables that it prints also
-hold paired differences.
+`attack.csv` hold a mean over seeds per setting, with a 95 % interval of Student's t. Paired by seed are
+`accuracy-differences.csv` (targeted minus random selection), `accuracy-losses.csv` (what perturbation costs a system)
+and `accuracy-systems.csv` (what it costs meta matrix factorization minus what it costs the other). `tradeoff.csv` and
+`tradeoff-SYSTEM.svg` are figure 4: errors and the attacker's success of each setting.
 """
 
 from __future__ import annotations
@@ -166,6 +168,97 @@ def differences(records: Sequence[dict[str, Any]], metric: str) -> list[dict[str
     return rows
 
 
+def losses(records: Sequence[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """What perturbation costs: a metric minus that of the same system and seed with nothing perturbed."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for (system, epsilon, budget, select, _), cost in _costs(records, metric).items():
+        found.setdefault((system, epsilon, budget, select), []).append(cost)
+    return [_row(("system", "epsilon", "budget", "select"), key, metric, "loss", own) for key, own in found.items()]
+
+
+def systems(records: Sequence[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """What perturbation costs meta matrix factorization minus what it costs matrix factorization, paired by seed."""
+    costs, found = _costs(records, metric), dict[tuple[Any, ...], list[float]]()
+    for (system, *where, seed), cost in costs.items():
+        other = costs.get(("mf", *where, seed))
+        if system == "metamf" and other is not None:
+            found.setdefault(tuple(where), []).append(cost - other)
+    return [_row(("epsilon", "budget", "select"), key, metric, "metamf - mf", own) for key, own in found.items()]
+
+
+def _costs(records: Sequence[dict[str, Any]], metric: str) -> dict[tuple[Any, ...], float]:
+    """By system, epsilon, budget, select and seed, in order."""
+    names = ("system", "epsilon", "budget", "select", "seed")
+    values = {
+        tuple(one["setting"][name] for name in names): one["metrics"][metric]
+        for one in records
+        if metric in one["metrics"]
+    }
+    costs = {}
+    for key, value in sorted(values.items()):
+        plain = values.get((key[0], 0.0, 1.0, "all", key[-1]))
+        if plain is not None and key[1]:
+            costs[key] = value - plain
+    return costs
+
+
+def _row(names: Sequence[str], key: Sequence[Any], metric: str, title: str, values: Sequence[float]) -> dict[str, Any]:
+    mean, half = interval(values)
+    where = dict(zip(names, key, strict=True))
+    return {**where, "metric": metric, title: mean, "half-width": half, "seeds": len(values)}
+
+
+def tradeoff(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Figure 4: of each setting that the attacker and some system have, means over their seeds."""
+
+    def means(metric: str) -> dict[tuple[Any, ...], float]:
+        names = ("system", "epsilon", "budget", "select")
+        return {tuple(row[name] for name in names): row["mean"] for row in summary(records, metric)}
+
+    success, errors = means("balanced-accuracy"), means("rmse")
+    rows = []
+    for (_, *where), value in success.items():
+        own = {f"rmse of {system}": errors[system, *where] for system in SYSTEMS if (system, *where) in errors}
+        if own:
+            named = dict(zip(("epsilon", "budget", "select"), where, strict=True))
+            blank = {f"rmse of {system}": math.nan for system in SYSTEMS}
+            rows.append({**named, "balanced-accuracy": value, **blank, **own})
+    return rows
+
+
+def drawing(rows: Sequence[dict[str, Any]], system: str) -> str:
+    """The rows of `tradeoff` as an SVG: the attacker's success from left to right, a system's error from top to bottom.
+
+    Down and to the left is better in both.
+    """
+    points = [(row["balanced-accuracy"], row[f"rmse of {system}"], row) for row in rows]
+    points = [point for point in points if math.isfinite(point[1])]
+    spans = [(min(values), max(values)) for values in zip(*((x, y) for x, y, _ in points), strict=True)]
+
+    def place(value: float, span: tuple[float, float], length: float) -> float:
+        return 70 + (value - span[0]) / ((span[1] - span[0]) or 1.0) * length
+
+    shapes = []
+    for x, y, row in points:
+        across, up = place(x, spans[0], 480), 420 - (place(y, spans[1], 300) - 30)
+        colour = {"stereotypical": "#b22222", "random": "#1f5fa8"}.get(row["select"], "#222222")
+        told = f"{row['epsilon']:g}, {row['budget']:g}" if row["epsilon"] else "nothing"
+        shapes.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5" fill="{colour}"/>')
+        shapes.append(f'<text x="{across + 8:.1f}" y="{up + 4:.1f}" fill="{colour}">{told}</text>')
+    (left, right), (low, high) = spans
+    return "\n".join(
+        [
+            '<svg xmlns="http://www.w3.org/2000/svg" width="680" height="460" font-family="sans-serif" font-size="12">',
+            '<rect width="680" height="460" fill="white"/><path d="M50 20V410H640" fill="none" stroke="#888888"/>',
+            f'<text x="60" y="20">RMSE of {system}, {low:.4f} to {high:.4f} (upwards)</text>',
+            f'<text x="200" y="435">balanced accuracy of the attacker, {left:.3f} to {right:.3f}</text>',
+            '<text x="60" y="455">epsilon, budget; red: stereotypical, blue: random, black: all or nothing</text>',
+            *shapes,
+            "</svg>\n",
+        ]
+    )
+
+
 def _work(
     folder: Path, wanted: Iterable[Setting], run: Callable[[Setting, Sequence[str]], dict[str, float]], more: list[str]
 ) -> None:
@@ -189,17 +282,29 @@ def _work(
 
 def _write(folder: Path) -> None:
     records = json.loads((folder / "results.json").read_text())
+    tables = {"accuracy-losses": losses, "accuracy-systems": systems}
+    for name, made in tables.items():
+        _save(folder / f"{name}.csv", [row for metric in ("rmse", "mae") for row in made(records, metric)])
+    joined = tradeoff(records)
+    _save(folder / "tradeoff.csv", joined)
+    for system in SYSTEMS:
+        if any(math.isfinite(row[f"rmse of {system}"]) for row in joined):
+            (folder / f"tradeoff-{system}.svg").write_text(drawing(joined, system))
     leaks = tuple(f"{source}-{figure}" for source in LEAKS for figure in ("balanced-accuracy", "auc"))
     for name, metrics in (("accuracy", ("rmse", "mae")), ("attack", ("balanced-accuracy", "auc", *leaks))):
         rows = [row for metric in metrics for row in summary(records, metric)]
         gaps = [row for metric in metrics for row in differences(records, metric)]
         for suffix, table in (("", rows), ("-differences", gaps)):
-            if table:
-                with open(folder / f"{name}{suffix}.csv", "w", newline="") as file:
-                    writer = csv.DictWriter(file, list(table[0]))
-                    writer.writeheader()
-                    writer.writerows(table)
-                _print(table)
+            _save(folder / f"{name}{suffix}.csv", table)
+
+
+def _save(file: Path, table: Sequence[dict[str, Any]]) -> None:
+    if table:
+        with open(file, "w", newline="") as opened:
+            writer = csv.DictWriter(opened, list(table[0]))
+            writer.writeheader()
+            writer.writerows(table)
+        _print(table)
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -28,7 +28,7 @@ def personal_noise(experiment: Experiment) -> PersonalNoise:
     if isinstance(settings, PersonalNoise):
         return settings
     raise ExperimentError(
-        "users have no budgets of their own with this step", expected="step dpvae", got=experiment.step.name
+        "users have no budgets of their own with this step", expected="step dpvae or dpsgd", got=experiment.step.name
     )
 
 

@@ -9,9 +9,10 @@
 Flower's own FedAdam averages whole nodes; this one samples clients, and may run under differential privacy, because it
 uses nothing but the mean.
 
-Where this differs from the paper: `bias-correction` divides m and v by 1 - b^t as Adam (Kingma and Ba 2015) does, where
-algorithm 2 starts v at tau^2 and corrects nothing. With one local step of gradient descent, this is then Adam on the
-cohort as batch, but for tau, which counts in units of the local step size.
+Where this differs from the paper: eta may fall linearly to zero (`anneal-rounds`), and `bias-correction` divides m and
+v by 1 - b^t as Adam (Kingma and Ba 2015) does, where algorithm 2 starts v at tau^2 and corrects nothing. With one local
+step of gradient descent, this is then Adam on the cohort as batch, but for tau, which counts in units of the local step
+size.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedrec.config import Config
+from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
-class FedAdamConfig(Config):
+class FedAdamConfig(ServerRate):
     """Settings of FedAdam."""
 
     server_lr: float = Field(default=0.001, gt=0)
@@ -57,6 +58,7 @@ class FedAdam(CohortStrategy):
         """See `CohortStrategy.apply`."""
         config, start = self.config, 0.0 if self.config.bias_correction else self.config.tau**2
         self._steps += 1
+        rate = config.rate(aggregate.round)
         whole = [1 - beta**self._steps if config.bias_correction else 1.0 for beta in (config.beta1, config.beta2)]
         moved = {}
         for name, total in aggregate.total(theta).items():
@@ -65,9 +67,7 @@ class FedAdam(CohortStrategy):
             second = self._second.setdefault(name, np.full(mean.shape, start))
             first += (1 - config.beta1) * (mean - first)
             second += (1 - config.beta2) * (np.square(mean) - second)
-            moved[name] = theta[name] + config.server_lr * (first / whole[0]) / (
-                np.sqrt(second / whole[1]) + config.tau
-            )
+            moved[name] = theta[name] + rate * (first / whole[0]) / (np.sqrt(second / whole[1]) + config.tau)
         return moved
 
     def state(self) -> dict[str, np.ndarray]:

@@ -34,24 +34,22 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec import wire
-from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.generated import Generated, Wanted
 from fedrec.models.metamf import generate
 from strategies._optimiser import Optimiser
+from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, GeneratingStrategy
 from strategies.dp import DpFedAvg
 
 
-class MetaMfConfig(Config):
+class MetaMfConfig(ServerRate):
     """Settings of the server in meta matrix factorization."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
     """What turns gradients into steps."""
     server_lr: float = Field(default=0.001, gt=0)
     """Step size."""
-    anneal_rounds: int | None = Field(default=None, ge=1)
-    """T, over which the step size falls linearly: round t has `server-lr * (1 - (t - 1) / T)`, none after T."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of `sgd`."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -152,17 +150,12 @@ class MetaMf(GeneratingStrategy):
         found = torch.autograd.grad(outputs, list(self._leaves.values()), directions, materialize_grads=True)
         with torch.no_grad():
             leaves = {name: leaf.detach() for name, leaf in self._leaves.items()}
-            rate = self.rate(server_round)
+            rate = self.config.rate(server_round)
             rates = {name: rate * self._factor(name) for name in leaves}
             decays = {name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in leaves}
             self._optimiser.step(leaves, dict(zip(leaves, found, strict=True)), rates, decays)
         self._leaves = {}
         return wire.to_record(self._theta), metrics
-
-    def rate(self, round_number: int) -> float:
-        """The step size of a round, from 1."""
-        whole = self.config.anneal_rounds
-        return self.config.server_lr * (1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole))
 
     def state(self) -> dict[str, np.ndarray]:
         """See `CohortStrategy.state`: the optimiser's memory."""

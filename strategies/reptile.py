@@ -14,23 +14,15 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from fedrec.config import Config
+from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, CohortStrategy
 
 
-class ReptileConfig(Config):
+class ReptileConfig(ServerRate):
     """Settings of REPTILE."""
 
     server_lr: float = Field(default=1.0, gt=0)
     """How far the shared parameters move towards the mean of the clients' (alpha2 in PrivRec)."""
-    anneal_rounds: int | None = Field(default=None, ge=1)
-    """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`, none after T."""
-
-    def rate(self, round_number: int) -> float:
-        """The server rate of a round, from 1."""
-        whole = self.anneal_rounds
-        left = 1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole)
-        return self.server_lr * left
 
 
 class Reptile(CohortStrategy):

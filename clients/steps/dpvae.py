@@ -30,14 +30,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from clients.steps.base import CohortStep, StepConfig, Update
+from clients.steps._own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.steps.base import CohortStep, Update
 from clients.steps.vae import annealed, generator_of, needs_vae
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -48,41 +48,20 @@ from fedrec.cohort.updates import Updates
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
 from fedrec.priors.user_level import user_priors
-from fedrec.privacy.mechanisms import Secure
-from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.privacy.personal import PersonalBudget
-from fedrec.privacy.personal_noise import PersonalNoise
-
-BOUND = "clip.log-norm"  # the shared parameter that holds the logarithm of a clip norm found under noise
-_ROUNDING = 1 - 1e-6  # so that a clipped gradient's norm in float32 is not above the bound
 
 
-class DpVaeConfig(StepConfig, PersonalNoise):
+class DpVaeConfig(OwnNoiseConfig):
     """Settings of training under the user's own noise."""
 
     epochs: int = Field(default=1, ge=0, le=1)
     """1: one upload per round, as algorithm 3 has it; 0 trains nothing."""
-    examples: int = Field(default=10, ge=1)
-    """J, interactions that a user draws in a round, without replacement."""
-    clip: Literal["examples", "user"] = "examples"
-    """What is clipped to S: each example's gradient (paper), or the mean of them."""
-    weighting: Literal["uniform", "precision"] = "uniform"
-    """Whether all uploads count the same (paper), or by the precision of their noise, which is public."""
-    learning_rate: float = Field(default=0.005, gt=0)
-    """Step size eta (paper: 0.005)."""
     beta: float = Field(default=0.5, ge=0)
     """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
     anneal_rounds: int = Field(default=0, ge=0)
     """Rounds over which beta rises linearly from 0; 0 starts with all of it."""
 
-    @model_validator(mode="after")
-    def _paper_clips_examples(self) -> Self:
-        if self.mode == "paper" and self.clip == "user":
-            raise ValueError("clip = 'examples' with mode = 'paper', whose algorithm 2 compares examples")
-        return self
 
-
-class DpVae(CohortStep):
+class DpVae(CohortStep, OwnNoiseStep):
     """One noisy gradient of a user."""
 
     Config = DpVaeConfig
@@ -99,33 +78,14 @@ class DpVae(CohortStep):
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
         return DpVae(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
-    @property
-    def uploads(self) -> int | None:
-        """See `Step.uploads`."""
-        return self.config.participations if self.config.epochs else None
-
-    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """See `Step.added_parameters`: the logarithm of the clip norm, where it follows a quantile."""
-        return {} if self.config.quantile is None else {BOUND: torch.tensor([math.log(self.config.clip_norm)])}
-
-    def budget(self, client: int) -> PersonalBudget:
-        """What a user asked for."""
-        return self.config.budget(client)
-
-    def noise_multiplier(self, client: int) -> float:
-        """See `PersonalNoise.noise_multiplier`."""
-        return self.config.noise_multiplier(client)
-
     def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
         """See `Step.update`; examples and, where the mode is sound, the loss say nothing of the user."""
         if self.config.epochs == 0:
             return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan)
         gradients, loss = self.gradients(parameters, data, random)
-        norms = gradients.double().norm(dim=1)
-        multiplier, paper = self.config.gradient_multiplier(data.client), self.config.mode == "paper"
-        bound = optimal_clip(gradients, multiplier) if paper and len(gradients) else self._bound(parameters)
-        uploaded = self._uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
-        return Update(self._shaped(uploaded, parameters), 1, loss if paper else math.nan)
+        norms, bound = gradients.double().norm(dim=1), self.bound(parameters, gradients, data.client)
+        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
+        return Update(self.shaped(uploaded, _network(parameters)), 1, loss if self.config.mode == "paper" else math.nan)
 
     def gradients(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
@@ -171,15 +131,15 @@ class DpVae(CohortStep):
         gradients = recorder.gradients(losses)
         bounds = self._bounds(gradients, block, real, parameters)
         norms, counts = gradients.norms(), real.sum(1).clamp(min=1)
-        factors = torch.where(norms > bounds, bounds * _ROUNDING / norms, 1.0)
+        factors = torch.where(norms > bounds, bounds * ROUNDING / norms, 1.0)
         usable = real.T & norms.isfinite()
         means = gradients.combined(torch.where(usable, factors, 0.0) / counts, network)
         changes = {name: v.new_zeros(len(block), *v.shape) for name, v in parameters.items()}
         for place, member in enumerate(block.members if self.config.epochs else ()):
             mean = torch.cat([value[place].flatten() for value in means.values()])
             own = norms[: int(real[place].sum()), place]
-            uploaded = self._uploaded(mean, float(bounds[place]), own, member.client, member.random)
-            for name, change in self._shaped(uploaded, parameters).items():
+            uploaded = self.uploaded(mean, float(bounds[place]), own, member.client, member.random)
+            for name, change in self.shaped(uploaded, network).items():
                 changes[name][place] = change
         told = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
         paper = self.config.mode == "paper"
@@ -201,63 +161,15 @@ class DpVae(CohortStep):
     ) -> Tensor:
         """The clip norm of each client, `float64 [C]`."""
         if self.config.mode == "sound":
-            return torch.full((len(real),), self._bound(parameters), dtype=torch.float64, device=real.device)
+            return torch.full((len(real),), self.shared_bound(parameters), dtype=torch.float64, device=real.device)
         coordinates = sum(value.numel() for value in _network(parameters).values())
         bounds = []
         for place, member in enumerate(block.members):
             rows, counts = gradients.rows(place, int(real[place].sum()))
-            multiplier = self.config.gradient_multiplier(member.client)
-            found = optimal_clip(rows, multiplier, counts, coordinates) if len(rows) else self.config.clip_norm
-            bounds.append(found)
+            bounds.append(self.bound(parameters, rows, member.client, counts, coordinates))
         return torch.tensor(bounds, dtype=torch.float64, device=real.device)
-
-    def _bound(self, parameters: Mapping[str, Tensor]) -> float:
-        """The clip norm that all share: given, or as the quantile has led it."""
-        return self.config.clip_norm if BOUND not in parameters else math.exp(float(parameters[BOUND]))
-
-    def _uploaded(
-        self, mean: Tensor, bound: float, norms: Tensor, client: int, random: np.random.Generator
-    ) -> dict[str | None, np.ndarray]:
-        """What leaves the device, `float32`: the network's change `[l]`, and under `BOUND` that of the bound."""
-        config = self.config
-        normal = _secure if config.noise == "secure" else random.standard_normal
-        weight = config.weight(client) if config.weighting == "precision" else 1.0
-        noisy = normal(len(mean))  # in place from here on: this is most of the time that an upload takes
-        noisy *= config.gradient_multiplier(client) * bound
-        noisy += mean.cpu().numpy()
-        noisy *= -config.learning_rate * weight
-        uploaded: dict[str | None, np.ndarray] = {None: noisy.astype(np.float32)}
-        if config.quantile is not None:
-            within = float((norms <= bound).double().mean()) if len(norms) else 1.0
-            told = within + config.share_std(client) * normal(1)
-            uploaded[BOUND] = (-config.quantile.rate * weight * (told - config.quantile.quantile)).astype(np.float32)
-        return uploaded
-
-    def _shaped(self, uploaded: Mapping[str | None, np.ndarray], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """An upload as changes of the parameters."""
-        network = _network(parameters)
-        parts = torch.from_numpy(uploaded[None]).to(self.device).split([value.numel() for value in network.values()])
-        shaped = {n: part.view(v.shape) for (n, v), part in zip(network.items(), parts, strict=True)}
-        return shaped | {n: torch.from_numpy(v).to(self.device) for n, v in uploaded.items() if n is not None}
-
-
-def clipped_mean(gradients: Tensor, bound: float) -> Tensor:
-    """Mean `[l]` of gradients `[J, l]`, each scaled to at most that norm (lines 12 and 14); zero where there is none.
-
-    A gradient that is not a number counts as zero.
-    """
-    if not len(gradients):
-        return gradients.new_zeros(gradients.shape[1])
-    norms = gradients.double().norm(dim=1)
-    known = torch.where(norms.isfinite()[:, None], gradients, 0.0)
-    factors = torch.where(norms > bound, bound * _ROUNDING / norms, 1.0)
-    return (known * torch.where(norms.isfinite(), factors, 0.0).float()[:, None]).mean(0)
 
 
 def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters without the bound."""
     return {name: value for name, value in parameters.items() if name != BOUND}
-
-
-def _secure(size: int) -> np.ndarray:
-    return Secure().gaussian(size, "dpvae")

@@ -8,18 +8,21 @@ device (`step.private-parameters = ["user.*"]`), the rest is shared. A device th
 shared values of p_u and b_u, which are equal for all and never change.
 
 Where this differs from the papers: they solve for p_u or take one gradient step on it; here the local step's settings
-say (`epochs`, `late-parameters`, `rates`). For ranking the same sum is a logit.
+say (`epochs`, `late-parameters`, `rates`). For ranking the same sum is a logit. What
+toolkits call "SVD" is this with biases, and "MF" without (`biases = false`).
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.cohort.layers import gather_rows
 from fedrec.config import Config
-from fedrec.models.base import Model, Parameters
+from fedrec.models.base import Model, Parameters, Schema
 
 
 class MfConfig(Config):
@@ -31,6 +34,14 @@ class MfConfig(Config):
     """Standard deviation of the initial factors."""
     center: float = 0.0
     """Initial value of b, such as the middle of the rating scale."""
+    biases: bool = True
+    """Whether there are b, b_u and b_i; without, a prediction is q_i . p_u alone."""
+
+    @model_validator(mode="after")
+    def _center_is_a_bias(self) -> Self:
+        if self.center and not self.biases:
+            raise ValueError("center with biases = true only: it is the initial value of a bias")
+        return self
 
 
 class Mf(Model):
@@ -41,16 +52,22 @@ class Mf(Model):
     item_tables = ("item.factors", "item.bias")
     config: MfConfig
 
+    def __init__(self, config: MfConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if not config.biases:
+            self.item_tables = ("item.factors",)  # type: ignore[misc]  # of this model, not of its class
+
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal factors, zero biases."""
         items, width, std = self.schema.num_items, self.config.factors, self.config.std
-        return {
+        drawn = {
             "bias": torch.full((1,), self.config.center),
             "user.factors": torch.randn(width, generator=generator) * std,
             "user.bias": torch.zeros(1),
             "item.factors": torch.randn(items, width, generator=generator) * std,
             "item.bias": torch.zeros(items, 1),
         }
+        return {name: value for name, value in drawn.items() if self.config.biases or name.endswith("factors")}
 
     def predict(
         self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
@@ -59,5 +76,7 @@ class Mf(Model):
         rows = items if rows is None else rows
         own = parameters["user.factors"].unsqueeze(-1)
         product = torch.bmm(gather_rows(parameters["item.factors"], rows), own)
+        if not self.config.biases:
+            return product.squeeze(-1)
         summed = (product + gather_rows(parameters["item.bias"], rows)).squeeze(-1)
         return summed + parameters["user.bias"] + parameters["bias"]

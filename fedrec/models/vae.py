@@ -122,11 +122,20 @@ class Vae(HistoryModel):
             kept: see `Draw`; None keeps all.
             tap: sees every affine layer.
         """
+        hidden = self._hidden(parameters, histories, kept, tap)
+        return _affine(parameters, "mean", hidden, tap), _affine(parameters, "log-variance", hidden, tap)
+
+    def code(
+        self, parameters: Parameters, histories: Tensor, kept: Tensor | None = None, tap: Tap | None = None
+    ) -> Tensor:
+        """The mean of `encode` alone."""
+        return _affine(parameters, "mean", self._hidden(parameters, histories, kept, tap), tap)
+
+    def _hidden(self, parameters: Parameters, histories: Tensor, kept: Tensor | None, tap: Tap | None) -> Tensor:
         inputs = F.normalize(histories, dim=-1)
         if kept is not None:
             inputs = inputs * kept / (1 - self.config.dropout)
-        hidden = torch.tanh(_affine(parameters, "encoder", inputs, tap))
-        return _affine(parameters, "mean", hidden, tap), _affine(parameters, "log-variance", hidden, tap)
+        return torch.tanh(_affine(parameters, "encoder", inputs, tap))
 
     def decode(self, parameters: Parameters, codes: Tensor, tap: Tap | None = None) -> Tensor:
         """Logits of the items, `[C, B, items]`, for codes `[C, B, K]`."""
@@ -134,7 +143,7 @@ class Vae(HistoryModel):
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """See `HistoryModel.history_scores`: the logits at the mean of the code."""
-        return self.decode(parameters, self.encode(parameters, histories)[0])
+        return self.decode(parameters, self.code(parameters, histories))
 
     @property
     def rated(self) -> bool:
@@ -193,5 +202,6 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
 
 
 def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
+    """One affine layer, `[C, B, in] -> [C, B, out]`; a `tap` sees it."""
     outputs = torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"])
     return outputs if tap is None else tap(name, inputs, outputs)

@@ -89,7 +89,8 @@ def words(config: PerturbConfig) -> list[str]:
         said.append(
             "The coin flip truly gives epsilon + ln m for one protected interaction, with m items that the client has "
             "not, no finite epsilon where a fake's rating is drawn too, and in general none for a profile of two or "
-            "more interactions."
+            "more interactions. perturb.mechanism = 'randomised-response' truly gives its epsilon for each protected "
+            "interaction, and leaves far fewer of them as they were."
         )
     if config.budget > 0:
         said.append("The untouched share of each profile is published as it is: no epsilon covers a whole profile.")

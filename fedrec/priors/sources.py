@@ -49,7 +49,9 @@ def word_vectors(config: PriorsConfig, words: Sequence[Sequence[str]], numbers: 
 
 
 def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
-    """The vectors of some words from a text file of GloVe: a word and its numbers on each line.
+    """The vectors of some words from a text file of GloVe: a word and its numbers on each line, frequent words first.
+
+    The first line of a word counts: glove.840B has later ones of the kind `at name@domain.com 0.01 ...`.
 
     Raises:
         DataError: a line of such a word has no numbers, or another count than the others.
@@ -58,7 +60,7 @@ def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")
-            if word in wanted:
+            if word in wanted and word not in found:
                 found[word] = _numbers(rest.split(" "), path, word)
     return _equally_long(found, path)
 

@@ -10,7 +10,9 @@ import typer
 
 
 def users(
-    experiment: Annotated[str, typer.Argument(help="An experiment whose users add noise of their own (step dpvae).")],
+    experiment: Annotated[
+        str, typer.Argument(help="An experiment whose users add noise of their own (step dpvae or dpsgd).")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment: --set step.epsilon=0.5")
     ] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from xml.etree import ElementTree
 
 import pytest
 from scipy import stats
@@ -52,6 +53,39 @@ def test_rows_per_setting_and_paired_differences():
     (gap,) = differences(records, "rmse")
     assert gap["system"] == "mf" and gap["targeted - random"] == pytest.approx(0.2) and gap["seeds"] == 2
     assert summary(records, "auc") == []
+
+
+def test_costs_are_paired_by_seed_within_a_system_and_between_systems():
+    plain = {("mf", 0): 1.0, ("mf", 1): 1.2, ("metamf", 0): 0.9, ("metamf", 1): 1.0}
+    under = {("mf", 0): 1.5, ("mf", 1): 1.4, ("metamf", 0): 1.0, ("metamf", 1): 1.4, ("mf", 2): 7.0}
+    records = [record(system, "all", seed, value, 0.0, 1.0) for (system, seed), value in plain.items()]
+    records += [record(system, "all", seed, value, 0.1, 0.0) for (system, seed), value in under.items()]
+    found = {row["system"]: row for row in targeted_dp.losses(records, "rmse")}
+    half = stats.t.ppf(0.975, 1) * stats.sem([0.5, 0.2])
+    assert found["mf"]["loss"] == pytest.approx(0.35) and found["mf"]["half-width"] == pytest.approx(half)
+    assert found["metamf"]["loss"] == pytest.approx(0.25) and found["mf"]["seeds"] == 2
+    (row,) = targeted_dp.systems(records, "rmse")
+    gaps = [0.1 - 0.5, 0.4 - 0.2]
+    assert row["metamf - mf"] == pytest.approx(-0.1) and (row["epsilon"], row["budget"]) == (0.1, 0.0)
+    assert row["half-width"] == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem(gaps))
+
+
+def test_figure_4_joins_errors_and_the_attackers_success(tmp_path):
+    records = [record("mf", "random", seed, value) for seed, value in ((0, 1.0), (1, 1.2))]
+    records += [record("mf", "stereotypical", 0, 1.4), record("metamf", "random", 0, 2.0)]
+    for select, value in (("random", 0.7), ("stereotypical", 0.6), ("all", 0.9)):
+        one = record("attack", select, 0, 0.0)
+        records.append({**one, "metrics": {"balanced-accuracy": value, "auc": value}})
+    rows = {row["select"]: row for row in targeted_dp.tradeoff(records)}
+    assert set(rows) == {"random", "stereotypical"}
+    assert rows["random"]["rmse of mf"] == pytest.approx(1.1) and rows["random"]["rmse of metamf"] == 2.0
+    assert rows["stereotypical"]["balanced-accuracy"] == 0.6 and math.isnan(rows["stereotypical"]["rmse of metamf"])
+    (tmp_path / "results.json").write_text(json.dumps(records))
+    targeted_dp._write(tmp_path)
+    for system, count in (("mf", 2), ("metamf", 1)):
+        drawn = [one.tag for one in ElementTree.parse(tmp_path / f"tradeoff-{system}.svg").iter()]
+        assert drawn.count("{http://www.w3.org/2000/svg}circle") == count
+    assert (tmp_path / "tradeoff.csv").read_text().count("\n") == 3
 
 
 def test_what_is_done_is_not_done_again(tmp_path):

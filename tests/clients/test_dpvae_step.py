@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from clients.hosting import Node
-from clients.steps.dpvae import DpVae, DpVaeConfig, clipped_mean
+from clients.steps._own_noise import clipped_mean
+from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.vae import generator_of
 from fedrec.privacy.optimal_clip import optimal_clip
 from fedrec.privacy.personal import PersonalAccountant

@@ -39,6 +39,10 @@ STEPS = {
     "priors": "step={name='dpvae', clip-norm=0.3, priors={}, participations=4}",
     "own-priors": "step={name='dpvae', mode='paper', priors={features=['gender'], noise=false}}",
     "no-upload": "step={name='dpvae', epochs=0}",
+    "autoencoder": "step={name='vae', learning-rate=0.3}",
+    "autoencoder-epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
+    "autoencoder-sound": "step={name='dpvae', clip-norm=0.3, examples=3}",
+    "autoencoder-paper": "step={name='dpvae', mode='paper', examples=3}",
 }
 
 
@@ -56,7 +60,8 @@ def pair(load_tiny):
 
 
 def settings(case):
-    return (STEPS[case], *(["model.history=ratings"] if "ratings" in case else []))
+    model = ["model.history=ratings"] * ("ratings" in case) + ["model.name='ae'"] * ("autoencoder" in case)
+    return (STEPS[case], *model)
 
 
 def close(got, expected):

@@ -32,6 +32,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "vae"): {"experiment": VAE},
     ("step", "dpvae"): {"experiment": VAE},
     ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
+    ("model", "ae"): {"experiment": {"step": {"name": "vae"}}},
     ("model", "reserved"): {"settings": {"base": SMALL["model"], "rows": 5}},
     ("sampler", "fixed-size"): COHORT,
     ("sampler", "limited"): {"settings": {"cohort": 6, "participations": 30}},

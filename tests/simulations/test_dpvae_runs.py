@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-VAE as whole runs: three engines, a broken run, what is told, and who is drawn no more."""
+"""DP-VAE, and its noise on another model, as whole runs: three engines, a broken run, what is told, who is drawn."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ MODES = {
     "sound": "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}",
     "paper": "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",
 }
+FACTORS = ("model={name='mf', factors=3}", "evaluation.fine-tune={upload=false}")
+SYSTEMS = {
+    **{mode: (*COMMON, step) for mode, step in MODES.items()},
+    "factors, sound": (
+        *(*COMMON, *FACTORS),
+        "step={name='dpsgd', participations=2, quantile={}, private-parameters=['user.*']}",
+    ),
+}
 
 
 def same_run(result, other, saved_parameters):
@@ -39,10 +47,10 @@ def same_run(result, other, saved_parameters):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("engine", ["ray", "flower"])
-@pytest.mark.parametrize("mode", MODES)
-def test_every_engine_gives_the_same_bits(run_tiny, saved_parameters, mode, engine):
-    serial = run_tiny(*COMMON, MODES[mode], output="serial")
-    other = run_tiny(*COMMON, MODES[mode], f"engine.name={engine}", output=engine)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_engine_gives_the_same_bits(run_tiny, saved_parameters, system, engine):
+    serial = run_tiny(*SYSTEMS[system], output="serial")
+    other = run_tiny(*SYSTEMS[system], f"engine.name={engine}", output=engine)
     same_run(serial, other, saved_parameters)
 
 
@@ -58,16 +66,16 @@ class Broken(Callback):
         return False
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, mode):
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, system):
     """Rounds 3 and 4 are run again from the checkpoint of round 2: their uploads are the same, and count once."""
-    settings = (*COMMON, MODES[mode], "rounds=6", "checkpoint.every=2")
+    settings = (*SYSTEMS[system], "rounds=6", "checkpoint.every=2")
     whole = run_tiny(*settings, output="whole")
     with pytest.raises(KeyboardInterrupt):
         run_tiny(*settings, output="broken", callbacks=[Broken(3)])
     assert RunFolder(tmp_path / "broken").status()["round"] == 3
     same_run(whole, runner.resume(tmp_path / "broken"), saved_parameters)
-    if mode == "sound":
+    if system != "paper":
         clients = pd.read_csv(whole.folder / "rounds.csv")["num-clients"]
         uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
         assert clients.iloc[0] == 12 and clients.sum() == uploads.sum() < 6 * 12 and uploads.max() == 2

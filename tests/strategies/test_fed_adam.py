@@ -35,6 +35,18 @@ def test_with_one_local_step_it_is_adam_on_the_cohort():
     np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
 
 
+def test_a_falling_rate_is_that_of_torchs_schedule():
+    weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([weight], lr=0.1, eps=1e-8)
+    falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, total_iters=4)
+    for gradient in GRADIENTS:
+        weight.grad = torch.from_numpy(gradient)
+        adam.step()
+        falling.step()
+    theta = applied(strategy(server_lr=0.1, anneal_rounds=4), range(6), {"w": np.zeros((4, 3))})
+    np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
+
+
 def test_without_correction_the_first_step_is_that_of_algorithm_2():
     made = strategy(server_lr=0.1, beta1=0.9, beta2=0.99, tau=0.01, bias_correction=False)
     theta = applied(made, [0], {"w": np.zeros((4, 3))})

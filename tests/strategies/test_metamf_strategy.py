@@ -174,7 +174,7 @@ def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
 def test_rates_and_annealing(experiment, saved_parameters, tmp_path):
     """Each parameter's own rate; the second of two rounds at half the rate."""
     strategy = MetaMf(MetaMfConfig(server_lr=0.4, anneal_rounds=2), None, {})
-    assert [strategy.rate(number) for number in (1, 2, 3, 9)] == [0.4, 0.2, 0, 0]
+    assert [strategy.config.rate(number) for number in (1, 2, 3, 9)] == [0.4, 0.2, 0, 0]
     table = experiment(optimiser="sgd", rates={"user.id": 3.0, "item.low.*": 0.0}) | {"rounds": 1}
     expected, start = central_training(table, 1, lambda p: torch.optim.SGD(p, lr=0.05))
     got = federated(table, saved_parameters, tmp_path / "run")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from fedrec.data.features import FeatureTable
@@ -29,3 +30,14 @@ def test_a_prediction_is_biases_and_a_product():
         np.testing.assert_allclose(got[c].numpy(), expected, rtol=1e-5)
     scores = model.scores({n: torch.from_numpy(v) for n, v in own.items()}, ())
     torch.testing.assert_close(scores[0, [4, 0, 4]], got[0])
+
+
+def test_without_biases_a_prediction_is_the_product_alone():
+    model = Mf(MfConfig(factors=3, biases=False), Schema(5, FeatureTable(5, ()), (), "ranking"))
+    fresh = model.initial(torch_stream(1, "init"))
+    assert sorted(fresh) == ["item.factors", "user.factors"] and model.item_tables == ("item.factors",)
+    assert Mf.item_tables == ("item.factors", "item.bias")
+    scores = model.scores({name: value.unsqueeze(0) for name, value in fresh.items()}, ())
+    np.testing.assert_allclose(scores[0].numpy(), fresh["item.factors"].numpy() @ fresh["user.factors"].numpy(), 1e-5)
+    with pytest.raises(ValueError, match="biases = true"):
+        MfConfig(biases=False, center=3.5)

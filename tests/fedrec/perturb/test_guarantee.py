@@ -5,10 +5,15 @@ import itertools
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from fedrec.perturb.config import PerturbConfig
 from fedrec.perturb.guarantee import guarantee, words
+from fedrec.perturb.mechanisms import Interaction, coin_flip, randomised_response
 
 INF = math.inf
 
@@ -182,4 +187,78 @@ def test_words_name_what_does_not_hold():
     said = " ".join(words(config(0.1, budget=0.3)))
     for part in ("nominal epsilon 0.1", "epsilon + ln m", "no finite epsilon", "published as it is", "stereotypes"):
         assert part in said
+    assert "perturb.mechanism = 'randomised-response'" in said
     assert "ln m" not in " ".join(words(config(0.1, "randomised-response")))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    num_items=st.integers(2, 5),
+    size=st.integers(1, 2),
+    values=st.integers(1, 2),
+    epsilon=st.floats(0.01, 5.0),
+    mechanism=st.sampled_from(["coin-flip", "coin-flip, distinct", "randomised-response"]),
+)
+def test_the_formulas_are_the_enumerated_likelihood_ratios(num_items, size, values, epsilon, mechanism):
+    distinct = mechanism.endswith("distinct")
+    assume(num_items >= size + (size if distinct else 1))
+    assume(num_items * values <= 8)
+    kind = mechanism.split(",")[0]
+
+    def outcomes(profile):
+        if kind == "coin-flip":
+            return coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values)
+        return response_outcomes(profile, num_items, epsilon, values=values)
+
+    sizes = {"num_items": num_items, "own_items": size, "rows": size, "protected": size, "num_values": values}
+    found = guarantee(config(epsilon, kind, distinct), **sizes)
+    for differ, claimed in ((1, found.item), (size, found.profile)):
+        true = enumerated(outcomes, num_items, size, differ, values)
+        if kind == "coin-flip":
+            assert claimed == pytest.approx(true)
+        else:  # sums over ordered slots; the set without their order tells a little less
+            assert true <= claimed + 1e-9 and (size > 1 or true == pytest.approx(claimed))
+
+
+DRAWS = 6000
+
+
+def drawn(profile, num_items, epsilon, mechanism, values):
+    """How often the device's own code publishes each set."""
+    random, found = np.random.default_rng(profile[1][0]), Counter()
+    items, rated = (np.array(part) for part in zip(*profile, strict=True))
+    real = Interaction(items, rated if values > 1 else None)
+    sizes = {"num_items": num_items, "num_values": values, "epsilon": epsilon, "random": random}
+    for _ in range(DRAWS):
+        if mechanism == "randomised-response":
+            out = randomised_response(real, **sizes)
+        else:
+            out = coin_flip(real, np.unique(items), distinct=mechanism.endswith("distinct"), **sizes)
+        told = out.values.tolist() if out.values is not None else [0] * len(items)
+        found[tuple(sorted(zip(out.items.tolist(), told, strict=True)))] += 1
+    return found
+
+
+@pytest.mark.parametrize("mechanism", ["coin-flip", "coin-flip, distinct", "randomised-response"])
+@pytest.mark.parametrize(("num_items", "values"), [(5, 1), (4, 2)])
+def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values):
+    """Two slots at once; the log of a likelihood ratio from frequencies is within its error of the enumerated one."""
+    epsilon, profiles = 0.9, (((0, 0), (2, values - 1)), ((0, 0), (3, values - 1)))
+    seen, exact = [], []
+    for profile in profiles:
+        if mechanism == "randomised-response":
+            exact.append(response_outcomes(profile, num_items, epsilon, values=values))
+        else:
+            distinct = mechanism.endswith("distinct")
+            exact.append(coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values))
+        seen.append(drawn(profile, num_items, epsilon, mechanism, values))
+        possible = [out for out, chance in exact[-1].items() if chance > 0]
+        assert set(seen[-1]) <= set(possible)
+        expected = [DRAWS * exact[-1][out] for out in possible]
+        assert chisquare([seen[-1][out] for out in possible], expected).pvalue > 1e-4
+    both = [out for out in exact[0] if min(DRAWS * exact[0][out], DRAWS * exact[1][out]) > 50]
+    assert both
+    for out in both:
+        error = math.sqrt(sum((1 - own[out]) / (DRAWS * own[out]) for own in exact))
+        ratio, true = math.log(seen[0][out] / seen[1][out]), math.log(exact[0][out] / exact[1][out])
+        assert abs(ratio - true) < 5 * error

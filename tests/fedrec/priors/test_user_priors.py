@@ -126,6 +126,25 @@ def test_glove_is_looked_up_by_word_and_stretched_to_its_range(glove, caplog):
     assert "none" in caplog.text and set(read_glove(glove, ["doctor"])) == {"doctor"}
 
 
+def test_a_file_in_the_published_format_is_read_as_plain_python_reads_it(tmp_path):
+    """50 numbers as `%.5g` writes them, tokens of punctuation and other alphabets, and a token with a blank."""
+    random, words = (
+        np.random.default_rng(0),
+        ["the", ",", ".", '"', "'s", "artist", "ß", "日本", "doctor", "male", "0.5"],
+    )
+    table = {word: [float(f"{value:.5g}") for value in random.normal(scale=0.5, size=50)] for word in words}
+    table["artist"][0] = -6.6023e-05
+    lines = [" ".join([word, *(f"{value:.5g}" for value in own)]) for word, own in table.items()]
+    lines.append(" ".join(["artist name@domain.com", *(f"{value:.5g}" for value in random.normal(size=50))]))
+    file = tmp_path / "glove.6B.50d.txt"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert "e-05" in file.read_text(encoding="utf-8")
+    found = read_glove(file, ["artist", "doctor", "male", "absent"])
+    assert {word: own.tolist() for word, own in found.items()} == {w: table[w] for w in ("artist", "doctor", "male")}
+    (gender, work) = word_vectors(PriorsConfig(source=f"glove:{file}"), (("M",), ("artist", "doctor")), 20)
+    assert gender.shape == (1, 20) and work.shape == (2, 20) and gender.min() >= 0 and work.max() <= 1
+
+
 def test_a_table_gives_the_same_as_the_file_it_was_made_from(glove, tmp_path):
     table = tmp_path / "table.json"
     table.write_text(json.dumps({word: own.tolist() for word, own in read_glove(glove, WORDS[1] + ("male",)).items()}))

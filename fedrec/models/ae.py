@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A denoising autoencoder over whole histories (Mult-DAE, Liang et al. 2018, section 2.2.2).
+
+The network of `fedrec.models.vae` with the code where the encoder's mean is: nothing is drawn but the dropout, there is
+no variance and no prior to be pulled to. Steps for the variational autoencoder train it; `beta` is of no effect, and
+priors of the users' codes are refused.
+
+Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al. 2022 (tables 4 and
+11) say of their autoencoder only that its code has 20 numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Parameters
+from fedrec.models.vae import Draw, Prior, Tap, Vae, VaeConfig
+
+
+class AeConfig(VaeConfig):
+    """Settings of the autoencoder."""
+
+
+class Ae(Vae):
+    """Encoder and decoder."""
+
+    Config = AeConfig
+    paper = "Mult-DAE (Liang et al. 2018)"
+    config: AeConfig
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """As the variational autoencoder's, without the layer of log-variances."""
+        drawn = super().initial(generator)
+        return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """See `HistoryModel.history_scores`."""
+        return self.decode(parameters, self.code(parameters, histories))
+
+    def parts(
+        self, parameters: Parameters, histories: Tensor, draw: Draw, prior: Prior | None = None, tap: Tap | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Vae.parts`; the divergence is zero.
+
+        Raises:
+            ExperimentError: there are priors, of codes that have no distribution.
+        """
+        if prior is not None:
+            raise ExperimentError(
+                "an autoencoder's codes have no prior",
+                expected="no step.priors, or model.name = 'vae'",
+                got="priors and model.name = 'ae'",
+                fix="leave out step.priors",
+            )
+        codes = self.code(parameters, histories, draw.kept, tap)
+        return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(codes.shape[:-1])
