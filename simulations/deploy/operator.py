@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
+
 from fedrec.errors import EngineError
 from simulations.deploy.layout import Deployment
 from simulations.deploy.processes import Process, environment_of, node_process, python, server_processes
@@ -175,10 +177,11 @@ def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: fl
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
     from simulations.deploy.flower.control import Control
 
-    control = Control(deployment.superlink, deployment.authority)
+    control, online = Control(deployment.superlink, deployment.authority), 0
     try:
         while True:
-            online = sum(node.status == "online" for node in control.nodes())
+            with contextlib.suppress(httpx.TransportError):  # the SuperLink is busy when many nodes come at once
+                online = sum(node.status == "online" for node in control.nodes())
             if online >= count:
                 return
             if time.monotonic() > deadline:
