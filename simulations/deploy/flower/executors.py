@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,9 @@ from simulations.deploy.flower.pulls import quick
 PIECES_WAIT = 60.0
 """Seconds that the ServerApp waits for the pieces of a reply that was announced; Flower's two hours are for whoever
 announces a reply and sends it bit by bit, or never."""
+IDLE_POLL = 1.0
+"""Seconds that an executor without work sleeps at most between two questions for a task, as in Flower; it begins with
+the interval that the environment sets, and stays there if that is longer."""
 LoadApp = Callable[[str, str, str], ClientApp]
 
 # By name, because their packages give functions of the same names.
@@ -39,16 +43,44 @@ run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clienta
 run_superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
 
 
+class Patience:
+    """Stands for the module `time` in an executor's loop: the longer without a task, the longer until it asks again.
+
+    An answer is then late by a tenth of the time before it, and many nodes on one machine leave it to those that work.
+
+    Args:
+        growth: factor from one sleep to the next, from the interval that is set up to `IDLE_POLL`.
+        sleep: what sleeps.
+    """
+
+    def __init__(self, growth: float = 1.1, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._growth, self._sleep, self._factor = growth, sleep, 1.0
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep so long at least."""
+        pause = max(seconds, min(seconds * self._factor, IDLE_POLL))
+        self._factor *= self._growth if pause < IDLE_POLL else 1.0
+        self._sleep(pause)
+
+    def lose(self) -> None:
+        """There is work: ask again soon."""
+        self._factor = 1.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
 class ForkExecutor:
     """Runs each task in a fork of this process, which has imported what it needs.
 
     Args:
         kind: of the tasks that are run, and no others.
         become: runs a task in the fork.
+        patience: of the loop that asks for tasks.
     """
 
-    def __init__(self, kind: TaskType, become: Callable[[ExecutionSpec], None]) -> None:
-        self._kind, self._become = kind, become
+    def __init__(self, kind: TaskType, become: Callable[[ExecutionSpec], None], patience: Patience) -> None:
+        self._kind, self._become, self._patience = kind, become, patience
         self._children: dict[int, ExecutionSpec] = {}
 
     def get_eligible_capacity(self, supported_task_types: set[TaskType], **_: Any) -> tuple[set[TaskType], set[str]]:
@@ -57,6 +89,7 @@ class ForkExecutor:
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Run one task in a child."""
+        self._patience.lose()
         child = os.fork()
         if child:
             self._children[child] = spec
@@ -134,17 +167,18 @@ class TolerantClient(RuntimeHttpClient):
 
 def server_executor(arguments: list[str]) -> None:
     """`flower-superexec` that forks ServerApps, and outlives a failed call."""
-    run_superexec.RuntimeHttpClient = TolerantClient
-    run_superexec.get_executor = lambda *_, **__: ForkExecutor(TaskType.SERVER_APP, _serve_run)
-    sys.argv = ["flower-superexec", *arguments]
-    flower_superexec()
+    _execute(TaskType.SERVER_APP, _serve_run, arguments)
 
 
 def client_executor(arguments: list[str], load_app: LoadApp) -> None:
     """`flower-superexec` that forks ClientApps."""
-    run_superexec.RuntimeHttpClient = TolerantClient
-    work = partial(_work_on_message, load_app=load_app)
-    run_superexec.get_executor = lambda *_, **__: ForkExecutor(TaskType.CLIENT_APP, work)
+    _execute(TaskType.CLIENT_APP, partial(_work_on_message, load_app=load_app), arguments)
+
+
+def _execute(kind: TaskType, become: Callable[[ExecutionSpec], None], arguments: list[str]) -> None:
+    patience = Patience()
+    run_superexec.RuntimeHttpClient, run_superexec.time = TolerantClient, patience
+    run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, patience)
     sys.argv = ["flower-superexec", *arguments]
     flower_superexec()
 

@@ -102,6 +102,24 @@ def test_the_executor_makes_its_client_by_name():
     assert "client.AcquireTask(" in inspect.getsource(executors.run_superexec.run_superexec)
 
 
+def test_an_executor_asks_ever_more_rarely_until_there_is_work():
+    source = inspect.getsource(executors.run_superexec)
+    assert "time.sleep(task_poll_interval)" in source and inspect.ismodule(executors.run_superexec.time)
+    slept = []
+    patience = executors.Patience(growth=2.0, sleep=slept.append)
+    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, patience)
+    for _ in range(6):
+        patience.sleep(0.1)
+    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    executor.launch(SimpleNamespace())
+    patience.sleep(0.1)
+    assert slept[-1] == pytest.approx(0.1) and patience.monotonic() > 0
+    while executor._children:
+        executor.reconcile()
+    patience.sleep(5.0)
+    assert slept[-1] == 5.0
+
+
 def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
     slept = []
     paced = supernode.PacedTime(fastest=0.1, growth=2.0, sleep=slept.append)
