@@ -28,6 +28,7 @@ from simulations import runner
 from simulations.deploy import launch, operator
 from simulations.deploy.initialise import initialise
 from simulations.deploy.layout import Deployment, DeploymentConfig
+from simulations.deploy.node import NODE_POLL
 from simulations.deploy.shards import cut
 
 
@@ -77,6 +78,7 @@ def rounds(nodes: int, count: int, port: int) -> dict[str, float]:
 
 def load(nodes: int, count: int, port: int) -> dict[str, float]:
     """One user per node: start, memory, rounds in which all take part."""
+    os.environ.setdefault(NODE_POLL, "10")
     table = experiment(nodes, min(count, 5), users=nodes, everybody=True)
     with deployed(table, nodes, port, wait=1500) as (deployment, first):
         idle = memory(deployment)

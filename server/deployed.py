@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -22,6 +23,9 @@ from server.wrapped_grid import WrappedGrid
 log = logging.getLogger("fedrec")
 _FIRST_POLL, _GROWTH, _LAST_POLL = 0.1, 1.3, 2.0
 _LONGEST_PAUSE = 16
+_AT_ONCE = 4
+"""Messages that are announced together. Their nodes ask for the pieces from then on, again and again: a hundred that do
+so keep the SuperLink from taking the pieces in."""
 _EXPIRED = (3, 4)
 """Codes with which Flower says of a message that it, or its answer, was not there in time; a node's own errors have
 others."""
@@ -63,13 +67,16 @@ class DeployedGrid(WrappedGrid):
         for message in messages:
             wire.for_the_network(message.content, parcels)
 
-        def push() -> list[str]:
-            if timeout is not None:
-                for message in messages:
-                    _live(message.metadata, timeout)
-            return list(self._grid.push_messages(messages))
+        pushed: list[str] = []
+        for first in range(0, len(messages), _AT_ONCE):
+            pushed += self._patiently(partial(self._push_some, messages[first : first + _AT_ONCE], timeout))
+        return pushed
 
-        return self._patiently(push)
+    def _push_some(self, messages: list[Message], timeout: float | None) -> list[str]:
+        if timeout is not None:
+            for message in messages:
+                _live(message.metadata, timeout)
+        return list(self._grid.push_messages(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See `Grid`."""

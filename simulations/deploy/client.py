@@ -18,6 +18,7 @@ from pathlib import Path
 from fedrec.errors import DataError, EngineError
 from fedrec.experiment import override
 from simulations.deploy.certificates import Authority
+from simulations.deploy.flower.bell import BELL
 from simulations.deploy.keys import new_secret, private_folder, write_private
 from simulations.deploy.processes import TASK_POLL, Process, executor_flags
 
@@ -166,8 +167,8 @@ def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
 
 def client_processes(plan: ClientPlan) -> list[Process]:
     """SuperNode and executor."""
-    home = {"FLWR_HOME": str(plan.state / "flwr")}
     meeting = plan.state / "meeting"
+    home = {"FLWR_HOME": str(plan.state / "flwr"), BELL: str(meeting / "bell")}
     executor = (
         *executor_flags(plan.address, meeting / "ca.crt"),
         *("--superexec-auth-secret-file", str(meeting / "node.secret")),
@@ -191,9 +192,14 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
-    """Run processes of nodes, as forks of this one, until it is told to stop."""
+    """Run processes of nodes, as forks of this one, until it is told to stop.
+
+    Raises:
+        EngineError: see `longest_poll`.
+    """
     from simulations.deploy import node
     from simulations.deploy.nursery import Nursery
 
+    node.longest_poll()  # refused before anything is started
     node.import_everything()
     Nursery(processes, folder, {"supernode": node.supernode, "executor": node.executor}).run()

@@ -12,12 +12,16 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 
 from fedrec import __version__
-from fedrec.errors import ClientError, FedrecError
+from fedrec.errors import ClientError, EngineError, FedrecError
 from simulations.deploy.flower import executors
 from simulations.deploy.flower import supernode as flower_supernode
+from simulations.deploy.flower.bell import BELL, Bell
 
 _LATER = ("uvicorn.loops.auto", "uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "sqlite3", "torch.optim")
 """What would be imported in every fork otherwise."""
+NODE_POLL = "FEDREC_NODE_POLL"
+"""Names in the environment the most seconds between two questions of an idle node for a message. With Flower's 3 s, 200
+nodes leave their SuperLink no time for anything else; with more, a first message reaches idle nodes later."""
 
 
 def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
@@ -54,13 +58,39 @@ def import_everything() -> None:
 
 def supernode(arguments: list[str]) -> None:
     """Speak to the server, with the flags of `flower-supernode`."""
-    flower_supernode.supernode(arguments)
+    flower_supernode.supernode(arguments, longest_poll(), _bell())
+
+
+def longest_poll() -> float:
+    """What `NODE_POLL` says, in seconds.
+
+    Raises:
+        EngineError: it is no number, or too small.
+    """
+    text = os.environ.get(NODE_POLL) or str(flower_supernode.FLOWER_POLL)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not flower_supernode.FIRST_POLL <= seconds < float("inf"):
+        raise EngineError(
+            f"{NODE_POLL} in the environment is no time between two questions",
+            expected=f"seconds, {flower_supernode.FIRST_POLL} or more",
+            got=repr(text),
+            fix=f"export {NODE_POLL}={flower_supernode.FLOWER_POLL:g}",
+        )
+    return seconds
 
 
 def executor(arguments: list[str]) -> None:
     """Wait for messages and work on each in a fork, with the flags of `flower-superexec`."""
     _read_before()
-    executors.client_executor(arguments, own_app)
+    executors.client_executor(arguments, own_app, _bell())
+
+
+def _bell() -> Bell:
+    file = os.environ.get(BELL)
+    return Bell(None if file is None else Path(file))
 
 
 def _read_before() -> None:

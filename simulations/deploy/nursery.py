@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from simulations.deploy.forks import forked
 from simulations.deploy.processes import Process
 from simulations.deploy.supervisor import Supervisor, end_with_parent
 
@@ -56,26 +56,16 @@ class Nursery(Supervisor):
 
     def _start(self, process: Process) -> Forked:  # type: ignore[override]
         log = self._open_log(process)
-        child = os.fork()
-        if child:
-            os.close(log)
-            return Forked(child)
-        code = 1
-        try:
-            os.setsid()
-            end_with_parent()
-            for sign in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(sign, signal.SIG_DFL)
-            for stream in (1, 2):
-                os.dup2(log, stream)
-            os.environ.update(process.environment)
-            self._mains[process.command[0]](list(process.command[1:]))
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        child = forked(partial(self._become, process, log))
+        os.close(log)
+        return Forked(child)
+
+    def _become(self, process: Process, log: int) -> None:
+        os.setsid()
+        end_with_parent()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, signal.SIG_DFL)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.environ.update(process.environment)
+        self._mains[process.command[0]](list(process.command[1:]))

@@ -256,6 +256,15 @@ def test_when_nobody_is_there_the_first_to_come_is_waited_for():
     assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
 
 
+def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkeypatch):
+    nodes, announced = Nodes({node: RecordDict() for node in range(3, 14)}), []
+    push = nodes.push_messages
+    monkeypatch.setattr(nodes, "push_messages", lambda some: (announced.append(len(some)), push(some))[1])
+    found = list(nodes.grid().send_and_receive(orders(*range(3, 14)), timeout=10.0))
+    assert {reply.metadata.src_node_id for reply in found} == set(range(3, 14))
+    assert announced == [4, 4, 3]
+
+
 def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent |= {3, 4}  # as when the server's machine was asleep

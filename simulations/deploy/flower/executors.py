@@ -7,8 +7,6 @@ import importlib
 import os
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,14 +25,19 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 
+from simulations.deploy.flower.bell import Bell
+from simulations.deploy.flower.pace import PacedTime, Ramp
 from simulations.deploy.flower.pulls import quick
+from simulations.deploy.forks import forked
 
 PIECES_WAIT = 60.0
 """Seconds that the ServerApp waits for the pieces of a reply that was announced; Flower's two hours are for whoever
 announces a reply and sends it bit by bit, or never."""
-IDLE_POLL = 1.0
-"""Seconds that an executor without work sleeps at most between two questions for a task, as in Flower; it begins with
-the interval that the environment sets, and stays there if that is longer."""
+FIRST_POLL = 0.1
+"""Seconds after work until an executor asks for the next task; the interval that the environment sets, if longer."""
+SERVER_POLL, CLIENT_POLL = 1.0, 10.0
+"""Seconds that an executor without work sleeps at most between two questions: the server's as in Flower; a node's is
+woken by a bell, and asks for what it may not have heard."""
 LoadApp = Callable[[str, str, str], ClientApp]
 
 # By name, because their packages give functions of the same names.
@@ -43,44 +46,17 @@ run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clienta
 run_superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
 
 
-class Patience:
-    """Stands for the module `time` in an executor's loop: the longer without a task, the longer until it asks again.
-
-    An answer is then late by a tenth of the time before it, and many nodes on one machine leave it to those that work.
-
-    Args:
-        growth: factor from one sleep to the next, from the interval that is set up to `IDLE_POLL`.
-        sleep: what sleeps.
-    """
-
-    def __init__(self, growth: float = 1.1, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._growth, self._sleep, self._factor = growth, sleep, 1.0
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep so long at least."""
-        pause = max(seconds, min(seconds * self._factor, IDLE_POLL))
-        self._factor *= self._growth if pause < IDLE_POLL else 1.0
-        self._sleep(pause)
-
-    def lose(self) -> None:
-        """There is work: ask again soon."""
-        self._factor = 1.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-
 class ForkExecutor:
     """Runs each task in a fork of this process, which has imported what it needs.
 
     Args:
         kind: of the tasks that are run, and no others.
         become: runs a task in the fork.
-        patience: of the loop that asks for tasks.
+        ramp: of the sleeps between two questions for a task.
     """
 
-    def __init__(self, kind: TaskType, become: Callable[[ExecutionSpec], None], patience: Patience) -> None:
-        self._kind, self._become, self._patience = kind, become, patience
+    def __init__(self, kind: TaskType, become: Callable[[ExecutionSpec], None], ramp: Ramp) -> None:
+        self._kind, self._become, self._ramp = kind, become, ramp
         self._children: dict[int, ExecutionSpec] = {}
 
     def get_eligible_capacity(self, supported_task_types: set[TaskType], **_: Any) -> tuple[set[TaskType], set[str]]:
@@ -89,24 +65,13 @@ class ForkExecutor:
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Run one task in a child."""
-        self._patience.lose()
-        child = os.fork()
-        if child:
-            self._children[child] = spec
-            return LaunchResult.accepted()
-        code = 1
-        try:
-            exit_handler.registered_exit_handlers.clear()
-            self._become(spec)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            # Nothing of the parent's is closed here: its connection is shared.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        self._ramp.restart()
+        self._children[forked(partial(self._run, spec))] = spec
+        return LaunchResult.accepted()
+
+    def _run(self, spec: ExecutionSpec) -> None:
+        exit_handler.registered_exit_handlers.clear()  # the parent's
+        self._become(spec)
 
     def reconcile(self) -> None:
         """Collect children that have ended; Flower hears at once of one that was killed, and not after a minute."""
@@ -167,18 +132,21 @@ class TolerantClient(RuntimeHttpClient):
 
 def server_executor(arguments: list[str]) -> None:
     """`flower-superexec` that forks ServerApps, and outlives a failed call."""
-    _execute(TaskType.SERVER_APP, _serve_run, arguments)
+    _execute(TaskType.SERVER_APP, _serve_run, Ramp(FIRST_POLL, SERVER_POLL), Bell(None), arguments)
 
 
-def client_executor(arguments: list[str], load_app: LoadApp) -> None:
-    """`flower-superexec` that forks ClientApps."""
-    _execute(TaskType.CLIENT_APP, partial(_work_on_message, load_app=load_app), arguments)
+def client_executor(arguments: list[str], load_app: LoadApp, bell: Bell) -> None:
+    """`flower-superexec` that forks ClientApps, when a bell rings."""
+    become = partial(_work_on_message, load_app=load_app)
+    _execute(TaskType.CLIENT_APP, become, Ramp(FIRST_POLL, CLIENT_POLL), bell, arguments)
 
 
-def _execute(kind: TaskType, become: Callable[[ExecutionSpec], None], arguments: list[str]) -> None:
-    patience = Patience()
-    run_superexec.RuntimeHttpClient, run_superexec.time = TolerantClient, patience
-    run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, patience)
+def _execute(
+    kind: TaskType, become: Callable[[ExecutionSpec], None], ramp: Ramp, bell: Bell, arguments: list[str]
+) -> None:
+    run_superexec.RuntimeHttpClient = TolerantClient
+    run_superexec.time = PacedTime(lambda interval: max(interval, ramp.next()), bell.sleep)
+    run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, ramp)
     sys.argv = ["flower-superexec", *arguments]
     flower_superexec()
 

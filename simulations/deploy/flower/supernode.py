@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from flwr.app import Error, Message
@@ -19,10 +19,16 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.nodestate import in_memory_nodestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from simulations.deploy.flower.bell import Bell
+from simulations.deploy.flower.pace import PacedTime, Ramp
 from simulations.deploy.flower.pulls import quick
 
 FLOWER_POLL = 3.0
-"""Seconds that Flower's SuperNode sleeps between two questions for a message; shorter sleeps wait for a reply."""
+"""Seconds that Flower's SuperNode would sleep between two questions for a message; shorter sleeps wait for a reply."""
+FIRST_POLL = 0.1
+"""Seconds after a message until the SuperNode asks for the next one."""
+FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
+"""Seconds between two looks for the reply to a message (Flower: .5)."""
 HEARTBEAT = 15.0
 """Seconds between a node's signs of life (Flower's default is 30, its least 10); a node is given up after two. Shorter
 brings a killed node back sooner; longer lets the SuperLink be away for longer before it gives up living nodes."""
@@ -33,30 +39,24 @@ start_client_internal: Any = importlib.import_module("flwr.supernode.start_clien
 importlib.import_module("flwr.supernode.main")  # which each SuperNode would import by itself
 
 
-class PacedTime:
-    """Stands for the module `time` in the SuperNode's loop: polls fast after a message, ever slower without.
+class NodePace:
+    """How long the SuperNode sleeps: soon again after a message, ever longer without; likewise for the reply to one.
 
     Args:
-        fastest: seconds of the first sleep after a message.
-        growth: factor from one sleep to the next, up to Flower's own 3 s.
-        sleep: what sleeps.
+        longest: most seconds between two questions for a message.
     """
 
-    def __init__(self, fastest: float = 0.1, growth: float = 1.3, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._fastest, self._growth, self._sleep = fastest, growth, sleep
-        self._next = fastest
+    def __init__(self, longest: float = FLOWER_POLL) -> None:
+        self._message = Ramp(FIRST_POLL, longest, growth=1.3)
+        self._reply = Ramp(FIRST_LOOK, LONGEST_LOOK)
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep at most so long."""
+    def __call__(self, seconds: float) -> float:
+        """Seconds to sleep where Flower would sleep so many."""
         if seconds < FLOWER_POLL:  # it waits for the reply to a message: there is work
-            self._next = self._fastest
-            self._sleep(min(seconds, 0.03))
-            return
-        self._sleep(self._next)
-        self._next = min(self._next * self._growth, FLOWER_POLL)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
+            self._message.restart()
+            return min(seconds, self._reply.next())
+        self._reply.restart()
+        return self._message.next()
 
 
 class AnsweringNodeState(InMemoryNodeState):
@@ -70,8 +70,9 @@ class AnsweringNodeState(InMemoryNodeState):
 
     _newest_task: int | None = None
 
-    def __init__(self, object_store: ObjectStore) -> None:
+    def __init__(self, object_store: ObjectStore, bell: Bell | None = None) -> None:
         super().__init__(object_store)
+        self._bell = bell or Bell(None)
         self._forgotten: deque[str] = deque(maxlen=1000)
 
     def store_message(self, message: Message) -> str | None:
@@ -91,12 +92,16 @@ class AnsweringNodeState(InMemoryNodeState):
         return [message for message in found if message.metadata.reply_to_message_id not in self._forgotten]
 
     def create_task(self, *args: Any, **kwargs: Any) -> int | None:
-        """See Flower's, which keeps all tasks that ever were; one message, and so one task, is in work at a time."""
+        """See Flower's, which keeps all tasks that ever were; one message, and so one task, is in work at a time.
+
+        The bell tells the executor of it.
+        """
         with self.lock_task_store:
             for known in [task.task_id for task in self.task_store.values() if task.status.status == Status.FINISHED]:
                 del self.task_store[known]
         created = super().create_task(*args, **kwargs)
         self._newest_task = created if created is not None else self._newest_task
+        self._bell.ring()
         return created
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
@@ -116,11 +121,17 @@ class AnsweringNodeState(InMemoryNodeState):
             super()._store_error_replies(run_ids, error)
 
 
-def supernode(arguments: list[str]) -> None:
-    """`flower-supernode` with shorter waits, faster signs of life, and an answer to every message."""
-    start_client_internal.time = PacedTime()  # type: ignore[attr-defined]
+def supernode(arguments: list[str], longest_poll: float, bell: Bell) -> None:
+    """`flower-supernode` with other waits, faster signs of life, and an answer to every message.
+
+    Args:
+        arguments: of `flower-supernode`.
+        longest_poll: most seconds between two questions for a message.
+        bell: rung for the executor.
+    """
+    start_client_internal.time = PacedTime(NodePace(longest_poll))  # type: ignore[attr-defined]
     start_client_internal.pull_objects = quick(start_client_internal.pull_objects)
-    nodestate_factory.InMemoryNodeState = AnsweringNodeState
+    nodestate_factory.InMemoryNodeState = partial(AnsweringNodeState, bell=bell)
     for module in (heartbeat, fleet_http_connection):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *arguments]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import time
 from types import SimpleNamespace
 
@@ -17,11 +18,13 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedrec import __version__
-from fedrec.errors import ClientError
+from fedrec.errors import ClientError, EngineError
 from server import deployed
 from simulations.deploy.flower import executors, superlink, supernode
+from simulations.deploy.flower.bell import Bell
+from simulations.deploy.flower.pace import PacedTime, Ramp
 from simulations.deploy.flower.pulls import quick
-from simulations.deploy.node import own_app
+from simulations.deploy.node import NODE_POLL, longest_poll, own_app
 
 
 def test_the_supernodes_loop_sleeps_through_its_module_time():
@@ -102,33 +105,89 @@ def test_the_executor_makes_its_client_by_name():
     assert "client.AcquireTask(" in inspect.getsource(executors.run_superexec.run_superexec)
 
 
+def test_sleeps_grow_until_there_is_work():
+    ramp = Ramp(0.1, 1.0, growth=2.0)
+    assert [ramp.next() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    ramp.restart()
+    assert ramp.next() == 0.1
+    slept = []
+    paced = PacedTime(lambda seconds: seconds / 2, sleep=slept.append)
+    paced.sleep(3)
+    assert slept == [1.5] and paced.monotonic() > 0
+
+
 def test_an_executor_asks_ever_more_rarely_until_there_is_work():
     source = inspect.getsource(executors.run_superexec)
     assert "time.sleep(task_poll_interval)" in source and inspect.ismodule(executors.run_superexec.time)
-    slept = []
-    patience = executors.Patience(growth=2.0, sleep=slept.append)
-    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, patience)
-    for _ in range(6):
-        patience.sleep(0.1)
-    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    ramp = Ramp(0.1, 1.0)
+    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, ramp)
+    assert ramp.next() < ramp.next()
     executor.launch(SimpleNamespace())
-    patience.sleep(0.1)
-    assert slept[-1] == pytest.approx(0.1) and patience.monotonic() > 0
+    assert ramp.next() == 0.1
     while executor._children:
         executor.reconcile()
-    patience.sleep(5.0)
-    assert slept[-1] == 5.0
 
 
 def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
+    pace = supernode.NodePace(10.0)
+    idle = [pace(3) for _ in range(20)]
+    assert idle[0] == 0.1 and sorted(idle) == idle and idle[-1] == 10.0
+    looks = [pace(0.5) for _ in range(60)]
+    assert looks[0] == 0.03 and sorted(looks) == looks and looks[-1] == 0.5
+    assert pace(3) == 0.1 and pace(0.5) == 0.03
+
+
+def test_a_bell_ends_a_sleep_and_one_that_rang_before_it_too(tmp_path):
+    now, file = [0.0], tmp_path / "bell"
+
+    def pause(seconds):
+        if now[0] < 2.0 <= now[0] + seconds:
+            Bell(file).ring()
+        now[0] += seconds
+
+    bell = Bell(file, clock=lambda: now[0], pause=pause)
+    bell.sleep(1.0)
+    assert now[0] == pytest.approx(1.0)
+    bell.sleep(10.0)
+    woken = now[0]
+    assert 2.0 <= woken < 2.2
+    bell.sleep(1.0)
+    assert now[0] == pytest.approx(woken + 1.0)
+    os.utime(file, ns=(1, 1))  # rung while nobody slept
+    bell.sleep(1.0)
+    assert now[0] == pytest.approx(woken + 1.0)
+
+
+def test_a_bell_that_cannot_be_rung_leaves_whoever_sleeps_to_wake_up_alone(tmp_path):
     slept = []
-    paced = supernode.PacedTime(fastest=0.1, growth=2.0, sleep=slept.append)
-    for _ in range(7):
-        paced.sleep(3)
-    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0])
-    paced.sleep(0.5)
-    paced.sleep(3)
-    assert slept[-2:] == pytest.approx([0.03, 0.1]) and paced.monotonic() > 0
+    clock = iter(range(100))
+    for file in (None, tmp_path / "nowhere" / "bell"):
+        bell = Bell(file, clock=lambda: next(clock), pause=slept.append)
+        bell.ring()
+        bell.sleep(2.0)
+    assert slept == [0.02, 0.02]
+
+
+def test_a_new_task_rings_the_bell(tmp_path, identity):
+    memory = supernode.AnsweringNodeState(ObjectStoreFactory().store(), bell=Bell(tmp_path / "bell"))
+    assert not (tmp_path / "bell").exists()
+    memory.create_task(task_type=executors.TaskType.CLIENT_APP, run_id=1)
+    assert (tmp_path / "bell").exists()
+
+
+def test_how_rarely_an_idle_node_asks_is_set_in_the_environment(monkeypatch):
+    monkeypatch.delenv(NODE_POLL, raising=False)
+    assert longest_poll() == supernode.FLOWER_POLL == 3.0
+    monkeypatch.setenv(NODE_POLL, "12.5")
+    assert longest_poll() == 12.5
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "0.01"])
+def test_what_is_no_such_time_is_refused(monkeypatch, text):
+    monkeypatch.setenv(NODE_POLL, text)
+    with pytest.raises(EngineError, match=NODE_POLL) as refused:
+        longest_poll()
+    assert repr(text) in str(refused.value.text())
 
 
 @pytest.fixture
@@ -270,3 +329,42 @@ def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
     store.delete(names["late"])  # as the reader does at last
     state.drop_pieces(time.monotonic() + 1)
     assert {name for name in names if names[name] in store} == {"answerable", "shared"}
+
+
+def test_what_is_done_seldom_is_done_once_in_a_while_and_never_twice_at_a_time():
+    now, done = [0.0], []
+    seldom = superlink.Seldom(1.0, clock=lambda: now[0])
+    for now[0] in (0.0, 0.5, 0.99, 1.0, 1.5):
+        seldom.run(lambda: (done.append(now[0]), seldom.run(lambda: done.append("inside")))[0])
+    assert done == [0.0, 1.0]
+    later = superlink.Seldom(1.0, at_once=False, clock=lambda: now[0])
+    later.run(lambda: done.append("too soon"))
+    assert done == [0.0, 1.0]
+    with pytest.raises(ZeroDivisionError):
+        superlink.Seldom(0.0).run(lambda: 1 / 0)
+
+
+def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monkeypatch):
+    state, written = linked[0], []
+    monkeypatch.setattr(superlink.SqlLinkState, "store_traffic", lambda _, run, **b: written.append((run, b)))
+    for run in (7, 7, 8):
+        state.store_traffic(run, bytes_sent=3, bytes_recv=5)
+    assert written == [(7, {"bytes_sent": 3, "bytes_recv": 5})]
+    state._enter_bytes()
+    assert written[1:] == [(7, {"bytes_sent": 3, "bytes_recv": 5}), (8, {"bytes_sent": 3, "bytes_recv": 5})]
+    state._enter_bytes()
+    assert len(written) == 3
+
+
+def test_bytes_of_a_run_that_is_gone_are_dropped(linked):
+    state = linked[0]
+    state.store_traffic(7, bytes_sent=3, bytes_recv=5)  # Flower's own raises
+
+
+def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
+    state, looks = linked[0], []
+    monkeypatch.setattr(superlink.SqlLinkState, "_cleanup_expired_task_tokens", lambda _: looks.append(1))
+    state._expiring = superlink.Seldom(superlink.SETTLING)
+    for _ in range(5):
+        state.get_tasks()
+    assert looks == [1]
