@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from clients.app import app as honest
 from fedrec import wire
 from simulations.deploy.flower import executors
+from simulations.deploy.flower.bell import Bell
 
 app = ClientApp()
 
@@ -73,4 +74,4 @@ def evaluate(message, context):
 
 
 if __name__ == "__main__":
-    executors.client_executor(sys.argv[1:], lambda *_: app)
+    executors.client_executor(sys.argv[1:], lambda *_: app, Bell(None))
