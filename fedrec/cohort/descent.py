@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import contextlib
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from fedrec.cohort.block import Block
 from fedrec.cohort.fused import FusedDescent
 from fedrec.cohort.sgd import Group, SgdSettings
-from fedrec.cohort.tape import NotTaped, Tape
+from fedrec.cohort.tape import Ended, NotTaped, Tape
 from fedrec.cohort.trained import Trained
 from fedrec.models.base import Model
 
@@ -135,22 +137,20 @@ def descend(
     if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
         raise ValueError("Expected item tables of one rate, all late or none, with decay, momentum or a pull.")
     cohort, objective = _Cohort.of(start, own or {}, block, sgd, item_tables), objective or Recommending(model)
-    losses = torch.zeros(len(block.active), len(block), device=block.touched.device)
-    prefix, taped = None, cohort.fusible
-    for step, active in enumerate(block.active):
-        if prefix is None or prefix.active != active:
-            if prefix is not None:
-                prefix.close()
-            prefix = _Prefix(cohort, objective, active, taped)
-        loss = prefix.taped_step(step) if taped else None
-        if taped and loss is None:
+    losses, taped = torch.zeros(len(block.active), len(block), device=block.touched.device), cohort.fusible
+    for active in dict.fromkeys(block.active):
+        steps = block.steps_of(active)
+        if taped:
+            with _Prefix(cohort, objective, active, taped=True) as prefix:
+                done = prefix.taped_steps()
+            losses[steps.start : steps.start + len(done), :active] = done
+            steps = steps[len(done) :]
+        if steps:
+            taped = False
             cohort.join()
-            prefix.close()
-            taped, prefix = False, _Prefix(cohort, objective, active, taped=False)
-        losses[step, :active] = prefix.step(step) if loss is None else loss
+            with _Prefix(cohort, objective, active, taped=False) as prefix:
+                losses[steps.start : steps.stop, :active] = torch.stack([prefix.step(step) for step in steps])
     cohort.join()
-    if prefix is not None:
-        prefix.close()
     return Trained(start, block, cohort.values(), tuple(item_tables), cohort.untouched.value.view(-1), losses.cpu())
 
 
@@ -221,8 +221,6 @@ class _Prefix:
         places = cohort.block.places[self._steps.start : self._steps.stop, :active]
         self._places = places.reshape(len(self._steps), -1).unbind()
         self.leaves = {name: group.value[:active].detach() for name, group in cohort.dense.items()}
-        # Inference mode is faster. But what a model keeps from its first step must do for autograd later on.
-        self._mode: Callable[[], AbstractContextManager[object]] = torch.no_grad
         self.descents: dict[str, FusedDescent] = {}
         for name, group in cohort.dense.items():
             if group.fusible:
@@ -230,30 +228,31 @@ class _Prefix:
                 self.descents[name] = FusedDescent(self.leaves[name], group.rate, self.anchor, whole)
                 self.leaves[name].descent = self.descents[name]  # type: ignore[attr-defined]
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Part leaves from their marks: they name each other, so the memory of the block would never be free again."""
         for name in self.descents:
             del self.leaves[name].descent  # type: ignore[attr-defined]
         self.descents.clear()
 
-    def taped_step(self, step: int) -> Tensor | None:
-        """`step` without autograd; None if the objective needs it, and then nothing has changed."""
-        places, rows, moving = self._begin(step)
-        tape = Tape(rows.values())
-        for descent in self.descents.values():
-            descent.claimed, descent.tape = False, tape
-        try:
-            with self._mode():
-                loss = self.objective({**self.leaves, **rows}, self.cohort.block, step, self.active)
-                gradients = tape.gradients(loss, [rows[name] for name in moving])
-        except NotTaped:
-            return None
-        finally:
-            tape.close()
-        for name, gradient in zip(moving, gradients, strict=True):
-            self.cohort.tables[name].descend_rows(gradient, places, self.active, step)
-        self._mode = torch.inference_mode
-        return loss
+    def taped_steps(self) -> Tensor:
+        """All steps of these clients without autograd, or those before the first whose objective needs it.
+
+        Returns:
+            Each one's loss before each step that was done, `[steps, active]`.
+        """
+        endings: list[Ended] = []
+        with contextlib.suppress(NotTaped):
+            with torch.no_grad():  # not inference mode, which is faster: what a model keeps now must do for autograd
+                endings.append(self._taped_step(self._steps.start))
+            with torch.inference_mode():
+                for step in self._steps[1:]:
+                    endings.append(self._taped_step(step))
+        grouped = itertools.groupby(endings, key=operator.itemgetter(0))
+        losses = [ending.losses([context for _, context in own]) for ending, own in grouped]
+        return torch.cat([self.ones.new_empty(0, self.active), *losses])
 
     def step(self, step: int) -> Tensor:
         """One step of these clients; returns each one's loss before it."""
@@ -273,6 +272,25 @@ class _Prefix:
             self.cohort.tables[name].descend_rows(next(gradients), places, active, step)
         self.cohort.untouched.descend(None, active, step)
         return loss.detach()
+
+    def _taped_step(self, step: int) -> Ended:
+        """`step` without autograd; raises `NotTaped` if the objective needs it, and then nothing has changed.
+
+        Returns:
+            What its losses are computed from later.
+        """
+        places, rows, moving = self._begin(step)
+        tape = Tape(rows.values())
+        for descent in self.descents.values():
+            descent.claimed, descent.tape = False, tape
+        try:
+            loss = self.objective({**self.leaves, **rows}, self.cohort.block, step, self.active)
+            gradients, ending = tape.gradients(loss, [rows[name] for name in moving])
+        finally:
+            tape.close()
+        for name, gradient in zip(moving, gradients, strict=True):
+            self.cohort.tables[name].descend_rows(gradient, places, self.active, step)
+        return ending
 
     def _begin(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[str]]:
         """Places of a step's item rows, the rows themselves by table, and the tables that move."""

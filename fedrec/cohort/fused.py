@@ -8,6 +8,7 @@ marked by a `FusedDescent`; who writes a model need not know them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedrec.cohort.held import HeldMix, same_memory
 from fedrec.cohort.sgd import Group
-from fedrec.cohort.tape import Tape
+from fedrec.cohort.tape import Ending, Tape, TapeContext
 
 Activation = Literal["relu", "sigmoid", "tanh"]
 _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -95,8 +96,8 @@ def claimed(parameters: Sequence[Tensor]) -> list[FusedDescent] | None:
     Raises:
         ValueError: one is used already; the first use's update would change what the second computes with.
     """
-    descents: list[FusedDescent] = [parameter.descent for parameter in parameters if hasattr(parameter, "descent")]  # type: ignore[attr-defined]
-    if not descents or len(descents) < len(parameters):
+    descents: list[FusedDescent] = [getattr(parameter, "descent", None) for parameter in parameters]  # type: ignore[misc]
+    if not descents or None in descents:
         return None
     for descent in descents:
         if descent.claimed:
@@ -126,18 +127,30 @@ def fused_perceptron(
     return _applied(_Perceptron, fused[0], flat, settings, *flat)
 
 
-class WeightedCrossEntropy(torch.autograd.Function):
+class WeightedCrossEntropy(Ending):
     """The gradient is (sigmoid(logit) - label) times the weight: one operation where autograd would make six."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         ctx.to_logits = torch.sigmoid(logits).sub_(labels).mul_(weights)
-        # Not by way of torch.nn.functional, whose checks take longer than the work.
-        return torch.binary_cross_entropy_with_logits(logits, labels, None, None, 0).mul_(weights).sum(-1)
+        if not isinstance(ctx, TapeContext):
+            return _cross_entropies(logits, labels, weights)
+        ctx.later = logits, labels, weights
+        return logits.new_full(logits.shape[:1], math.nan)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return ctx.to_logits * gradient.unsqueeze(-1), None, None
+
+    @staticmethod
+    def backward_of_sum(ctx: Any) -> tuple[Tensor, None, None]:
+        """See `Ending.backward_of_sum`."""
+        return ctx.to_logits, None, None
+
+    @staticmethod
+    def losses(contexts: Sequence[Any]) -> Tensor:
+        """See `Ending.losses`."""
+        return _cross_entropies(*map(torch.stack, zip(*(ctx.later for ctx in contexts), strict=True)))
 
 
 class Biased(torch.autograd.Function):
@@ -233,6 +246,11 @@ class _Perceptron(torch.autograd.Function):
             to_groups.append(torch.bmm(own, transposed))
             rows.baddbmm_(group.transpose(1, 2), own, alpha=-fused[0].learning_rate)
         return None, None, *_split(to_groups, sizes, ctx.widths)
+
+
+def _cross_entropies(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    # Not by way of torch.nn.functional, whose checks take longer than the work.
+    return torch.binary_cross_entropy_with_logits(logits, labels, weights, None, 0).sum(-1)
 
 
 def _applied(function: Any, fused: FusedDescent, known: Sequence[Tensor], *arguments: Any) -> Tensor:

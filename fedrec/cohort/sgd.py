@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -123,7 +124,7 @@ class Group:
 
     def rows(self, places: Tensor, active: int) -> Tensor:
         """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`, a copy."""
-        rows = self._flat().index_select(0, places).view(active, -1, self.value.shape[-1])
+        rows = self._flat.index_select(0, places).view(active, -1, self.value.shape[-1])
         rows.gathered = True  # type: ignore[attr-defined]
         return rows
 
@@ -134,7 +135,7 @@ class Group:
             return
         if self.sgd.plain:
             flat = self._held(gradient, step).reshape(-1, gradient.shape[-1])
-            self._flat().index_add_(0, places, flat, alpha=-self.rate)
+            self._flat.index_add_(0, places, flat, alpha=-self.rate)
             return
         whole = torch.zeros_like(self.value)
         whole.view(-1, whole.shape[-1]).index_add_(0, places, gradient.reshape(-1, gradient.shape[-1]))
@@ -162,5 +163,7 @@ class Group:
         moving = (self._begins[: len(gradient)] <= step).to(gradient)
         return gradient * moving.view(-1, *[1] * (gradient.dim() - 1))
 
+    @cached_property
     def _flat(self) -> Tensor:
+        """The rows of a table of all clients end to end, `[C * R, d]`."""
         return self.value.view(-1, self.value.shape[-1])

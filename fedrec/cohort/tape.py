@@ -19,6 +19,36 @@ class NotTaped(Exception):
     """A forward pass contains something that no layer of this package did; only autograd can differentiate it."""
 
 
+class TapeContext:
+    """Where a layer keeps what its backward pass needs.
+
+    Attributes:
+        later: what an ending computes its losses from.
+    """
+
+    later: tuple[Tensor, ...]
+
+
+class Ending(torch.autograd.Function):
+    """A layer that ends a forward pass with a loss, whose numbers training itself does not need.
+
+    On a tape its output is a stand-in, NaN, that may only be handed on: the losses of many steps are computed at once.
+    """
+
+    @staticmethod
+    def backward_of_sum(ctx: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of the sum of the losses by the arguments."""
+        raise NotImplementedError
+
+    @staticmethod
+    def losses(contexts: Sequence[Any]) -> Tensor:
+        """The losses of some steps, `[steps, C]`."""
+        raise NotImplementedError
+
+
+Ended = tuple[type[Ending], TapeContext]
+
+
 class Tape:
     """The layers of one forward pass, in order.
 
@@ -28,7 +58,7 @@ class Tape:
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self._known = {id(leaf): leaf for leaf in leaves}
-        self._steps: list[tuple[type[torch.autograd.Function], _Context, tuple[Any, ...], Tensor]] = []
+        self._steps: list[tuple[type[torch.autograd.Function], TapeContext, tuple[Any, ...], Tensor]] = []
 
     def apply(self, function: type[torch.autograd.Function], known: Iterable[Tensor], *arguments: Any) -> Tensor:
         """Run a layer, and remember it.
@@ -41,33 +71,37 @@ class Tape:
         Raises:
             NotTaped: one of `known` is neither a leaf nor the output of a layer.
         """
-        if not all(id(tensor) in self._known for tensor in known):
-            raise NotTaped
-        context = _Context()
+        for tensor in known:
+            if id(tensor) not in self._known:
+                raise NotTaped
+        context = TapeContext()
         output = function.forward(context, *arguments)
         output.tape = self  # type: ignore[attr-defined]
         self._known[id(output)] = output
         self._steps.append((function, context, arguments, output))
         return output
 
-    def gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-        """Gradients of the sum of `loss`, the last layer's output; the layers' own parameters move on the way.
+    def gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> tuple[list[Tensor | None], Ended]:
+        """Gradients of the sum of `loss`, the output of an `Ending`; the layers' own parameters move on the way.
+
+        Returns:
+            The gradients, and the ending with its context, for `Ending.losses`.
 
         Raises:
-            NotTaped: the last layer's output is something else; nothing has moved then.
+            NotTaped: the last layer is no ending, or its output is not `loss`; nothing has moved then.
         """
-        if not self._steps or self._steps[-1][3] is not loss:
+        if not self._steps:
             raise NotTaped
-        found = {id(loss): torch.ones_like(loss)}
+        ending, last, arguments, output = self._steps.pop()
+        if output is not loss or not issubclass(ending, Ending):
+            raise NotTaped
+        found: dict[int, Tensor] = {}
+        _add(found, arguments, ending.backward_of_sum(last))
         for function, context, arguments, output in reversed(self._steps):
             gradient = found.pop(id(output), None)
-            if gradient is None:
-                continue
-            for argument, own in zip(arguments, function.backward(context, gradient), strict=True):
-                if own is not None:
-                    earlier = found.get(id(argument))
-                    found[id(argument)] = own if earlier is None else earlier + own
-        return [found.get(id(leaf)) for leaf in leaves]
+            if gradient is not None:
+                _add(found, arguments, function.backward(context, gradient))
+        return [found.get(id(leaf)) for leaf in leaves], (ending, last)
 
     def close(self) -> None:
         """Forget everything: outputs name their tape, and it them, so they would stay in memory for a while."""
@@ -75,5 +109,8 @@ class Tape:
         self._steps.clear()
 
 
-class _Context:
-    """Where a layer keeps what its backward pass needs."""
+def _add(found: dict[int, Tensor], arguments: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:
+    for argument, own in zip(arguments, gradients, strict=True):
+        if own is not None:
+            earlier = found.get(id(argument))
+            found[id(argument)] = own if earlier is None else earlier + own

@@ -99,7 +99,7 @@ class PrivRec(Model):
     ) -> Tensor:
         """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
-        user = _joined_means(tables, [own.unsqueeze(1) for own in users])
+        user = _joined_means(tables, [own if own.dim() == 3 else own.unsqueeze(1) for own in users])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
         inputs: tuple[Tensor, ...] = getattr(items, "inputs", None) or self.item_inputs(items)
         item += [feature.rows(parameters, own) for feature, own in zip(self._item_features, inputs, strict=True)]
@@ -112,11 +112,11 @@ class PrivRec(Model):
         return logits
 
     def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """See `Model.user_inputs`: shares of the categories, `float32 [C, R]`, where no feature has many."""
+        """See `Model.user_inputs`: shares of the categories, `float32 [C, 1, R]`, where no feature has many."""
         sizes = [size for _, size in self.schema.user_features]
         if max(sizes, default=0) > _FEW_CATEGORIES:
             return users
-        return tuple(row_shares(codes, size) for codes, size in zip(users, sizes, strict=True))
+        return tuple(row_shares(codes, size).unsqueeze(1) for codes, size in zip(users, sizes, strict=True))
 
     def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
         """See `Model.item_inputs`: of each feature, shares `float32 [..., R]` or codes `int64 [..., w]`."""

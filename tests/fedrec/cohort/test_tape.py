@@ -138,6 +138,16 @@ def test_many_clients_with_many_steps(shared):
             torch.testing.assert_close(trained.parameters_of(place)[key][0], value, rtol=1e-4, atol=1e-5)
 
 
+def test_losses_that_are_computed_later_are_those_before_each_step():
+    """By autograd, which a factor of one calls in, they are computed at once."""
+    found, wanted = (
+        descend(model, model.start(), long_block(), SGD).step_losses
+        for model in (Tiny(), Tiny(loss=lambda loss: loss * 1.0))
+    )
+    assert (wanted > 0).sum() == sum(long_block().active)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_a_mix_is_held_for_the_same_shares_only():
     """When others come the table is whole again; the same by autograd, which holds nothing."""
 
