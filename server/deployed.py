@@ -18,10 +18,11 @@ from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 
 from fedrec import wire
+from fedrec.ramp import Ramp
 from server.wrapped_grid import WrappedGrid
 
 log = logging.getLogger("fedrec")
-_FIRST_POLL, _GROWTH, _LAST_POLL = 0.1, 1.3, 2.0
+_FIRST_POLL, _LAST_POLL, _GROWTH = 0.1, 2.0, 1.3
 _LONGEST_PAUSE = 16
 _AT_ONCE = 4
 """Messages that are announced together. Their nodes ask for the pieces from then on, again and again: a hundred that do
@@ -104,7 +105,7 @@ class DeployedGrid(WrappedGrid):
         deadline = None if timeout is None else self._clock() + timeout
         replies: list[Message] = []
         silent: list[int] = []
-        pause = _FIRST_POLL
+        pauses = Ramp(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
             # The last question is asked after the deadline: one reply, pulled piece by piece, may have held up others.
             late = deadline is not None and self._clock() >= deadline
@@ -117,11 +118,11 @@ class DeployedGrid(WrappedGrid):
                     continue
                 replies.append(reply)
                 self._missed[node] = 0
-                pause = _FIRST_POLL
+                pauses.restart()
             if not waiting or late:
                 break
+            pause = pauses.next()
             self._sleep(pause if deadline is None else max(0.0, min(pause, deadline - self._clock())))
-            pause = min(pause * _GROWTH, _LAST_POLL)
         for node in (*silent, *waiting.values()):
             self._missed[node] = self._missed.get(node, 0) + 1
             self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
@@ -134,10 +135,10 @@ class DeployedGrid(WrappedGrid):
         Then the first to come is waited for, up to the deadline: rounds in which nobody takes part would follow one
         another at once otherwise, each of them paid for.
         """
-        until, pause = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout), _FIRST_POLL
+        until = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout)
+        pauses = Ramp(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while not (there := set(self.get_node_ids())) and self._clock() < until:
-            self._sleep(min(pause, until - self._clock()))
-            pause = min(pause * _GROWTH, _LAST_POLL)
+            self._sleep(min(pauses.next(), until - self._clock()))
         if there and all(self._pauses.get(node, 0) for node in there):
             self._pauses.clear()
             self._missed.clear()
@@ -145,7 +146,7 @@ class DeployedGrid(WrappedGrid):
 
     def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
         """A call of Flower's, made again when the SuperLink fails at it; Flower repeats only what finds no server."""
-        until, pause = self._clock() + _SERVER_PATIENCE, 1.0
+        until, pauses = self._clock() + _SERVER_PATIENCE, Ramp(1.0, 10.0, growth=2.0)
         while True:
             try:
                 return call()
@@ -153,8 +154,7 @@ class DeployedGrid(WrappedGrid):
                 if not _passes(error) or self._clock() >= until:
                     raise
                 log.warning("the SuperLink failed (%s); asking again", error)
-            self._sleep(pause)
-            pause = min(2 * pause, 10.0)
+            self._sleep(pauses.next())
 
     def _asks(self, node: int) -> bool:
         """Whether a node is asked this time: it is there, and has not just let a deadline pass."""

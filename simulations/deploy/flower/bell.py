@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from simulations.deploy.flower.pace import Ramp
+from fedrec.ramp import Ramp
 
 BELL = "FEDREC_NODE_BELL"
 """Names in the environment the file of a SuperNode and its executor."""

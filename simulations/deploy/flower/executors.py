@@ -25,8 +25,9 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 
+from fedrec.ramp import Ramp
 from simulations.deploy.flower.bell import Bell
-from simulations.deploy.flower.pace import PacedTime, Ramp
+from simulations.deploy.flower.pace import PacedTime
 from simulations.deploy.flower.pulls import quick
 from simulations.deploy.forks import forked
 

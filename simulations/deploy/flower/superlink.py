@@ -79,13 +79,6 @@ class TidyLinkState(SqlLinkState):
         self._bytes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         self._counting = Lock()
 
-    def initialize(self, *arguments: Any, **options: Any) -> list[str]:
-        """See Flower's; all that was imported until then is left out of every later look for garbage."""
-        tables = super().initialize(*arguments, **options)
-        gc.collect()
-        gc.freeze()  # it was a seventh of the SuperLink's work with many nodes
-        return tables
-
     def store_message_ins(self, message: Message) -> str | None:
         """See Flower's; now and then, what belongs to messages that are over is forgotten."""
         self._tidying.run(self._tidy)
@@ -146,4 +139,6 @@ def superlink(arguments: list[str]) -> None:
     kept = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
     sql_mixin.SQLITE_PRAGMAS = (("busy_timeout", str(DATABASE_WAIT_MS)), *kept)
     sys.argv = ["flower-superlink", *arguments]
+    gc.collect()
+    gc.freeze()  # what was imported until now is left out of every later look for garbage, a seventh of the work
     flower_superlink()

@@ -19,8 +19,9 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.nodestate import in_memory_nodestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
+from fedrec.ramp import Ramp
 from simulations.deploy.flower.bell import Bell
-from simulations.deploy.flower.pace import PacedTime, Ramp
+from simulations.deploy.flower.pace import PacedTime
 from simulations.deploy.flower.pulls import quick
 
 FLOWER_POLL = 3.0

@@ -19,10 +19,11 @@ from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedrec import __version__
 from fedrec.errors import ClientError, EngineError
+from fedrec.ramp import Ramp
 from server import deployed
 from simulations.deploy.flower import executors, superlink, supernode
 from simulations.deploy.flower.bell import Bell
-from simulations.deploy.flower.pace import PacedTime, Ramp
+from simulations.deploy.flower.pace import PacedTime
 from simulations.deploy.flower.pulls import quick
 from simulations.deploy.node import NODE_POLL, longest_poll, own_app
 
