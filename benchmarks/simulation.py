@@ -14,6 +14,9 @@ CPU second (user and system time of the whole process tree) from the begin of th
 last. Memory is the largest proportional set size of the process tree, start included, in one more run of at most
 three rounds that is not clocked, because looking at memory slows down whoever is looked at.
 
+With `--device cuda` fedrec and the loops compete on one GPU. How much of the time it was busy is what nvidia-smi says
+five times a second, in the counted rounds.
+
 pfl and FedJAX need environments of their own: `make benchmark-venvs`, see `contestants/commands.py`.
 """
 
@@ -27,14 +30,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contestants.commands import command  # noqa: E402
-from benchmarks.watch import TreeWatch  # noqa: E402
+from benchmarks.contestants.commands import Task, command  # noqa: E402
+from benchmarks.watch import GpuWatch, TreeWatch  # noqa: E402
 from benchmarks.workload import write  # noqa: E402
 
 WARM_UP = 1
@@ -45,16 +49,17 @@ SUM_TOLERANCE = 1e-4  # relative, of the sum of squared parameters after all rou
 CHANGE_TOLERANCE = 2e-3
 
 
-def measure(name: str, work: Path, cohort: int, items: int, memory: bool = False) -> dict[str, Any]:
+def measure(name: str, task: Task, memory: bool = False) -> dict[str, Any]:
     """Run one contestant once; with its memory instead of its speeds, or with neither when no round is counted."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+", errors="replace") as complained:
-        line = command(name, str(work), cohort, items)
+        line = command(name, task)
         process = subprocess.Popen(line, stdout=said, stderr=complained, env=environment, cwd=ROOT)
-        watch = TreeWatch(process, memory)
+        watch, busy = TreeWatch(process, memory), GpuWatch(task.device)
         watch.start()
         process.wait()
         watch.join()
+        busy.stop()
         said.seek(0)
         complained.seek(0)
         lines, trouble = said.read().strip().splitlines(), complained.read().strip().splitlines()
@@ -64,30 +69,36 @@ def measure(name: str, work: Path, cohort: int, items: int, memory: bool = False
     counted = report.pop("rounds")[WARM_UP:]
     if memory:
         return {**report, "peak_mib": round(watch.peak_mib)}
-    return {**report, **(figures(counted, cohort, watch) if counted else {})}
+    return {**report, **(figures(counted, task.cohort, watch, busy) if counted else {})}
 
 
-def figures(counted: list[tuple[float, float]], cohort: int, watch: TreeWatch) -> dict[str, float]:
-    """Speed by wall clock and by CPU time."""
-    cpu = watch.cpu_seconds(counted[0][0], counted[-1][1])
+def figures(counted: list[tuple[float, float]], cohort: int, watch: TreeWatch, busy: GpuWatch) -> dict[str, float]:
+    """Speed by wall clock and by CPU time; on a GPU, the share of the time that it was busy."""
+    begin, end = counted[0][0], counted[-1][1]
     return {
         "users_per_second": cohort / statistics.median(end - begin for begin, end in counted),
-        "users_per_cpu_second": cohort * len(counted) / cpu,
+        "users_per_cpu_second": cohort * len(counted) / watch.cpu_seconds(begin, end),
+        **busy.figures(begin, end),
     }
 
 
-def check(names: list[str], folder: Path, cohort: int, items: int) -> dict[str, float]:
+def written(task: Task, folder: Path, name: str, rounds: int) -> Task:
+    """The task with an archive of so many rounds."""
+    path = folder / f"{name}.npz"
+    write(path, task.cohort, task.items, rounds)
+    return replace(task, work=str(path))
+
+
+def check(names: list[str], folder: Path, task: Task) -> dict[str, float]:
     """Contestant -> squared norm of the parameters' change in one round."""
-    work = folder / "one-round.npz"
-    write(work, cohort, items, 1)
-    return {name: measure(name, work, cohort, items)["squared_change"] for name in names}
+    one = written(task, folder, "one-round", 1)
+    return {name: measure(name, one)["squared_change"] for name in names}
 
 
-def memory(names: list[str], folder: Path, cohort: int, items: int, rounds: int) -> dict[str, int]:
+def memory(names: list[str], folder: Path, task: Task, rounds: int) -> dict[str, int]:
     """Contestant -> largest memory of its process tree, MiB."""
-    work = folder / "memory.npz"
-    write(work, cohort, items, min(rounds, MEMORY_ROUNDS))
-    return {name: measure(name, work, cohort, items, memory=True)["peak_mib"] for name in names}
+    few = written(task, folder, "memory", min(rounds, MEMORY_ROUNDS))
+    return {name: measure(name, few, memory=True)["peak_mib"] for name in names}
 
 
 def alike(values: Collection[float], tolerance: float) -> bool:
@@ -102,8 +113,10 @@ def summary(runs: dict[str, list[dict[str, Any]]], changes: dict[str, float], pe
         kind: {name: statistics.median(run[kind] for run in found) for name, found in runs.items()}
         for kind in ("users_per_second", "users_per_cpu_second")
     }
+    busy = {name: [run["gpu_busy"] for run in found if "gpu_busy" in run] for name, found in runs.items()}
     return {
         **speeds,
+        **({"gpu_busy": {name: statistics.median(own) for name, own in busy.items()}} if all(busy.values()) else {}),
         "peak_mib": peaks,
         "equal_results": alike(sums, SUM_TOLERANCE) and alike(changes.values(), CHANGE_TOLERANCE),
         "squared_sums": {name: found[0]["squared_sum"] for name, found in runs.items()},
@@ -119,22 +132,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="rounds per run, the first of them not counted")
     parser.add_argument("--contestants", default="fedrec,fedrec-serial,loop,loop-sparse,flower")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: fedrec and the loops only")
+    parser.add_argument("--memory-gib", type=float, default=1.0, help="for the users that fedrec trains at once")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     names = given.contestants.split(",")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder) / "work.npz"
+        task = Task("", given.cohort, given.items, given.device, given.memory_gib)
         for name in names:
-            command(name, str(work), given.cohort, given.items)  # ends here when one is unknown or not installed
-        changes = check(names, Path(folder), given.cohort, given.items)
+            command(name, task)  # ends here when one is unknown or not installed
+        changes = check(names, Path(folder), task)
         print(f"squared change in one round: {changes}", file=sys.stderr, flush=True)
-        peaks = memory(names, Path(folder), given.cohort, given.items, given.rounds)
+        peaks = memory(names, Path(folder), task, given.rounds)
         print(f"peak MiB: {peaks}", file=sys.stderr, flush=True)
-        write(work, given.cohort, given.items, given.rounds)
+        task = written(task, Path(folder), "work", given.rounds)
         for repeat in range(given.repeats):
             for name in names:
-                runs[name].append(measure(name, work, given.cohort, given.items))
+                runs[name].append(measure(name, task))
                 print(f"{repeat + 1}/{given.repeats} {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
     found = summary(runs, changes, peaks)
     first = found["users_per_second"][names[0]]
@@ -145,6 +160,7 @@ def main() -> None:
         print(
             f"{name:15s} {speed:8.1f} users/s  {names[0]} is {first / speed:6.2f}x  "
             f"{per_cpu:8.1f} users/CPU s  {found['peak_mib'][name]:6d} MiB"
+            + (f"  GPU busy {found['gpu_busy'][name]:4.0%}" if "gpu_busy" in found else "")
         )
     if given.json:
         given.json.write_text(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time and memory of a process tree, sampled from `/proc` while it runs. Linux only.
+"""CPU time and memory of a process tree, sampled from `/proc` while it runs, and how busy a GPU is. Linux only.
 
 Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended children lack them. So
 the user and system time of every process of the tree is read twice a second; a process that has ended keeps the time
@@ -17,11 +17,15 @@ import subprocess
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.whole_run import pss_mib
 
 CPU_INTERVAL, MEMORY_INTERVAL = 0.5, 0.2  # seconds; looking takes CPU time too, at memory most
+
+
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200")
 
 
 class TreeWatch(threading.Thread):
@@ -71,6 +75,41 @@ class TreeWatch(threading.Thread):
             return self._samples[min(place, len(self._samples) - 1)][1]
         (before, low), (after, high) = self._samples[place - 1], self._samples[place]
         return low + (high - low) * (moment - before) / (after - before)
+
+
+class GpuWatch(threading.Thread):
+    """Asks nvidia-smi how busy the GPUs are; on a processor it asks nobody.
+
+    Args:
+        device: `cuda`, or anything else.
+        command: what says so, a line of percent for each look and GPU.
+    """
+
+    def __init__(self, device: str, command: Sequence[str] = NVIDIA_SMI) -> None:
+        super().__init__(daemon=True)
+        self._samples: list[tuple[float, float]] = []
+        self._process: subprocess.Popen[str] | None = None
+        if device == "cuda":
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            self.start()
+
+    def run(self) -> None:
+        """Note what is said until `stop`."""
+        if self._process is not None and self._process.stdout is not None:
+            for line in self._process.stdout:
+                self._samples.append((time.monotonic(), float(line) / 100))
+
+    def stop(self) -> None:
+        """End the watching."""
+        if self._process is not None:
+            self._process.terminate()
+            self.join()
+            self._process.wait()
+
+    def figures(self, begin: float, end: float) -> dict[str, float]:
+        """Mean share of the time that a kernel ran, between two times of the monotonic clock; nothing if not asked."""
+        shares = [share for moment, share in self._samples if begin <= moment <= end]
+        return {"gpu_busy": sum(shares) / len(shares)} if shares else {}
 
 
 def processes() -> dict[int, tuple[int, int, int]]:

@@ -20,8 +20,10 @@ from fedrec.registry import MODEL, SAMPLER, resolve
 from fedrec.rng import stream, torch_stream
 
 
-def experiment(cohort: int, items: int, rounds: int, engine: str) -> Experiment:
-    """The work as a fedrec experiment."""
+def experiment(
+    cohort: int, items: int, rounds: int, engine: str, device: str = "cpu", memory_gib: float = 1.0
+) -> Experiment:
+    """The work as a fedrec experiment; on a GPU with one node, which has up to `memory_gib` for its blocks."""
     table: dict[str, Any] = {
         "name": "benchmark",
         "rounds": rounds,
@@ -41,7 +43,13 @@ def experiment(cohort: int, items: int, rounds: int, engine: str) -> Experiment:
         "sampler": {"name": "fixed-size", "cohort": cohort},
         "evaluation": {"every": 0, "final-users": 1, "baselines": [], "fine-tune": {"epochs": 0}},
         "checkpoint": {"every": rounds},
-        "engine": {"name": engine, "nodes": 2 if engine == "ray" else 1, "threads": 1, "device": "cpu"},
+        "engine": {
+            "name": engine,
+            "nodes": 2 if engine == "ray" and device == "cpu" else 1,
+            "threads": 1,
+            "device": device,
+            "memory-gib": memory_gib,
+        },
     }
     return load(table)
 

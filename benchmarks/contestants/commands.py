@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 VENVS = Path(__file__).resolve().parent.parent / ".venvs"
@@ -16,15 +17,42 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 HOME = "benchmarks.contestants"
 
 
-def commands(work: str, cohort: int, items: int) -> dict[str, tuple[str, list[str]]]:
+@dataclass(frozen=True)
+class Task:
+    """What all contestants do.
+
+    Attributes:
+        work: path of the archive.
+        cohort: users per round.
+        items: size of the catalogue.
+        device: `cpu` or `cuda`.
+        memory_gib: what fedrec may use for the users that it trains at once.
+    """
+
+    work: str
+    cohort: int
+    items: int
+    device: str = "cpu"
+    memory_gib: float = 1.0
+
+
+def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
     """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's Python."""
-    ours = ["-m", f"{HOME}.ours", work, str(cohort), str(items)]
-    loop, pfl, fedjax = (["-m", f"{HOME}.{module}", work] for module in ("loop", "pfl_research", "fedjax_clients"))
-    return {
-        "fedrec": ("", [*ours, "ray"]),
-        "fedrec-serial": ("", [*ours, "serial"]),
+    shape, where = [str(task.cohort), str(task.items)], [task.device, str(task.memory_gib)]
+    ray, serial = (["-m", f"{HOME}.ours", task.work, *shape, engine, *where] for engine in ("ray", "serial"))
+    loop = ["-m", f"{HOME}.loop", task.work, task.device]
+    on_both = {
+        "fedrec": ("", ray),
+        "fedrec-serial": ("", serial),
         "loop": ("", loop),
         "loop-sparse": ("", [*loop, "--sparse"]),
+    }
+    if task.device != "cpu":
+        return on_both
+    work = task.work
+    pfl, fedjax = (["-m", f"{HOME}.{module}", work] for module in ("pfl_research", "fedjax_clients"))
+    return {
+        **on_both,
         "flower": ("", ["-m", f"{HOME}.stock_flower", work]),
         "pfl": ("pfl", [*TORCHRUN, *pfl]),
         "pfl-sparse": ("pfl", [*TORCHRUN, *pfl, "--sparse"]),
@@ -35,11 +63,11 @@ def commands(work: str, cohort: int, items: int) -> dict[str, tuple[str, list[st
     }
 
 
-def command(name: str, work: str, cohort: int, items: int) -> list[str]:
+def command(name: str, task: Task) -> list[str]:
     """The command line of one contestant. Ends the program when it is unknown or its environment is missing."""
-    known = commands(work, cohort, items)
+    known = commands(task)
     if name not in known:
-        raise SystemExit(f"unknown contestant {name!r}; known: {', '.join(known)}")
+        raise SystemExit(f"unknown contestant {name!r} on {task.device}; known: {', '.join(known)}")
     environment, arguments = known[name]
     return [interpreter(environment), *arguments]
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fedrec: the work as an experiment, through its strategy, grid and clients. Arguments: work, cohort, items, engine."""
+"""fedrec: the work as an experiment, through its strategy, grid and clients.
+
+Arguments: work, cohort, items, engine, device, GiB for blocks.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ class Clock(Callback):
         return False
 
 
-def main(path: str, cohort: int, items: int, engine: str) -> None:
+def main(path: str, cohort: int, items: int, engine: str, device: str, memory_gib: float) -> None:
     """Do the work and print when the rounds were and how far the parameters went."""
     with np.load(path) as file:
         rounds = len(file["cohorts"])
-    watch, table = Clock(), experiment(cohort, items, rounds, engine)
+    watch, table = Clock(), experiment(cohort, items, rounds, engine, device, memory_gib)
     with tempfile.TemporaryDirectory() as folder:
         result = run(table, output=Path(folder) / "run", callbacks=[watch])
     initial = Arrays(path).initial()  # not before: fedrec itself begins from its own seed, and holds no second copy
@@ -43,4 +46,4 @@ def main(path: str, cohort: int, items: int, engine: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], float(sys.argv[6]))

@@ -48,13 +48,14 @@ class Net(nn.Module):
 
     def arrays(self) -> list[np.ndarray]:
         """The parameters, always in the same order."""
-        return [value.detach().numpy() for value in self.parameters()]
+        return [value.detach().cpu().numpy() for value in self.parameters()]
 
 
-def batches(work: Arrays, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(work: Arrays, place: int, device: str = "cpu") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of one user in one round; `place` counts through the rounds and their cohorts."""
-    for items, labels in work.epochs(place):
-        yield from zip(torch.from_numpy(items).split(BATCH), torch.from_numpy(labels).split(BATCH), strict=True)
+    for epoch in work.epochs(place):
+        items, labels = (torch.from_numpy(part).to(device).split(BATCH) for part in epoch)
+        yield from zip(items, labels, strict=True)
 
 
 def train(net: Net, user: torch.Tensor, examples: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:

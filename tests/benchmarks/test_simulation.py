@@ -4,6 +4,7 @@
 import pytest
 
 from benchmarks.simulation import figures, summary
+from benchmarks.watch import GpuWatch
 
 
 class Watched:
@@ -18,7 +19,7 @@ def runs(*speeds, total=100.0):
 
 
 def test_speeds_are_of_the_median_round_and_of_the_cpu_time_of_all_counted_rounds():
-    found = figures([(0.0, 1.0), (1.0, 3.0), (3.0, 8.0)], 20, Watched())
+    found = figures([(0.0, 1.0), (1.0, 3.0), (3.0, 8.0)], 20, Watched(), GpuWatch("cpu"))
     assert found == {"users_per_second": 10.0, "users_per_cpu_second": 60 / 16}
 
 
@@ -35,3 +36,10 @@ def test_medians_over_repeats_and_the_memory_of_its_own_run():
 def test_results_are_equal_when_sums_and_changes_are(total, change, equal):
     found = summary({"a": runs(1.0), "b": runs(1.0, total=total)}, {"a": 1.0, "b": change}, {"a": 1, "b": 1})
     assert found["equal_results"] is equal
+
+
+def test_how_busy_a_gpu_was_is_the_median_over_the_repeats():
+    shared = [{**run, "gpu_busy": busy} for run, busy in zip(runs(1, 1, 1), (0.2, 0.9, 0.5), strict=True)]
+    found = summary({"a": shared}, {"a": 1}, {})
+    assert found["gpu_busy"] == {"a": 0.5}
+    assert "gpu_busy" not in summary({"a": runs(1.0)}, {"a": 1.0}, {})

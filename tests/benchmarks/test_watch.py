@@ -80,3 +80,16 @@ def test_an_orphan_of_a_real_tree_is_counted():
     tree.join()
     assert tree.cpu_seconds(0.0, float("inf")) >= 0.5
     assert tree.peak_mib > 1
+
+
+def test_a_gpu_is_as_busy_as_its_tool_says_in_the_time_that_counts():
+    says = "import time\nfor n in (100, 20, 40):\n print(n, flush=True); time.sleep(0.2)\ntime.sleep(60)"
+    began = time.monotonic()
+    busy = watch.GpuWatch("cuda", [sys.executable, "-c", says])
+    while len(busy._samples) < 3:
+        assert time.monotonic() < began + 60
+        time.sleep(0.01)
+    busy.stop()
+    after_first = (busy._samples[0][0] + busy._samples[1][0]) / 2
+    assert busy.figures(after_first, time.monotonic()) == {"gpu_busy": pytest.approx(0.3)}
+    assert busy.figures(began - 2, began - 1) == {} == watch.GpuWatch("cpu").figures(0, 1)
