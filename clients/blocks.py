@@ -63,13 +63,15 @@ def train_in_blocks(
         except Exception as error:
             raise _blame(node, step, parameters, [one.client], stream_name, round_) from error
     memory, before = node.experiment.engine.memory_gib, round_ if before_round is None else before_round
-    for places in cut_blocks(batches, parameters, node.model.item_tables, memory_gib=memory):
+    tables, largest = node.model.item_tables, node.largest_block
+    for places in cut_blocks(batches, parameters, tables, memory_gib=memory, largest=largest):
         users = [data[place].features for place in places]
         untouched = Versions(parameters)
         try:
             block = step.block(users, [batches[place] for place in places], node.device)
             own = private_parameters(node, step, parameters, clients[places], before)
-            trained = step.train_block(parameters, block, own) if own else step.train_block(parameters, block)
+            with node.products():
+                trained = step.train_block(parameters, block, own) if own else step.train_block(parameters, block)
         except FedrecError:
             raise
         except Exception as error:

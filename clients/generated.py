@@ -76,7 +76,8 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
     examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
     batches = _batches(node, step, clients, round_)
     sizes = {name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()}
-    for places in cut_blocks(batches, sizes, list(given.rows), memory_gib=node.experiment.engine.memory_gib):
+    memory = node.experiment.engine.memory_gib
+    for places in cut_blocks(batches, sizes, list(given.rows), memory_gib=memory, largest=node.largest_block):
         own = given.take(np.array(places))
         block = step.block([() for _ in places], [batches[place] for place in places], node.device)
         width = block.touched.shape[1]
@@ -84,7 +85,8 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
         if not np.array_equal(block.touched.cpu().numpy()[real], own.wanted.items):
             raise _mismatch(own.wanted.clients, round_)
         try:
-            found, measured = step.gradients(to_device(own.padded(width), node.device), block)
+            with node.products():
+                found, measured = step.gradients(to_device(own.padded(width), node.device), block)
         except Exception as error:
             raise _blame(node, step, own, round_) from error
         examples[places], losses[places] = block.examples, measured.cpu().numpy()

@@ -8,6 +8,7 @@ same node in every round and its private state can stay there.
 from __future__ import annotations
 
 import resource
+from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -23,9 +24,10 @@ from clients.uploads import UploadLedger
 from clients.vault import Vault
 from fedrec import registry
 from fedrec.blame import blaming
+from fedrec.cohort.sizing import LARGEST_ON_CPU
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
-from fedrec.device import resolve_device
+from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment, Section, component_settings, from_run_config
 from fedrec.metrics.groups import user_groups
@@ -53,9 +55,18 @@ class Node:
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
         self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
         self.vault = Vault(private / f"secure-{partition}.sqlite" if private else None)
-        self.device = resolve_device(experiment.engine.device)
+        self.device = resolve_device(experiment.engine.device, experiment.engine.precision)
         if experiment.engine.threads is not None:
             torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores
+
+    @property
+    def largest_block(self) -> int | None:
+        """Clients that are trained at once at most; None: as many as fit `engine.memory-gib`."""
+        return LARGEST_ON_CPU if self.device.type == "cpu" else None
+
+    def products(self) -> AbstractContextManager[object]:
+        """Where clients train: matrix products are taken in the precision of the experiment."""
+        return products_in(self.experiment.engine.precision, self.device)
 
     @cached_property
     def population(self) -> Population:
@@ -137,11 +148,23 @@ class Node:
         return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)
 
     def step(self, section: Section) -> Step:
-        """A local step by name and settings."""
+        """A local step by name and settings.
+
+        Raises:
+            ExperimentError: it clips its uploads itself, and products are to be rounded, which may pass the clip norm.
+        """
         step_class = registry.resolve(registry.STEP, section.name)
         settings = component_settings(registry.STEP, section)
         with blaming(registry.STEP.name, step_class, "when it was made"):
-            return step_class(settings, self.model, self.device)
+            step: Step = step_class(settings, self.model, self.device)
+        if step.uploads is not None and self.experiment.engine.precision != "float32":
+            raise ExperimentError(
+                f"step {section.name!r} clips what it uploads, and rounding could take it beyond the clip norm",
+                expected="engine.precision = 'float32'",
+                got=f"engine.precision = {self.experiment.engine.precision!r}",
+                fix="leave engine.precision out",
+            )
+        return step
 
     def _hosted(self, clients: np.ndarray) -> np.ndarray:
         return clients[clients % self.nodes == self.partition]

@@ -36,7 +36,8 @@ def run_step(
     doing = f"for client {client} (round {round_}, node {node.partition})"
     untouched = Versions(parameters)
     try:
-        update = step.update(parameters, data, stream(node.experiment.seed, stream_name, client, round_))
+        with node.products():
+            update = step.update(parameters, data, stream(node.experiment.seed, stream_name, client, round_))
     except FedrecError as error:  # it explains itself, but not whose data it is about
         raise error.about(f"client {client}") from error
     except Exception as error:

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device the local work runs on."""
+"""Which device the local work runs on, and in which precision.
+
+With `bf16` the matrix products of local training take bfloat16 inputs (`torch.autocast`). Parameters stay float32, and
+so do losses, sums of updates, norms, clipping and noise, and everything in evaluation but fine-tuning.
+"""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager
 
 import torch
 
 from fedrec.errors import EngineError
+from fedrec.experiment import Precision
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N` as a torch device.
 
     Raises:
-        EngineError: a CUDA device is asked for and there is none of that number.
+        EngineError: a CUDA device is asked for and there is none of that number, or bfloat16 without one.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
+    if precision == "bf16" and device.type != "cuda":
+        raise EngineError(
+            f"engine.precision = 'bf16' on device {device.type!r}",
+            expected="a CUDA device, where bfloat16 is faster",
+            got=f"engine.device = {name!r} and {torch.cuda.device_count()} CUDA devices",
+            fix="set engine.precision = 'float32'",
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineError(
             f"there is no device {name!r}",
@@ -25,3 +37,9 @@ def resolve_device(name: str) -> torch.device:
             fix="--device cpu, or --device auto",
         )
     return device
+
+
+def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Where the matrix products of local training are taken in a precision."""
+    # Nothing may be cached: parameters change in place, and their copies in bfloat16 would stay as they were.
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)

@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -82,8 +82,11 @@ class EvaluationConfig(Config):
         return {section.name: section.options for section in sections}
 
 
+Precision: TypeAlias = Literal["float32", "bf16"]
+
+
 class EngineConfig(Config):
-    """Where and on what the clients run. Nothing here changes what is computed, up to float summation order."""
+    """Where and on what the clients run. Nothing but `precision` changes what is computed, up to summation order."""
 
     name: Literal["serial", "ray", "flower"] = "serial"
     """`serial`: in this process; `ray`: Ray actors; `flower`: Flower's own simulation through `flwr run`."""
@@ -91,6 +94,8 @@ class EngineConfig(Config):
     """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU) otherwise."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    precision: Precision = "float32"
+    """Of the matrix products in local training: `float32`, or `bf16` on CUDA; parameters and sums stay float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, as batches of one client are too small to share and waiting costs time."""
     path: Literal["cohort", "reference"] = "cohort"

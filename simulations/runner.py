@@ -76,7 +76,7 @@ def settle(experiment: Experiment) -> Experiment:
     cores = len(os.sched_getaffinity(0))
     device = engine.device
     if engine.ray_address is None:  # a cluster may have devices that this machine has not
-        resolved = resolve_device(device)
+        resolved = resolve_device(device, engine.precision)
         device = resolved.type if device == "auto" else device
     nodes = engine.nodes or (1 if engine.name == "serial" else _workers(device, cores))
     settled = {**engine.table(), "nodes": nodes, "threads": engine.threads or 1, "device": device}

@@ -114,11 +114,14 @@ def perceptron(
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum over the last dimension of the cross-entropy of logits, `[C, B] -> [C]`."""
+    """Weighted sum over the last dimension of the cross-entropy of logits, `[C, B] -> [C]`.
+
+    Where a tape follows (`fedrec.cohort.tape`) its numbers come later, and NaN stands for them.
+    """
     tape: Tape | None = getattr(logits, "tape", None)
     if tape is not None:
         return tape.apply(WeightedCrossEntropy, (logits,), logits, labels, weights)
-    return WeightedCrossEntropy.apply(logits, labels, weights)  # type: ignore[return-value]
+    return WeightedCrossEntropy.apply(logits.float(), labels, weights)  # type: ignore[return-value]
 
 
 def added_biases(logits: Tensor, biases: Tensor) -> Tensor:

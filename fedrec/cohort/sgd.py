@@ -95,8 +95,9 @@ class Group:
 
     @property
     def fusible(self) -> bool:
-        """Whether a layer may take the step in its backward pass: it knows one rate for all clients."""
-        return self.sgd.plain and self._begins is None
+        """Whether a layer may take the step in its backward pass: it knows one rate for all, and no autocast."""
+        lower = torch.is_autocast_enabled(self.value.device.type)
+        return self.sgd.plain and self._begins is None and not lower
 
     def part(self, start: int, count: int) -> Tensor:
         """Some rows of a weight, `[C, count, out]`, as a tensor of its own, which replaces them until `join`.

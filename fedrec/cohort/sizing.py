@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 
-LARGEST_BLOCK = 16  # more clients no longer fit a processor's cache, and run slower
+LARGEST_ON_CPU = 16
+"""Clients; more no longer fit a processor's cache, and run slower. A GPU wants as many as its memory holds."""
 _COPIES = 4  # of a client's parameters: values, gradients, momentum, and what autograd keeps
 
 
@@ -19,7 +20,7 @@ def cut_blocks(
     item_tables: Sequence[str],
     *,
     memory_gib: float,
-    largest: int = LARGEST_BLOCK,
+    largest: int | None = LARGEST_ON_CPU,
 ) -> Iterator[list[int]]:
     """Sort clients by their number of steps, most first, and cut them into blocks of one width that fit the memory.
 
@@ -28,7 +29,7 @@ def cut_blocks(
         parameters: the global parameters.
         item_tables: names of those that become compact.
         memory_gib: GiB that one block may take.
-        largest: clients per block at most.
+        largest: clients per block at most; None: as many as fit the memory.
 
     Yields:
         Places in `batches`; every place once. A block always has one client, whatever it takes.

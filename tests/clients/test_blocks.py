@@ -140,8 +140,20 @@ def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
     parameters = {"item.id": torch.zeros(100, 8), "w": torch.zeros(10, 10)}
     blocks = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1.0, largest=2))
     assert blocks == [[1, 3], [5, 0], [2, 4]]
-    tight = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1e-9))
+    tight = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1e-9, largest=None))
     assert tight == [[1], [3], [5], [0], [2], [4]]
+
+
+def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
+    node = Node(load_tiny(), 0, 1, None)
+    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
+    parameters = {"item.id": torch.zeros(100, 8)}
+    sizes = {}
+    for device in ("cpu", "cuda"):
+        node.device = torch.device(device)
+        blocks = cut_blocks(batches, parameters, ["item.id"], memory_gib=1.0, largest=node.largest_block)
+        sizes[device] = [len(block) for block in blocks]
+    assert sizes == {"cpu": [16, 16, 8], "cuda": [40]}
 
 
 def test_batches_are_cut_epoch_by_epoch():

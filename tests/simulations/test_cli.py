@@ -96,6 +96,7 @@ BAD = {
     "unknown-dataset": (["--set", "dataset.name=ml1m"], 2, ["unknown dataset", "did you mean"]),
     "unknown-engine": (["--engine", "rai"], 2, ["engine.name", "'serial', 'ray' or 'flower'"]),
     "bad-device": (["--device", "cuda:7"], 6, ["cuda:7", "--device cpu"]),
+    "bad-precision": (["--set", "engine.precision=bf16"], 6, ["'bf16'", "a CUDA device", "'float32'"]),
     "no-equals-sign": (["--set", "rounds"], 2, ["key=value"]),
     "missing-data": (
         ["--set", "dataset={name='ml-1m', path='/nowhere/ml-1m'}"],

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same numbers on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clients.hosting import Node
+from clients.training import train_clients
+from fedrec.rng import torch_stream
+from fedrec.row_sum import dense_change
+from fedrec.wire import TrainOrder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+TRAINING = ("step.epochs=3", "step.learning-rate=0.2", "step.batch-size=4", "model.activation=tanh")
+STEPS = {
+    "plain": [],
+    "everything": ["step.momentum=0.5", "step.weight-decay=0.05", "step.proximal-mu=0.3"],
+    "late": ["step.late-parameters=['item.*']", "step.rates={'item.id' = 3.0}"],
+    "biases": ["model.item-bias=true"],
+}
+APART = ["split={name='ratio'}", "evaluation.fine-tune={epochs=0}"]
+VAE = ["model={name='vae', hidden=6, latent=3}", "sampler.cohort=12", *APART]
+RUNS = {
+    "privrec": [],
+    "protected": ["privacy={clip-norm=0.5, noise-multiplier=1.0, delta=1e-3}"],
+    "meta-mf": [
+        "model={name='metamf', user=4, memory=5, generator=8, embedding=4, rank=2, hidden=3}",
+        "step={name='metamf'}",
+        "strategy={name='metamf', server-lr=0.02}",
+        *APART,
+    ],
+    "mf": ["model={name='mf', factors=3}", "step={name='sgd', epochs=2, private-parameters=['user.*']}", *APART],
+    "vae": [*VAE, "step={name='vae', epochs=2}"],
+    "dp-vae": [*VAE, "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}"],
+}
+
+
+def sums(experiment):
+    """What a node sends after a round, as whole arrays."""
+    node = Node(experiment, 0, 1, None)
+    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    reply = train_clients(node, arrays, TrainOrder(1, np.arange(0, 18), "uniform"))
+    return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+
+
+@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("case", STEPS)
+def test_sums_are_those_of_the_processor(load_tiny, case, path):
+    wanted = sums(load_tiny("engine.path=reference", *TRAINING, *STEPS[case]))
+    found = sums(load_tiny("engine.device=cuda", f"engine.path={path}", *TRAINING, *STEPS[case]))
+    for name, value in wanted.items():
+        torch.testing.assert_close(torch.as_tensor(found[name]), torch.as_tensor(value), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_bf16_is_near(load_tiny, case):
+    wanted = sums(load_tiny("engine.path=reference", *TRAINING, *STEPS[case]))
+    found = sums(load_tiny("engine.device=cuda", "engine.precision=bf16", *TRAINING, *STEPS[case]))
+    for name, value in wanted.items():
+        assert 0 < np.linalg.norm(found[name] - value) / np.linalg.norm(value) < 0.05, name
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_whole_runs_are_those_of_the_processor(run_tiny, saved_parameters, case):
+    wanted = run_tiny(*RUNS[case], output="cpu")
+    found = run_tiny(*RUNS[case], "engine.device=cuda", output="cuda")
+    for name, value in saved_parameters(wanted.folder).items():
+        np.testing.assert_allclose(saved_parameters(found.folder)[name], value, rtol=1e-3, atol=1e-5)
