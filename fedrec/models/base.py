@@ -135,9 +135,13 @@ class Model(ABC):
     def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension, `[C, num_items]`."""
         some = next(iter(parameters.values()))
-        items = torch.arange(self.schema.num_items, device=some.device)
-        parts = items.split(max(1, _SCORED_AT_ONCE // some.shape[0]))
-        return torch.cat([self.predict(parameters, users, part.expand(some.shape[0], -1)) for part in parts], 1)
+        clients, items = some.shape[0], torch.arange(self.schema.num_items, device=some.device)
+        found = some.new_empty(clients, len(items))  # parts that are joined in the end would lie scattered in memory
+        at_once = max(1, _SCORED_AT_ONCE // clients)
+        for start in range(0, len(items), at_once):
+            part = items[start : start + at_once]
+            found[:, start : start + at_once] = self.predict(parameters, users, part.expand(clients, -1))
+        return found
 
 
 class HistoryModel(Model):
