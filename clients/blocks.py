@@ -15,7 +15,6 @@ from clients.local import private_parameters, run_step
 from clients.steps.base import CohortStep, Step
 from fedrec.blame import named
 from fedrec.cohort.outcome import Outcome
-from fedrec.cohort.sizing import cut_blocks
 from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
@@ -62,9 +61,8 @@ def train_in_blocks(
             raise error.about(f"client {one.client}") from error
         except Exception as error:
             raise _blame(node, step, parameters, [one.client], stream_name, round_) from error
-    memory, before = node.experiment.engine.memory_gib, round_ if before_round is None else before_round
-    tables, largest = node.model.item_tables, node.largest_block
-    for places in cut_blocks(batches, parameters, tables, memory_gib=memory, largest=largest):
+    before = round_ if before_round is None else before_round
+    for places in node.blocks(batches, parameters, node.model.item_tables):
         users = [data[place].features for place in places]
         untouched = Versions(parameters)
         try:

@@ -18,7 +18,6 @@ from clients.hosting import Node
 from clients.local import run_step, to_device
 from clients.steps.base import GeneratedStep, Step
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.sizing import cut_blocks
 from fedrec.errors import ClientError, ExperimentError, FedrecError
 from fedrec.experiment import Section
 from fedrec.generated import Generated, Wanted
@@ -76,8 +75,7 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
     examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
     batches = _batches(node, step, clients, round_)
     sizes = {name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()}
-    memory = node.experiment.engine.memory_gib
-    for places in cut_blocks(batches, sizes, list(given.rows), memory_gib=memory, largest=node.largest_block):
+    for places in node.blocks(batches, sizes, list(given.rows)):
         own = given.take(np.array(places))
         block = step.block([() for _ in places], [batches[place] for place in places], node.device)
         width = block.touched.shape[1]

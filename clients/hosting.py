@@ -8,6 +8,7 @@ same node in every round and its private state can stay there.
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,7 +25,8 @@ from clients.uploads import UploadLedger
 from clients.vault import Vault
 from fedrec import registry
 from fedrec.blame import blaming
-from fedrec.cohort.sizing import LARGEST_ON_CPU
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.sizing import LARGEST_ON_CPU, cut_blocks
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
@@ -59,10 +61,13 @@ class Node:
         if experiment.engine.threads is not None:
             torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores
 
-    @property
-    def largest_block(self) -> int | None:
-        """Clients that are trained at once at most; None: as many as fit `engine.memory-gib`."""
-        return LARGEST_ON_CPU if self.device.type == "cpu" else None
+    def blocks(
+        self, batches: Sequence[Batches], parameters: Mapping[str, Tensor], item_tables: Sequence[str]
+    ) -> Iterator[list[int]]:
+        """Which clients are trained at once, see `cut_blocks`: as many as this node's memory, or cache, is made for."""
+        largest = LARGEST_ON_CPU if self.device.type == "cpu" else None
+        memory = self.experiment.engine.memory_gib
+        return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
         """Where clients train: matrix products are taken in the precision of the experiment."""

@@ -72,6 +72,24 @@ def saved_parameters():
 
 
 @pytest.fixture(scope="session")
+def first_sums():
+    """Gives what a node sends after the first round of its first 18 clients: as whole arrays, and as it is sent."""
+    import numpy as np
+
+    from clients.training import train_clients
+    from fedrec.rng import torch_stream
+    from fedrec.row_sum import dense_change
+    from fedrec.wire import TrainOrder
+
+    def train(node):
+        arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+        reply = train_clients(node, arrays, TrainOrder(1, np.arange(0, 18), "uniform"))
+        return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}, reply
+
+    return train
+
+
+@pytest.fixture(scope="session")
 def identity():
     """Lets tests make Flower messages."""
     from simulations.engines.flwr_private import identify_server

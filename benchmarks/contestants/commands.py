@@ -38,18 +38,17 @@ class Task:
 
 def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
     """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's Python."""
-    shape, where = [str(task.cohort), str(task.items)], [task.device, str(task.memory_gib)]
-    ray, serial = (["-m", f"{HOME}.ours", task.work, *shape, engine, *where] for engine in ("ray", "serial"))
-    loop = ["-m", f"{HOME}.loop", task.work, task.device]
+    work, where = task.work, [task.device, str(task.memory_gib)]
+    ours = ["-m", f"{HOME}.ours", work, str(task.cohort), str(task.items)]
+    loop = ["-m", f"{HOME}.loop", work, task.device]
     on_both = {
-        "fedrec": ("", ray),
-        "fedrec-serial": ("", serial),
+        "fedrec": ("", [*ours, "ray", *where]),
+        "fedrec-serial": ("", [*ours, "serial", *where]),
         "loop": ("", loop),
         "loop-sparse": ("", [*loop, "--sparse"]),
     }
     if task.device != "cpu":
         return on_both
-    work = task.work
     pfl, fedjax = (["-m", f"{HOME}.{module}", work] for module in ("pfl_research", "fedjax_clients"))
     return {
         **on_both,

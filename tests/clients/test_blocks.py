@@ -151,8 +151,7 @@ def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
     sizes = {}
     for device in ("cpu", "cuda"):
         node.device = torch.device(device)
-        blocks = cut_blocks(batches, parameters, ["item.id"], memory_gib=1.0, largest=node.largest_block)
-        sizes[device] = [len(block) for block in blocks]
+        sizes[device] = [len(block) for block in node.blocks(batches, parameters, ["item.id"])]
     assert sizes == {"cpu": [16, 16, 8], "cuda": [40]}
 
 

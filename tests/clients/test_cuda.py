@@ -8,10 +8,6 @@ import pytest
 import torch
 
 from clients.hosting import Node
-from clients.training import train_clients
-from fedrec.rng import torch_stream
-from fedrec.row_sum import dense_change
-from fedrec.wire import TrainOrder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -39,27 +35,25 @@ RUNS = {
 }
 
 
-def sums(experiment):
-    """What a node sends after a round, as whole arrays."""
-    node = Node(experiment, 0, 1, None)
-    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
-    reply = train_clients(node, arrays, TrainOrder(1, np.arange(0, 18), "uniform"))
-    return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+@pytest.fixture
+def sums(load_tiny, first_sums):
+    """What a node sends after a round of the tiny experiment with overrides, as whole arrays."""
+    return lambda *overrides: first_sums(Node(load_tiny(*overrides), 0, 1, None))[0]
 
 
 @pytest.mark.parametrize("path", ["cohort", "reference"])
 @pytest.mark.parametrize("case", STEPS)
-def test_sums_are_those_of_the_processor(load_tiny, case, path):
-    wanted = sums(load_tiny("engine.path=reference", *TRAINING, *STEPS[case]))
-    found = sums(load_tiny("engine.device=cuda", f"engine.path={path}", *TRAINING, *STEPS[case]))
+def test_sums_are_those_of_the_processor(sums, case, path):
+    wanted = sums("engine.path=reference", *TRAINING, *STEPS[case])
+    found = sums("engine.device=cuda", f"engine.path={path}", *TRAINING, *STEPS[case])
     for name, value in wanted.items():
         torch.testing.assert_close(torch.as_tensor(found[name]), torch.as_tensor(value), rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_bf16_is_near(load_tiny, case):
-    wanted = sums(load_tiny("engine.path=reference", *TRAINING, *STEPS[case]))
-    found = sums(load_tiny("engine.device=cuda", "engine.precision=bf16", *TRAINING, *STEPS[case]))
+def test_bf16_is_near(sums, case):
+    wanted = sums("engine.path=reference", *TRAINING, *STEPS[case])
+    found = sums("engine.device=cuda", "engine.precision=bf16", *TRAINING, *STEPS[case])
     for name, value in wanted.items():
         assert 0 < np.linalg.norm(found[name] - value) / np.linalg.norm(value) < 0.05, name
 

@@ -8,12 +8,8 @@ import pytest
 import torch
 
 from clients.hosting import Node
-from clients.training import train_clients
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import EngineError, ExperimentError
-from fedrec.rng import torch_stream
-from fedrec.row_sum import dense_change
-from fedrec.wire import TrainOrder
 
 SGD = ["step.epochs=3", "step.learning-rate=0.2", "step.batch-size=4", "model.activation=tanh"]
 STEPS = {
@@ -25,7 +21,7 @@ STEPS = {
 
 
 @pytest.fixture
-def sums(load_tiny):
+def sums(load_tiny, first_sums):
     """What a node sends after a round in some precision, as whole arrays; no ReLU, which rounding may turn."""
 
     def train(precision, path, *overrides):
@@ -34,9 +30,7 @@ def sums(load_tiny):
         # On a processor the experiment would be refused; what is done there is the same.
         engine = experiment.engine.model_copy(update={"precision": precision})
         node.experiment = experiment.model_copy(update={"engine": engine})
-        arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
-        reply = train_clients(node, arrays, TrainOrder(1, np.arange(0, 18), "uniform"))
-        return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}, reply
+        return first_sums(node)
 
     return train
 
