@@ -42,7 +42,7 @@ def experiment(
         "strategy": {"name": "reptile"},
         "sampler": {"name": "fixed-size", "cohort": cohort},
         "evaluation": {"every": 0, "final-users": 1, "baselines": [], "fine-tune": {"epochs": 0}},
-        "checkpoint": {"every": rounds},
+        "checkpoint": {"every": max(1, rounds // 2)},  # so that the whole writing of one is in the measured rounds
         "engine": {
             "name": engine,
             "nodes": 2 if engine == "ray" and device == "cpu" else 1,

@@ -12,7 +12,7 @@ from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import train_each, wanted_items
 from clients.hosting import node_of
 from clients.secure import channel_key, masked_sum, share, unmask
-from clients.training import train_clients
+from clients.training import only_reads, train_clients
 from fedrec import wire
 from fedrec.row_sum import apply_changes
 from fedrec.secure.words import ShareOrder, UnmaskOrder
@@ -88,6 +88,8 @@ def train(message: Message, context: Context) -> Message:
         node.refuse_generated()
         return Message(wire.pack_each(train_each(node, arrays, order)), reply_to=message)
     if order.clients is not None:
+        if only_reads(node, order):
+            arrays = wire.read_arrays(message.content)
         return Message(wire.pack_sum(train_clients(node, arrays, node.accept(order))), reply_to=message)
     order = wire.TrainOrder(order.round, None, "examples", order.step, order.overrides)
     reply = train_clients(node, arrays, node.accept(order))

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from clients.steps.base import Step, Update
+from fedrec import registry
 from fedrec.blame import Unchanged, blaming, finite, named, refuse_other_arrays, refuse_wrong
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError
 from fedrec.models.base import HistoryModel, Model
+from fedrec.registry import ours
 from fedrec.row_sum import RowSum
 from fedrec.wire import TrainSum
 
@@ -82,8 +84,7 @@ class Versions:
 
 def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
     """Notices writes around torch too; for steps that are not ours, as it reads all parameters once a round."""
-    ours = type(step).__module__.startswith("clients.steps.")
-    return Unchanged({} if ours else arrays)
+    return Unchanged({} if ours(registry.STEP, type(step)) else arrays)
 
 
 def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
@@ -111,7 +112,7 @@ def tried(model: Model) -> Model:
     Raises:
         ComponentError: shapes or numbers are wrong, or predicting changed the parameters.
     """
-    if type(model).__module__.startswith("fedrec.models."):
+    if ours(registry.MODEL, type(model)):
         return model
     kind, doing = "model", "in its trial"
     with blaming(kind, model, doing):

@@ -26,6 +26,7 @@ from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Section
+from fedrec.registry import MODEL, STEP, ours, resolve
 from fedrec.wire import TrainOrder, TrainSum
 
 
@@ -69,6 +70,11 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     return reply
 
 
+def only_reads(node: Node, order: TrainOrder) -> bool:
+    """Whether the parameters that come stay as they are for sure: neither step nor model is a plug-in."""
+    return ours(STEP, resolve(STEP, _section(node, order).name)) and ours(MODEL, type(node.model))
+
+
 def _without_private(
     step: Step, trained: Outcome, clients: list[int], kept: dict[int, dict[str, np.ndarray]]
 ) -> Outcome:
@@ -105,8 +111,11 @@ def _storage(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]]) -> Privat
 
 
 def _entries(node: Node) -> int:
-    """A resumed run may start from any kept checkpoint, and needs the private state of that round."""
-    return node.experiment.checkpoint.every * node.experiment.checkpoint.keep + 1
+    """A resumed run may start from any kept checkpoint, and needs the private state of that round.
+
+    The oldest goes when the newest is written, which may still be going on while the round after it trains.
+    """
+    return node.experiment.checkpoint.every * node.experiment.checkpoint.keep + 2
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

@@ -13,6 +13,7 @@ library must not import the packages above it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -64,7 +65,7 @@ def resolve(kind: Kind, name: str) -> type:
     """
     if ":" in name:
         return _from_path(kind, name)
-    if name in builtin_names(kind):
+    if name in _builtins(kind):
         return _class_of(kind, f"{kind.home}.{name.replace('-', '_')}")
     for entry in entry_points(group=kind.group):
         if entry.name == name:
@@ -77,12 +78,22 @@ def resolve(kind: Kind, name: str) -> type:
     )
 
 
+def ours(kind: Kind, component: type) -> bool:
+    """Whether a class is a built-in of its kind and no plug-in."""
+    return component.__module__.startswith(f"{kind.home}.")
+
+
 def builtin_names(kind: Kind) -> list[str]:
     """Names of the built-ins of a kind, without importing them."""
+    return sorted(_builtins(kind))
+
+
+@functools.lru_cache  # a node asks in every round, and listing the folder takes half a millisecond
+def _builtins(kind: Kind) -> frozenset[str]:
     spec = importlib.util.find_spec(kind.home)
     locations = list(spec.submodule_search_locations or []) if spec else []
     names = (module.name for module in pkgutil.iter_modules(locations) if not module.name.startswith("_"))
-    return sorted(name.replace("_", "-") for name in names if name not in _NOT_COMPONENTS)
+    return frozenset(name.replace("_", "-") for name in names if name not in _NOT_COMPONENTS)
 
 
 def available_names(kind: Kind) -> list[str]:

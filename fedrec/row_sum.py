@@ -37,10 +37,11 @@ class RowSum:
 
     def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
         """Add `rate` times the change to a table, in place; gives the table."""
-        rows = table[self.rows].astype(np.float64)
-        moved = rows * (1 + rate * self.drift) + rate * self.values
+        rows, factor = np.asarray(table)[self.rows], 1 + rate * self.drift
+        moved = rate * self.values.astype(np.float64, copy=False)
+        moved += factor * rows.astype(np.float64) if self.drift else rows
         if self.drift:
-            table *= table.dtype.type(1 + rate * self.drift)
+            table *= table.dtype.type(factor)
         table[self.rows] = moved
         return table
 
@@ -48,8 +49,8 @@ class RowSum:
         """Both changes; the order of the operands does not matter beyond the last float64 digit."""
         rows = np.union1d(self.rows, other.rows)
         values = np.zeros((len(rows), *self.shape[1:]))
-        for part in (self, other):
-            values[np.searchsorted(rows, part.rows)] += part.values
+        values[np.searchsorted(rows, self.rows)] = self.values
+        values[np.searchsorted(rows, other.rows)] += other.values
         return RowSum(self.shape, rows, values, self.drift + other.drift)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,6 +42,20 @@ def is_shared(array: np.ndarray) -> bool:
 def private(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Open a shared array of a living process: its present values, writes stay one's own."""
     return np.memmap(filename, dtype=dtype, mode="c", shape=shape).view(np.ndarray)
+
+
+def kept_open(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The same, opened once in this process: for those who only read, as what one writes all others here see for good.
+
+    The memory of what was read stays mapped, where `private` has the system look up every page anew.
+    """
+    return _opened(filename, os.stat(filename).st_ino, dtype, shape)
+
+
+@lru_cache(maxsize=64)
+def _opened(filename: str, inode: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """By inode too: the owner may give a name to another array, when it has closed the first."""
+    return private(filename, dtype, shape)
 
 
 def _shared(array: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ parameters in one message, and gets the gradients of each in one answer.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from fedrec.generated import Generated, Wanted
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
 from fedrec.secure.words import KEY_BYTES, MaskOrder, Words
-from fedrec.shared import SharedArray, is_shared, private
+from fedrec.shared import SharedArray, is_shared, kept_open, private
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
@@ -172,7 +173,7 @@ class LiveArray(Array):
 
     def __init__(self, live: np.ndarray) -> None:
         self.live = live
-        self.dtype, self.shape, self.stype = str(live.dtype), tuple(live.shape), _NUMPY
+        self.dtype, self.shape, self.stype = _spelling(live.dtype), tuple(live.shape), _NUMPY
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -193,15 +194,21 @@ class LiveArray(Array):
         return LiveArray, (np.asarray(self.live, order="C"),)
 
 
-class _OpenedArray(LiveArray):
-    """Shared memory as another process sees it: already one's own, so nothing is copied once more."""
+@functools.lru_cache  # numpy takes longer to spell a type than all else that is done with a small array
+def _spelling(kind: np.dtype) -> str:
+    return str(kind)
 
-    def __init__(self, filename: str, kind: str, shape: tuple[int, ...]) -> None:
-        super().__init__(private(filename, kind, shape))
+
+class _OpenedArray(LiveArray):
+    """Shared memory as another process sees it; `live` is only to be read."""
+
+    def __init__(self, *place: Any) -> None:
+        self.place = place
+        super().__init__(kept_open(*place))
 
     def numpy(self) -> np.ndarray:
         """The values, which may be written; the owner does not see it."""
-        return self.live
+        return private(*self.place)
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -275,6 +282,11 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
 def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
     """Parameters and order of a training message, of ours or of any Flower strategy."""
     return _arrays_of(content), unpack_train_order(content)
+
+
+def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
+    """Parameters of a training message for those who only read them; no copy, and soon found, if memory is shared."""
+    return live_arrays(_first(content))
 
 
 def unpack_train_order(content: RecordDict) -> TrainOrder:

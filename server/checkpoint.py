@@ -3,6 +3,8 @@
 
 A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's arrays, and one JSON
 text. The archive's own checksums tell a damaged file; then the one before it is used, and that is said.
+
+A large catalogue takes as long to write as some rounds to train, so it is written while the next round's clients train.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,9 +59,34 @@ class Checkpoints:
 
     def __init__(self, folder: Path, digest: str, *, keep: int) -> None:
         self.folder, self.digest, self.keep = folder, digest, keep
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def begin(self, state: State) -> None:
+        """Start to `save` a state in the background; its arrays must stay as they are until `finish`.
+
+        Raises:
+            RunError: the one before could not be written.
+        """
+        self.finish()
+        self._writing = self._writer.submit(self.save, state)
+
+    def finish(self) -> None:
+        """Wait until what was begun is written.
+
+        Raises:
+            RunError: it could not be.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def save(self, state: State) -> None:
-        """Write the state of a round and drop the oldest checkpoints beyond `keep`."""
+        """Write the state of a round and drop the oldest checkpoints beyond `keep`.
+
+        Raises:
+            RunError: it cannot be written; the earlier ones are intact.
+        """
         with open_atomically(self._file(state.round)) as file:
             _write(file, _arrays(state, self.digest))
         for old in self._files()[: -self.keep]:

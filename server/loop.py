@@ -124,8 +124,10 @@ class Loop:
                 seconds = state.timings[-1]["seconds"]
                 log.info("round %d in %.2f s: %s", state.round, seconds, state.rounds[-1])
                 stop = self.callbacks.after_round(state.rounds[-1], seconds)
+            self.checkpoints.finish()
         except BaseException:
             with suppress(RunError):  # what broke the round off matters more
+                self.checkpoints.finish()
                 self._write(state)
             raise
         self._write(state)
@@ -238,6 +240,7 @@ class Loop:
             good = self.gate.trained(messages, good, theta)
         place = {node: place for place, node in enumerate(self.roster.nodes)}
         good.sort(key=lambda reply: place.get(reply.metadata.src_node_id, len(place)))
+        self.checkpoints.finish()  # a strategy may use the parameters up that are being written
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         with blaming(STRATEGY.name, self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, good)
@@ -265,10 +268,17 @@ class Loop:
     def _save(self, state: State) -> None:
         """Keep a round: a checkpoint if one is due, and tables and status if they are a while old."""
         due = self._due(state.round)
-        if due:
+        if due and self._costly:
             self.checkpoints.save(state)
+        elif due:
+            self.checkpoints.begin(state)
         if due or time.monotonic() - self._written > _STALE:
             self._write(state)
+
+    @property
+    def _costly(self) -> bool:
+        """Whether a lost round costs more than time: it would be charged again, or done again by others' devices."""
+        return not (self.gate is None and self.guard is None and self.personal is None)
 
     def _due(self, number: int) -> bool:
         """Whether a checkpoint is written after a round."""

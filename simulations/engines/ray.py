@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -107,11 +108,16 @@ class RayGrid(LocalGrid):
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
         import ray
 
-        mine = [ref for ref, message in self._pending.items() if message.metadata.message_id in wanted]
-        if not mine:
-            return []
-        done, _ = ray.wait(mine, num_returns=len(mine), timeout=timeout)
-        return [self._reply(ref) for ref in done]
+        left = [ref for ref, message in self._pending.items() if message.metadata.message_id in wanted]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while left:  # one by one, so that a reply is unpacked while slower nodes still train
+            rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, left = ray.wait(left, timeout=rest)
+            if not done:
+                break
+            replies += [self._reply(ref) for ref in done]
+        return replies
 
     def _reply(self, ref: Any) -> Message:
         import ray

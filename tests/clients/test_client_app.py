@@ -9,10 +9,13 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
-from clients.hosting import node_of
+from clients.hosting import Node, node_of
 from clients.local import run_step
+from clients.steps.sgd import Sgd
+from clients.training import only_reads
 from fedrec import wire
 from fedrec.experiment import Section
+from fedrec.models.mf import Mf
 from fedrec.rng import torch_stream
 from fedrec.row_sum import dense_change
 
@@ -46,6 +49,23 @@ def updates(node, theta, **settings):
     parameters = {name: torch.from_numpy(array.copy()) for name, array in theta.items()}
     found = [run_step(step, parameters, node, client, "client", 1) for client in node.training.tolist()]
     return [({n: d.numpy().astype(np.float64) for n, d in u.delta.items()}, u.examples, u.loss) for u in found]
+
+
+class MySgd(Sgd):
+    """The built-in step in another place."""
+
+
+class MyMf(Mf):
+    """The built-in model in another place."""
+
+
+def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_tiny):
+    assert only_reads(ask.node, wire.TrainOrder(1, ask.node.training))
+    mine = {"name": f"{__name__}:MySgd"}
+    assert not only_reads(ask.node, wire.TrainOrder(1, ask.node.training, step=mine))
+    assert not only_reads(Node(load_tiny(f"step.name={__name__}:MySgd"), 0, 1, None), wire.TrainOrder(1, None))
+    other = Node(load_tiny(f"model.name={__name__}:MyMf"), 0, 1, None)
+    assert not only_reads(other, wire.TrainOrder(1, None))
 
 
 def test_hello(ask):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedrec import wire
-from fedrec.shared import is_shared, private, share
+from fedrec.shared import is_shared, kept_open, private, share
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files")
 
@@ -38,6 +38,34 @@ def test_a_reader_sees_changes_and_makes_none(table):
     owner[4000] = 7.0
     reader[0] = -1.0
     assert (reader[4000] == 7.0).all() and (owner[0] == table[0]).all()
+
+
+def test_what_is_kept_open_is_opened_once_and_shows_changes(table):
+    owner = share({"item.id": table})["item.id"]
+    reader = kept_open(*owner.place)
+    assert reader[4000, 0] == table[4000, 0]
+    owner[4000] = 7.0
+    assert kept_open(*owner.place) is reader and (reader[4000] == 7.0).all()
+
+
+def test_another_array_in_the_place_of_one_that_is_kept_open_is_not_mistaken_for_it(table):
+    first = share({"item.id": table})["item.id"]
+    place, _ = first.place, kept_open(*first.place)
+    del first
+    gc.collect()
+    second = share({"item.id": table + 1})["item.id"]
+    assert second.place == place  # the system gives the lowest free number again
+    np.testing.assert_array_equal(kept_open(*second.place), table + 1)
+
+
+def test_a_record_has_one_array_to_read_and_others_to_write(table):
+    arrays = share({"item.id": table})
+    content = pickle.loads(pickle.dumps(wire.pack_train(wire.to_record(arrays), wire.TrainOrder(1, np.arange(2)))))
+    written, _ = wire.unpack_train(content)
+    written["item.id"][0] = -1.0
+    np.testing.assert_array_equal(wire.read_arrays(content)["item.id"], table)
+    np.testing.assert_array_equal(wire.unpack_train(content)[0]["item.id"], table)
+    np.testing.assert_array_equal(arrays["item.id"], table)
 
 
 def test_another_process_opens_it_from_a_pickled_record(table):

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import json
+import time
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedrec.errors import ClientError
+from fedrec.errors import ClientError, RunError
 from fedrec.runs import RunFolder
 from server.callbacks.base import Callback
+from server.checkpoint import Checkpoints
 from server.evaluation import Evaluator
 from server.execution import execute
 from server.roster import call_roster
@@ -50,6 +53,15 @@ class Exploding(Reptile):
         new = super().apply(theta, aggregate)
         self.rounds = getattr(self, "rounds", 0) + 1
         return {name: value * np.inf if self.rounds == 2 else value for name, value in new.items()}
+
+
+class InPlace(Reptile):
+    """Changes the arrays that it is given, as it may."""
+
+    def apply(self, theta, aggregate):
+        for value in theta.values():
+            value += 1
+        return theta
 
 
 class Watching(Reptile):
@@ -107,6 +119,57 @@ def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path
     good = run_tiny("rounds=1", output="good")
     saved = saved_parameters(tmp_path / "broken")
     assert all(np.array_equal(saved[name], value) for name, value in good.parameters.items())
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Makes rounds shorter than the writing of a checkpoint; gives the rounds whose checkpoint has been written."""
+    whole, told = Checkpoints.save, []
+
+    def save(self, state):
+        time.sleep(0.5)
+        whole(self, state)
+        told.append(state.round)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    return told
+
+
+def test_a_checkpoint_holds_its_own_round_however_long_it_takes(run_tiny, slow_disk, tmp_path):
+    run_tiny("rounds=3", "checkpoint.keep=3", f"strategy.name={__name__}:InPlace")
+    held = []
+    for round_number in (1, 2, 3):
+        with np.load(tmp_path / "run" / "checkpoints" / f"round-{round_number:06d}.npz") as file:
+            held.append({name: file[name].mean() for name in file.files if name.startswith("parameters/")})
+    for before, after in pairwise(held):
+        assert after == pytest.approx({name: mean + 1 for name, mean in before.items()}, abs=1e-5)
+    assert slow_disk == [1, 2, 3]
+
+
+def test_the_next_round_begins_while_a_checkpoint_is_written_unless_it_costs_privacy(run_tiny, slow_disk):
+    begun = {}
+
+    class Watch(Recorder):
+        def after_round(self, row, seconds):
+            begun.setdefault(self.name, []).append(len(slow_disk))
+            return False
+
+    for name, overrides in (("plain", ()), ("private", ("privacy.clip-norm=1", "privacy.noise-multiplier=1"))):
+        slow_disk.clear()
+        watch = Watch()
+        watch.name = name
+        run_tiny("rounds=2", *overrides, output=name, callbacks=[watch])
+    assert begun == {"plain": [0, 1], "private": [1, 2]}
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(run_tiny, monkeypatch, tmp_path):
+    def full(self, state):
+        raise RunError("cannot write", expected="free space", got="none", fix="free some")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    with pytest.raises(RunError, match="cannot write"):
+        run_tiny("rounds=3")
+    assert RunFolder(tmp_path / "run").status() == {"state": "failed", "round": 1}
 
 
 def test_one_seed_gives_one_file_and_another_seed_another(run_tiny, tmp_path):
