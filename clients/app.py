@@ -14,6 +14,7 @@ from clients.hosting import node_of
 from clients.secure import channel_key, masked_sum, share, unmask
 from clients.training import only_reads, train_clients
 from fedrec import wire
+from fedrec.live_arrays import for_the_network, from_the_network
 from fedrec.row_sum import apply_changes
 from fedrec.secure.words import ShareOrder, UnmaskOrder
 
@@ -24,10 +25,10 @@ def _for_the_network(message: Message, context: Context, call_next: ClientAppCal
     """What messages to a deployed node become before it looks at them, and its answers before they leave it."""
     deployed = bool(context.run_config.get("deployment"))
     if deployed and message.has_content():
-        wire.from_the_network(message.content)
+        from_the_network(message.content)
     answer = call_next(message, context)
     if deployed and answer.has_content():
-        wire.for_the_network(answer.content)
+        for_the_network(answer.content)
     return answer
 
 
@@ -80,16 +81,14 @@ def secure_unmask(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's standard form."""
-    arrays, order = wire.unpack_train(message.content)
-    node = node_of(context)
+    node, order = node_of(context), wire.unpack_train_order(message.content)
+    arrays = wire.read_arrays(message.content) if only_reads(node, order) else wire.own_arrays(message.content)
     if order.secure is not None or node.experiment.secure_aggregation:
         return Message(wire.pack_masked(masked_sum(node, arrays, order)), reply_to=message)
     if order.each:
         node.refuse_generated()
         return Message(wire.pack_each(train_each(node, arrays, order)), reply_to=message)
     if order.clients is not None:
-        if only_reads(node, order):
-            arrays = wire.read_arrays(message.content)
         return Message(wire.pack_sum(train_clients(node, arrays, node.accept(order))), reply_to=message)
     order = wire.TrainOrder(order.round, None, "examples", order.step, order.overrides)
     reply = train_clients(node, arrays, node.accept(order))

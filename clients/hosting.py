@@ -181,23 +181,18 @@ def node_of(context: Context) -> Node:
     Reads `partition-id` and `num-partitions` from the node configuration and the experiment from the run configuration;
     a node configuration with `data` describes a node of a deployment, see `clients.own_node`.
     """
-    experiment = from_run_config(context.run_config)
-    if "data" in context.node_config:
+    given, config = context.run_config, context.node_config
+    if "data" in config:
         from clients.own_node import own_node
 
-        settings = tuple(sorted(context.node_config.items()))
-        return own_node(experiment.model_dump_json(), str(context.run_config.get("run", "")), settings)
-    output = str(context.run_config.get("output", "") or "")
-    config = context.node_config
-    return _node(
-        experiment.model_dump_json(),
-        int(config.get("partition-id", 0)),
-        int(config.get("num-partitions", 1)),
-        output,
-    )
+        experiment = from_run_config(given).model_dump_json()
+        return own_node(experiment, str(given.get("run", "")), tuple(sorted(config.items())))
+    experiment = str(given.get("resolved") or from_run_config(given).model_dump_json())
+    output = str(given.get("output", "") or "")
+    return _node(experiment, int(config.get("partition-id", 0)), int(config.get("num-partitions", 1)), output)
 
 
 @lru_cache(maxsize=64)
 def _node(experiment: str, partition: int, nodes: int, output: str) -> Node:
     private = Path(output) / "private" if output else None
-    return Node(Experiment.model_validate_json(experiment), partition, nodes, private)
+    return Node(from_run_config({"resolved": experiment}), partition, nodes, private)

@@ -11,9 +11,6 @@ parameters in one message, and gets the gradients of each in one answer.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,21 +18,18 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedrec import parcel
 from fedrec.generated import Generated, Wanted
+from fedrec.live_arrays import from_record, live_arrays, to_record
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
 from fedrec.secure.words import KEY_BYTES, MaskOrder, Words
-from fedrec.shared import SharedArray, is_shared, kept_open, private
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
 SECURE_CHANNEL, SECURE_SHARES, SECURE_UNMASK = "query.secure_channel", "query.secure_shares", "query.secure_unmask"
-_NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
 _ROWS, _VALUES, _TABLE = "#rows", "#values", "#table"  # a table of which only some rows changed, in three arrays
-_PARCEL = "#parcel"
 _SECURE = "secure-"  # marks what of a training order's settings is for secure aggregation
 GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
 
@@ -162,111 +156,6 @@ class Presence:
     memory_mib: float = 0.0
 
 
-class LiveArray(Array):
-    """A Flower array that holds numpy memory and becomes bytes only where it leaves for another machine.
-
-    Args:
-        live: the array; whoever gets it by `live_arrays` sees later changes of it, all others get copies.
-    """
-
-    live: np.ndarray
-
-    def __init__(self, live: np.ndarray) -> None:
-        self.live = live
-        self.dtype, self.shape, self.stype = _spelling(live.dtype), tuple(live.shape), _NUMPY
-
-    @property
-    def data(self) -> bytes:  # type: ignore[override]
-        """The array in numpy's file format, made anew at each call."""
-        buffer = io.BytesIO()
-        np.save(buffer, np.asarray(self.live, order="C"), allow_pickle=False)
-        return buffer.getvalue()
-
-    def numpy(self) -> np.ndarray:
-        """The present values, as a copy that may be written."""
-        if isinstance(self.live, SharedArray) and is_shared(self.live):
-            return private(*self.live.place)
-        return np.array(self.live, order="C", subok=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(self.live, SharedArray) and is_shared(self.live):
-            return _OpenedArray, self.live.place
-        return LiveArray, (np.asarray(self.live, order="C"),)
-
-
-@functools.lru_cache  # numpy takes longer to spell a type than all else that is done with a small array
-def _spelling(kind: np.dtype) -> str:
-    return str(kind)
-
-
-class _OpenedArray(LiveArray):
-    """Shared memory as another process sees it; `live` is only to be read."""
-
-    def __init__(self, *place: Any) -> None:
-        self.place = place
-        super().__init__(kept_open(*place))
-
-    def numpy(self) -> np.ndarray:
-        """The values, which may be written; the owner does not see it."""
-        return private(*self.place)
-
-
-def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named numpy arrays as a Flower record; it holds the arrays themselves."""
-    record = ArrayRecord()  # its constructor would turn all into bytes
-    for name, array in arrays.items():
-        record[name] = LiveArray(np.asanyarray(array))
-    return record
-
-
-def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Named numpy arrays of a Flower record; copies that may be written (of shared memory, page by page as needed)."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
-def live_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Named numpy arrays of a Flower record, as little copied as possible; for the one who owns the record."""
-    return {name: array.live if isinstance(array, LiveArray) else array.numpy() for name, array in record.items()}
-
-
-def sent_bytes(record: ArrayRecord) -> int:
-    """Bytes that a record takes on its way to another process of this machine; arrays in shared memory take none."""
-    arrays = live_arrays(record).values()
-    return sum(array.nbytes for array in arrays if not (isinstance(array, SharedArray) and is_shared(array)))
-
-
-def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = None) -> RecordDict:
-    """The same content, changed in place, with the arrays of each record as one parcel, in Flower's own class.
-
-    Args:
-        content: what leaves this machine through Flower's own connections.
-        made: parcels by the identity of their record, for records that several messages share.
-    """
-    made = {} if made is None else made
-    for key, record in list(content.array_records.items()):
-        if len(record) and _PARCEL not in record:
-            if id(record) not in made:
-                made[id(record)] = _parcel(record)
-            content[key] = made[id(record)]
-    return content
-
-
-def from_the_network(content: RecordDict) -> RecordDict:
-    """What `for_the_network` was given, changed in place; a parcel that is none is left as it is."""
-    for key, record in list(content.array_records.items()):
-        if list(record) == [_PARCEL]:
-            with contextlib.suppress(Exception):  # whatever an enemy may send
-                parts = parcel.opened(record[_PARCEL].data)
-                content[key] = ArrayRecord({p.name: Array(p.dtype, p.shape, p.stype, p.data) for p in parts})
-    return content
-
-
-def _parcel(record: ArrayRecord) -> ArrayRecord:
-    parts = [parcel.Part(name, a.dtype, tuple(a.shape), a.stype, a.data) for name, a in record.items()]
-    whole = parcel.packed(parts)
-    return ArrayRecord({_PARCEL: Array("uint8", (len(whole),), _PARCEL, whole)})
-
-
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     """The content of a training message; `arrays` is shared between the messages of a round, not copied."""
     config = _order_config(order.round, order.clients, order.step)
@@ -281,11 +170,16 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
 
 def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
     """Parameters and order of a training message, of ours or of any Flower strategy."""
-    return _arrays_of(content), unpack_train_order(content)
+    return own_arrays(content), unpack_train_order(content)
+
+
+def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:
+    """Parameters of a training message, which may be written."""
+    return _arrays_of(content)
 
 
 def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
-    """Parameters of a training message for those who only read them; no copy, and soon found, if memory is shared."""
+    """The same for those who only read them; no copy, and soon found, if memory is shared."""
     return live_arrays(_first(content))
 
 

@@ -2,7 +2,7 @@
 """Sharing a cohort's work between nodes that could train any of its clients.
 
 A round ends when its slowest node ends. A node trains its clients in blocks, those with the most work first; a block
-takes as long as its longest client has steps, plus something for every client in it.
+takes as long as its longest client has steps, plus the work of every client in it, plus something for each client.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 
 _BLOCK = 16  # clients that are trained together
 _LEADS = 6  # how many ways of keeping long clients together are tried
+_CLIENT_COST = 20  # examples that take as long as what is done once for a client, whatever it has (measured on a CPU)
 _STEP_COST = 1.2  # what a step of a block costs by itself, in units of what each client in it adds (measured on a CPU)
 
 
@@ -38,7 +39,7 @@ def _shared_out(order: list[int], work: list[float], nodes: int, lead: int) -> t
     costs = [0.0] * nodes
     for rank, place in enumerate(order):
         ends = [
-            cost + work[place] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
+            cost + _CLIENT_COST + work[place] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
             for cost, share in zip(costs, shares, strict=True)
         ]
         node = 0 if rank < lead else ends.index(min(ends))

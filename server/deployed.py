@@ -17,7 +17,7 @@ import httpx
 from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 
-from fedrec import wire
+from fedrec.live_arrays import for_the_network, from_the_network
 from fedrec.ramp import Ramp
 from server.wrapped_grid import WrappedGrid
 
@@ -66,7 +66,7 @@ class DeployedGrid(WrappedGrid):
         """Push messages that live for so many seconds from now on; a server that is away for a while is waited for."""
         parcels: dict[int, ArrayRecord] = {}
         for message in messages:
-            wire.for_the_network(message.content, parcels)
+            for_the_network(message.content, parcels)
 
         pushed: list[str] = []
         for first in range(0, len(messages), _AT_ONCE):
@@ -85,7 +85,7 @@ class DeployedGrid(WrappedGrid):
         found = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
         for message in found:
             if message.has_content():
-                wire.from_the_network(message.content)
+                from_the_network(message.content)
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from fedrec import wire
 from fedrec.experiment import Experiment
+from fedrec.live_arrays import to_record
 from server.balance import balanced
 from server.roster import Roster
 
@@ -65,7 +66,7 @@ def estimate(
     order = wire.TrainOrder(
         0, cohort[chosen], step={"name": experiment.step.name, **experiment.step.options, "epochs": 1}
     )
-    content = wire.pack_train(wire.to_record(parameters), order)
+    content = wire.pack_train(to_record(parameters), order)
     seconds = np.inf
     for _ in range(2):  # the first one also loads what will then be there
         started = time.perf_counter()

@@ -16,6 +16,7 @@ from fedrec import wire
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment, Section
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.metrics.groups import group_means
 from fedrec.wire import GROUP
 from server.gate import evaluated
@@ -133,12 +134,12 @@ class Evaluator:
         self, arrays: ArrayRecord, round_number: int, groups: dict[int, np.ndarray], step: dict[str, Any]
     ) -> dict[int, ArrayRecord]:
         """What goes to each node: the parameters of its clients, for their held-out rows or for the whole catalogue."""
-        theta, wanted = wire.live_arrays(arrays), {}
+        theta, wanted = live_arrays(arrays), {}
         if self.experiment.task == "rating":
             wanted = ask_wanted(self.grid, self.experiment.engine, groups, round_number, "evaluate", step)
             groups = {node: groups[node] for node in wanted}
         return {
-            node: wire.to_record(self.generating.generate(theta, clients, wanted.get(node)).arrays())  # type: ignore[union-attr]
+            node: to_record(self.generating.generate(theta, clients, wanted.get(node)).arrays())  # type: ignore[union-attr]
             for node, clients in groups.items()
         }
 

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec import wire
 from fedrec.blame import blaming, finite, named, refuse_other_arrays
 from fedrec.errors import ClientError, ExperimentError, RunError
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.memory import give_back_memory
 from fedrec.perturb.guarantee import words
 from fedrec.registry import STRATEGY
@@ -205,14 +206,14 @@ class Loop:
             if self.secure is not None:
                 self.secure.roster = self.roster
             self.cohorts.joined(self.secure.whole if self.secure else self.roster)
-        arrays = wire.to_record(state.parameters)
+        arrays = to_record(state.parameters)
         arrays, metrics = self._train(number, arrays)
         trained = time.perf_counter()
-        parameters = wire.live_arrays(arrays)
+        parameters = live_arrays(arrays)
         if any(value.dtype != state.parameters[name].dtype for name, value in parameters.items()):
             # Some of Flower's strategies (FedAdam) turn float32 into float64.
             parameters = {name: value.astype(state.parameters[name].dtype) for name, value in parameters.items()}
-            arrays = wire.to_record(parameters)
+            arrays = to_record(parameters)
         kept = self._due(number)  # the others' large tables are looked at when they are kept: it takes a while
         _refuse_non_finite({n: v for n, v in parameters.items() if kept or v.size < _LARGE}, number, self.strategy)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
@@ -231,7 +232,7 @@ class Loop:
         with blaming(STRATEGY.name, self.strategy, f"in round {number}, before training"):
             messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), self.grid))
         engine = self.experiment.engine
-        theta = wire.live_arrays(arrays)  # before the arrays leave, and become bytes
+        theta = live_arrays(arrays)  # before the arrays leave, and become bytes
         if self.guard is not None:
             self.guard.before_upload(number)
         replies = self._sent(messages)
@@ -290,7 +291,7 @@ class Loop:
         self._written = time.monotonic()
 
     def _finish(self, state: State, baselines: dict[str, dict[str, float]]) -> Result:
-        arrays = wire.to_record(state.parameters)
+        arrays = to_record(state.parameters)
         started = time.perf_counter()
         before = self._evaluate_all(arrays, state.round, fine_tune=False)
         shared = time.perf_counter() - started

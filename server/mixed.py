@@ -22,6 +22,7 @@ from fedrec import wire
 from fedrec.data.kept import KEPT
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import Experiment
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.registry import MODEL, resolve
 from fedrec.rng import torch_stream
 from server.wrapped_grid import WrappedGrid
@@ -101,12 +102,10 @@ class MixedGrid(WrappedGrid):
             return reply
         message = asked[node]
         if message.metadata.message_type == "train":
-            _, order = wire.unpack_train(
-                RecordDict({**message.content.config_records, wire.ARRAYS: wire.to_record({})})
-            )
+            _, order = wire.unpack_train(RecordDict({**message.content.config_records, wire.ARRAYS: to_record({})}))
             if order.clients is None:
                 return reply  # one of Flower's strategies asks, in the words that such a node knows
-            theta = wire.live_arrays(next(iter(message.content.array_records.values())))
+            theta = live_arrays(next(iter(message.content.array_records.values())))
             return Message(wire.pack_sum(_sum_of(reply.content, theta, order, node)), reply_to=message)
         _, order = wire.unpack_evaluate(_without_arrays(message))
         if order.clients is None:
@@ -116,12 +115,12 @@ class MixedGrid(WrappedGrid):
 
 def _without_arrays(message: Message) -> RecordDict:
     """A message's content for whoever wants its order alone."""
-    return RecordDict({**message.content.config_records, wire.ARRAYS: wire.to_record({})})
+    return RecordDict({**message.content.config_records, wire.ARRAYS: to_record({})})
 
 
 def _sum_of(content: RecordDict, theta: Mapping[str, np.ndarray], order: wire.TrainOrder, node: int) -> wire.TrainSum:
     """The update of a node in the form of a sum over one client."""
-    found = wire.live_arrays(next(iter(content.array_records.values()), wire.to_record({})))
+    found = live_arrays(next(iter(content.array_records.values()), to_record({})))
     if set(found) != set(theta) and len(found) == len(theta):
         found = dict(zip(theta, found.values(), strict=True))  # a record made of a list names its arrays 0, 1, 2, ...
     shapes = [{name: tuple(value.shape) for name, value in table.items()} for table in (theta, found)]

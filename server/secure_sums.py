@@ -36,6 +36,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec import wire
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Experiment
+from fedrec.live_arrays import live_arrays
 from fedrec.secure import fixed_point, vector
 from fedrec.secure.config import SecureAggregationConfig
 from fedrec.secure.session import Session
@@ -146,7 +147,7 @@ class SecureSums:
                 fix="leave out secure-aggregation, or choose an additive strategy such as 'reptile'",
             )
         record = content.array_records[wire.ARRAYS]
-        theta = wire.live_arrays(record)  # before the record leaves, and becomes bytes
+        theta = live_arrays(record)  # before the record leaves, and becomes bytes
         shapes = vector.shapes_of(theta, order.protection)
         groups = dict(self.roster.for_training(order.clients))
         present = self._present(list(groups))

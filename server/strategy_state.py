@@ -14,9 +14,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec import wire
 from fedrec.blame import blaming
 from fedrec.experiment import Experiment
+from fedrec.live_arrays import from_record, to_record
 from fedrec.registry import STRATEGY, resolve
 from strategies.base import Cohorts, CohortStrategy
 
@@ -54,7 +54,7 @@ def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> Non
 
 def _flatten(name: str, value: Any) -> list[tuple[str, np.ndarray]]:
     if isinstance(value, ArrayRecord):
-        return [(f"{name}/record/{part}", array) for part, array in wire.from_record(value).items()]
+        return [(f"{name}/record/{part}", array) for part, array in from_record(value).items()]
     if isinstance(value, dict) and value and all(isinstance(part, np.ndarray) for part in value.values()):
         return [(f"{name}/dict/{part}", array) for part, array in value.items()]
     if isinstance(value, list) and value and all(isinstance(part, np.ndarray) for part in value):
@@ -68,7 +68,7 @@ def _flatten(name: str, value: Any) -> list[tuple[str, np.ndarray]]:
 
 def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
     if kind == "record":
-        return wire.to_record(parts)
+        return to_record(parts)
     if kind == "dict":
         return parts
     if kind == "list":

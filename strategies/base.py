@@ -23,6 +23,7 @@ from fedrec import wire
 from fedrec.config import Config
 from fedrec.experiment import Section
 from fedrec.generated import Generated, Wanted
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
 from strategies.dp import DpFedAvg
 
@@ -144,7 +145,7 @@ class CohortStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per node that hosts a member of the round's cohort."""
-        self._theta = wire.live_arrays(arrays)
+        self._theta = live_arrays(arrays)
         protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
         self._asked = {node: len(clients) for node, clients in groups.items()}
@@ -183,7 +184,7 @@ class CohortStrategy(Strategy):
             return None, metrics
         kinds = {name: value.dtype for name, value in self._theta.items()}
         theta = self.apply(self._theta, aggregate)
-        return wire.to_record({name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}), metrics
+        return to_record({name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}), metrics
 
     def _summed(self, name: str, changes: list[Change]) -> Change:
         """The nodes' sums of one parameter, in node order."""

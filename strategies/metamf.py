@@ -36,6 +36,7 @@ from torch import Tensor
 from fedrec import wire
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.generated import Generated, Wanted
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.models.metamf import generate
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
@@ -113,7 +114,7 @@ class MetaMf(GeneratingStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per node, with the parameters of its clients; nodes that did not say what they need get none."""
-        self._theta = wire.live_arrays(arrays)
+        self._theta = live_arrays(arrays)
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
         asked = self.cohorts.wanted(groups, server_round)
         wanted = Wanted.joined(list(asked.values()))
@@ -126,7 +127,7 @@ class MetaMf(GeneratingStrategy):
         for node, part in asked.items():
             own = whole.take(np.searchsorted(wanted.clients, part.clients))
             order = wire.TrainOrder(server_round, part.clients, self.weighting, self.step, each=True)
-            yield Message(wire.pack_train(wire.to_record(own.arrays()), order), node, MessageType.TRAIN)
+            yield Message(wire.pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -155,7 +156,7 @@ class MetaMf(GeneratingStrategy):
             decays = {name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in leaves}
             self._optimiser.step(leaves, dict(zip(leaves, found, strict=True)), rates, decays)
         self._leaves = {}
-        return wire.to_record(self._theta), metrics
+        return to_record(self._theta), metrics
 
     def state(self) -> dict[str, np.ndarray]:
         """See `CohortStrategy.state`: the optimiser's memory."""

@@ -17,6 +17,7 @@ from fedrec import wire
 from fedrec.blame import Unchanged
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.live_arrays import from_record, to_record
 from fedrec.models.base import HistoryModel, Model, Schema
 from fedrec.registry import MODEL
 from fedrec.row_sum import dense_change
@@ -131,7 +132,7 @@ class ModelContract(RunContract):
             wanted = model.predict(slices, users, items)
             model.scores(slices, users)
             assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
-            sent = wire.from_record(wire.to_record({name: value.numpy() for name, value in slices.items()}))
+            sent = from_record(to_record({name: value.numpy() for name, value in slices.items()}))
             received = {name: torch.from_numpy(value) for name, value in sent.items()}
             assert_that(torch.equal(model.predict(received, users, items), wanted), "sent parameters predict otherwise")
 

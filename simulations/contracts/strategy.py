@@ -17,6 +17,7 @@ from clients.total import Total
 from fedrec import wire
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Section
+from fedrec.live_arrays import to_record
 from fedrec.privacy.mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.registry import STRATEGY
@@ -113,7 +114,7 @@ class StrategyContract(RunContract):
         strategy, given = self._private(nodes)
         theta = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
         grid: Any = None
-        sent = list(strategy.configure_train(1, wire.to_record(theta), ConfigRecord(), grid))
+        sent = list(strategy.configure_train(1, to_record(theta), ConfigRecord(), grid))
         updates = {client: odd if client == 4 else _update(client) for client in range(CLIENTS)}
         replies = [reply for message in sent if (reply := _answer(message, theta, updates)) is not None]
         strategy.aggregate_train(1, replies)

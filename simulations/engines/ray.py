@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedrec import wire
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import EngineError, FedrecError
 from fedrec.experiment import from_run_config
+from fedrec.live_arrays import sent_bytes
 from fedrec.runs import RunFolder
 from simulations.engines import serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
@@ -53,10 +54,11 @@ class NodeActor:
         self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
         KEPT.hold(from_run_config(run_config), population)
 
-    def handle(self, metadata: Metadata, rest: RecordDict, names: list[str], *shared: ArrayRecord) -> Message:
-        """Answer one message; its arrays come beside it, out of the object store."""
+    def handle(self, packed: bytes, *shared: ArrayRecord) -> Message:
+        """Answer one message, `_packed`; its large arrays come beside it, out of the object store."""
         from clients.app import app
 
+        metadata, rest, names = pickle.loads(packed)
         message = rebuilt(metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))}))
         try:
             return app(message, self.context)
@@ -96,14 +98,13 @@ class RayGrid(LocalGrid):
         stored: dict[int, Any] = {}
         for message in batch:
             records = message.content.array_records
-            arrays = {name: own for name, own in records.items() if not self._local or wire.sent_bytes(own) > _INLINE}
+            arrays = {name: own for name, own in records.items() if not self._local or sent_bytes(own) > _INLINE}
             for record in arrays.values():
                 if id(record) not in stored:
                     stored[id(record)] = ray.put(record)
-            rest = RecordDict({name: record for name, record in message.content.items() if name not in arrays})
             actor = self._actors[message.metadata.dst_node_id - FIRST_NODE_ID]
             shared = [stored[id(record)] for record in arrays.values()]
-            self._pending[actor.handle.remote(message.metadata, rest, list(arrays), *shared)] = message
+            self._pending[actor.handle.remote(_packed(message, list(arrays)), *shared)] = message
 
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
         import ray
@@ -128,6 +129,15 @@ class RayGrid(LocalGrid):
             return ray.get(ref)
         except RayError as error:
             return Message(Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def _packed(message: Message, without: list[str]) -> bytes:
+    """Metadata and content of a message, and the names of the records that it is without, as Python packs them.
+
+    Ray would take four times as long, as it also packs what no other process can import.
+    """
+    rest = RecordDict({name: record for name, record in message.content.items() if name not in without})
+    return pickle.dumps((message.metadata, rest, without), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager

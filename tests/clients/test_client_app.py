@@ -15,6 +15,7 @@ from clients.steps.sgd import Sgd
 from clients.training import only_reads
 from fedrec import wire
 from fedrec.experiment import Section
+from fedrec.live_arrays import to_record
 from fedrec.models.mf import Mf
 from fedrec.rng import torch_stream
 from fedrec.row_sum import dense_change
@@ -39,7 +40,7 @@ def theta(ask):
 
 
 def order(theta, **config):
-    return RecordDict({"arrays": wire.to_record(theta), "config": ConfigRecord({"server-round": 1, **config})})
+    return RecordDict({"arrays": to_record(theta), "config": ConfigRecord({"server-round": 1, **config})})
 
 
 def updates(node, theta, **settings):
@@ -83,7 +84,7 @@ def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
 
 def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     clients = ask.node.training[:3]
-    reply = wire.unpack_sum(ask(wire.pack_train(wire.to_record(theta), wire.TrainOrder(1, clients))))
+    reply = wire.unpack_sum(ask(wire.pack_train(to_record(theta), wire.TrainOrder(1, clients))))
     expected = updates(ask.node, theta)[:3]
     assert reply.clients == 3 and reply.weight == 3 and reply.examples == sum(n for _, n, _ in expected)
     assert reply.loss == pytest.approx(sum(loss for *_, loss in expected))
@@ -120,14 +121,14 @@ def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
 def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
     table = {"name": "sgd", "epochs": 0}
     clients = ask.node.training
-    reply = wire.unpack_sum(ask(wire.pack_train(wire.to_record(theta), wire.TrainOrder(1, clients, "uniform", table))))
+    reply = wire.unpack_sum(ask(wire.pack_train(to_record(theta), wire.TrainOrder(1, clients, "uniform", table))))
     assert not any(dense_change(c, theta[name]).any() for name, c in reply.total.items()) and reply.losses == 0
 
 
 def test_named_clients_are_evaluated_one_row_each(ask, theta):
     clients = ask.node.evaluated[::-1]
     order = wire.EvaluateOrder(1, clients, None)
-    table = wire.unpack_table(ask(wire.pack_evaluate(wire.to_record(theta), order), "evaluate"))
+    table = wire.unpack_table(ask(wire.pack_evaluate(to_record(theta), order), "evaluate"))
     assert table.index.tolist() == sorted(clients.tolist())
     assert {"hits@5", "ndcg@5", "mrr", "group:active", "group:inactive"} <= set(table.columns)
 
@@ -136,7 +137,7 @@ def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     content = ask(order(theta), "evaluate")
     (metrics,) = content.metric_records.values()
     everyone = wire.EvaluateOrder(1, ask.node.evaluated, None)
-    table = wire.unpack_table(ask(wire.pack_evaluate(wire.to_record(theta), everyone), "evaluate"))
+    table = wire.unpack_table(ask(wire.pack_evaluate(to_record(theta), everyone), "evaluate"))
     assert metrics["num-examples"] == len(table) == len(ask.node.evaluated) and not content.array_records
     assert metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
     assert not [name for name in metrics if name.startswith("group:")]

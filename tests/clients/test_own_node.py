@@ -21,6 +21,7 @@ from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment import load
+from fedrec.live_arrays import from_the_network, to_record
 from fedrec.privacy.mechanisms import Secure
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import dense_change
@@ -188,7 +189,7 @@ def test_a_step_that_an_order_names_is_looked_at_too(load_tiny, shards):
 
 def arrived(answer):
     """What the server makes of an answer that came over the network."""
-    return wire.from_the_network(answer.content)
+    return from_the_network(answer.content)
 
 
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
@@ -202,14 +203,14 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     assert isinstance(node, OwnNode) and node.private.file == shards[0] / "state" / "private" / "r.sqlite"
     everybody = Population.of(experiment).evaluated_clients("test")
     order = wire.EvaluateOrder(1, everybody)
-    asked = Message(wire.pack_evaluate(wire.to_record(theta), order), 2, "evaluate")
+    asked = Message(wire.pack_evaluate(to_record(theta), order), 2, "evaluate")
     table = wire.unpack_table(arrived(app(asked, context)))
     assert table.index.tolist() == node.evaluated.tolist() and len(table) < len(everybody)
     assert not [column for column in table if column.startswith(wire.GROUP)]
     order = wire.TrainOrder(1, np.arange(24))
-    answer = app(Message(wire.pack_train(wire.to_record(theta), order), 2, "train"), context).content
+    answer = app(Message(wire.pack_train(to_record(theta), order), 2, "train"), context).content
     assert all(type(a).__name__ == "Array" for record in answer.array_records.values() for a in record.values())
-    assert wire.unpack_sum(wire.from_the_network(answer)).clients == len(node.training)
+    assert wire.unpack_sum(from_the_network(answer)).clients == len(node.training)
 
 
 def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):

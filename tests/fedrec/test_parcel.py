@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedrec import wire
+from fedrec.live_arrays import for_the_network, from_record, from_the_network, to_record
 from fedrec.parcel import Part, opened, packed
 
 PARTS = [Part("a.b", "float32", (2, 3), "numpy.ndarray", b"\x00\xff" * 12), Part("é#/", "int64", (), "x", b"")]
@@ -46,23 +46,23 @@ def test_what_is_no_parcel_is_an_error_and_a_record_with_it_is_left_alone(parcel
     with pytest.raises(Exception):  # noqa: B017  (of whatever kind)
         opened(parcel)
     content = RecordDict({"arrays": ArrayRecord({"#parcel": Array("uint8", (len(parcel),), "#parcel", parcel)})})
-    assert list(wire.from_the_network(content)["arrays"]) == ["#parcel"]
+    assert list(from_the_network(content)["arrays"]) == ["#parcel"]
 
 
 def test_a_message_travels_as_one_array_and_arrives_as_it_was():
     arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(2.5), "n": np.zeros((0, 3), np.int64)}
-    content = RecordDict({"arrays": wire.to_record(arrays), "config": ConfigRecord({"a": 1})})
+    content = RecordDict({"arrays": to_record(arrays), "config": ConfigRecord({"a": 1})})
     shared: dict = {}
     other = RecordDict({"arrays": content["arrays"]})
-    wire.for_the_network(content, shared)
-    wire.for_the_network(other, shared)
+    for_the_network(content, shared)
+    for_the_network(other, shared)
     assert [len(record) for record in content.array_records.values()] == [1]
     assert other["arrays"] is content["arrays"] and type(next(iter(content["arrays"].values()))) is Array
-    wire.for_the_network(content)  # a second time changes nothing
-    found = wire.from_record(wire.from_the_network(content)["arrays"])
+    for_the_network(content)  # a second time changes nothing
+    found = from_record(from_the_network(content)["arrays"])
     assert list(found) == list(arrays) and content["config"]["a"] == 1
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == array.dtype
-    wire.from_the_network(content)  # nor does opening what is open
+    from_the_network(content)  # nor does opening what is open
     assert list(content["arrays"]) == list(arrays)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedrec import wire
+from fedrec.live_arrays import to_record
 from fedrec.shared import is_shared, kept_open, private, share
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files")
@@ -60,7 +61,7 @@ def test_another_array_in_the_place_of_one_that_is_kept_open_is_not_mistaken_for
 
 def test_a_record_has_one_array_to_read_and_others_to_write(table):
     arrays = share({"item.id": table})
-    content = pickle.loads(pickle.dumps(wire.pack_train(wire.to_record(arrays), wire.TrainOrder(1, np.arange(2)))))
+    content = pickle.loads(pickle.dumps(wire.pack_train(to_record(arrays), wire.TrainOrder(1, np.arange(2)))))
     written, _ = wire.unpack_train(content)
     written["item.id"][0] = -1.0
     np.testing.assert_array_equal(wire.read_arrays(content)["item.id"], table)
@@ -70,11 +71,11 @@ def test_a_record_has_one_array_to_read_and_others_to_write(table):
 
 def test_another_process_opens_it_from_a_pickled_record(table):
     arrays = share({"item.id": table})
-    sent = pickle.dumps(wire.to_record(arrays))
+    sent = pickle.dumps(to_record(arrays))
     assert len(sent) < 10_000  # the place, not the values
     program = (
-        "import pickle, sys; from fedrec import wire\n"
-        "a = wire.from_record(pickle.loads(sys.stdin.buffer.read()))['item.id']; a[0] += 1; print(float(a[1:].sum()))"
+        "import pickle, sys; from fedrec.live_arrays import from_record\n"
+        "a = from_record(pickle.loads(sys.stdin.buffer.read()))['item.id']; a[0] += 1; print(float(a[1:].sum()))"
     )
     done = subprocess.run([sys.executable, "-c", program], input=sent, capture_output=True, check=True)
     assert float(done.stdout) == pytest.approx(float(table[1:].sum()), rel=1e-6)

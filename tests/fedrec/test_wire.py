@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from fedrec import wire
+from fedrec.live_arrays import from_record, to_record
 
 ARRAYS = {
     "item.id": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
@@ -38,27 +39,27 @@ def parts(record):
 
 
 def test_arrays_keep_bits_types_shapes_and_order():
-    record = wire.to_record(ARRAYS)
+    record = to_record(ARRAYS)
     assert isinstance(record, ArrayRecord)
-    same(ARRAYS, wire.from_record(record))
+    same(ARRAYS, from_record(record))
 
 
 def test_arrays_in_any_memory_order():
     grid = np.arange(12, dtype=np.float32).reshape(3, 4)
     tricky = {"turned": grid.T, "fortran": np.asfortranarray(grid), "every other": grid[:, ::2]}
-    same(tricky, wire.from_record(wire.to_record(tricky)))
+    same(tricky, from_record(to_record(tricky)))
 
 
 def test_unpacked_arrays_are_copies_that_may_be_written():
-    record = wire.to_record(ARRAYS)
-    wire.from_record(record)["item.id"][:] = 0
-    same(ARRAYS, wire.from_record(record))
+    record = to_record(ARRAYS)
+    from_record(record)["item.id"][:] = 0
+    same(ARRAYS, from_record(record))
 
 
 @pytest.mark.parametrize("clients", [None, np.array([], dtype=np.int64), np.array([3, 2**40])])
 @pytest.mark.parametrize("step", [None, {"name": "sgd", "epochs": 2, "private-parameters": ["a.*"]}])
 def test_training_order(clients, step):
-    arrays = wire.to_record(ARRAYS)
+    arrays = to_record(ARRAYS)
     content = wire.pack_train(arrays, wire.TrainOrder(5, clients, "examples", step))
     assert content[wire.ARRAYS] is arrays  # shared between messages, not copied
     found, order = wire.unpack_train(sent(content))
@@ -80,7 +81,7 @@ def test_sum():
 @pytest.mark.parametrize("clients", [None, np.array([4, 1])])
 def test_evaluation_order(clients):
     step = {"name": "sgd", "epochs": 0}
-    content = wire.pack_evaluate(wire.to_record(ARRAYS), wire.EvaluateOrder(7, clients, step))
+    content = wire.pack_evaluate(to_record(ARRAYS), wire.EvaluateOrder(7, clients, step))
     found, order = wire.unpack_evaluate(sent(content))
     same(ARRAYS, found)
     assert order.round == 7 and order.step == step
@@ -113,12 +114,12 @@ class _TwoNodes:
 
 @pytest.mark.parametrize(("strategy", "overrides"), [(FedAvg(), {}), (FedProx(proximal_mu=0.5), {"proximal-mu": 0.5})])
 def test_orders_of_flowers_own_strategies(identity, strategy, overrides):
-    messages = list(strategy.configure_train(4, wire.to_record(ARRAYS), ConfigRecord(), _TwoNodes()))
+    messages = list(strategy.configure_train(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes()))
     assert len(messages) == 2 and all(isinstance(message, Message) for message in messages)
     found, order = wire.unpack_train(messages[0].content)
     same(ARRAYS, found)
     assert order.round == 4 and order.clients is None and order.step is None and order.overrides == overrides
-    (message, _) = strategy.configure_evaluate(4, wire.to_record(ARRAYS), ConfigRecord(), _TwoNodes())
+    (message, _) = strategy.configure_evaluate(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes())
     found, asked = wire.unpack_evaluate(message.content)
     same(ARRAYS, found)
     assert asked.round == 4 and asked.clients is None and asked.step is None

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fedrec import wire
 from fedrec.errors import EngineError, RunError
+from fedrec.live_arrays import for_the_network, from_record, to_record
 from server.cohorts import SampledCohorts
 from server.deployed import DeployedGrid
 from server.discovery import Discovery
@@ -275,13 +276,13 @@ def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
 
 
 def test_arrays_leave_as_one_parcel_of_flowers_own_class_and_come_back_as_arrays():
-    answer = wire.for_the_network(RecordDict({"arrays": wire.to_record({"v": np.ones(2), "u": np.zeros(1)})}))
+    answer = for_the_network(RecordDict({"arrays": to_record({"v": np.ones(2), "u": np.zeros(1)})}))
     nodes = Nodes({3: answer})
-    content = RecordDict({"arrays": wire.to_record({"w": np.arange(3.0), "x": np.zeros(1)})})
+    content = RecordDict({"arrays": to_record({"w": np.arange(3.0), "x": np.zeros(1)})})
     (reply,) = nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0)
     (sent,) = nodes.pushed[0].content["arrays"].values()
     assert type(sent).__name__ == "Array" and isinstance(sent.data, bytes)
-    assert wire.from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
+    assert from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
 
 
 def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():

@@ -9,6 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedrec import wire
+from fedrec.live_arrays import to_record
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import RowSum
 from server.gate import Gate, evaluated
@@ -19,7 +20,7 @@ THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.floa
 
 def asked(*nodes, clients=(1, 2), protection=None):
     order = wire.TrainOrder(1, np.array(clients), "uniform", {"name": "sgd"}, protection=protection)
-    return [Message(wire.pack_train(wire.to_record(THETA), order), node, "train") for node in nodes]
+    return [Message(wire.pack_train(to_record(THETA), order), node, "train") for node in nodes]
 
 
 def total(size=0.1, **changes):
@@ -101,7 +102,7 @@ def test_a_second_answer_and_one_that_was_not_asked_for_are_refused():
 
 
 def standard(arrays, examples=10):
-    return RecordDict({"arrays": wire.to_record(arrays), "metrics": MetricRecord({"num-examples": examples})})
+    return RecordDict({"arrays": to_record(arrays), "metrics": MetricRecord({"num-examples": examples})})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def standard(arrays, examples=10):
 )
 def test_answers_in_flowers_form(content, passes):
     config = ConfigRecord({"server-round": 1})
-    message = Message(RecordDict({"arrays": wire.to_record(THETA), "config": config}), 2, "train")
+    message = Message(RecordDict({"arrays": to_record(THETA), "config": config}), 2, "train")
     assert len(Gate().trained([message], [Message(content, reply_to=message)], THETA)) == passes
 
 

@@ -59,8 +59,8 @@ def working(partition, training, work):
 
 
 def test_nodes_that_may_train_each_others_clients_share_the_work():
-    """Hosted by their nodes the work of the cohort would be 130 and 1."""
-    roster = Roster((17, 450), (working(0, [0, 2, 4], [60, 40, 30]), working(1, [1, 3], [1, 500])))
+    """Hosted by their nodes the work of the cohort would be 1,300 and 10."""
+    roster = Roster((17, 450), (working(0, [0, 2, 4], [600, 400, 300]), working(1, [1, 3], [10, 5000])))
     groups = {node: clients.tolist() for node, clients in roster.for_training(np.array([0, 1, 2, 4]))}
     assert groups == {17: [0], 450: [1, 2, 4]}
     assert list(roster.for_training(NOBODY)) == []
@@ -78,6 +78,13 @@ def test_work_is_shared_evenly_and_nobody_is_lost():
     assert sorted(np.concatenate(shares).tolist()) == list(range(200))
     loads = [work[share].sum() for share in shares]
     assert max(loads) < 1.15 * min(loads)
+
+
+def test_many_clients_weigh_more_than_one_with_the_same_work():
+    """Each of 40 with 10 examples takes its node longer than those examples do; so that node gets less than half."""
+    work = np.array([400, *[10] * 40])
+    alone, _ = sorted(balanced(work, 2), key=len)
+    assert 0 in alone and work[alone].sum() > work.sum() / 2
 
 
 def test_a_node_without_clients_is_no_fault():

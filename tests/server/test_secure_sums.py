@@ -16,6 +16,7 @@ from clients.hosting import node_of
 from fedrec import wire
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import load
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import dense_change
 from fedrec.secure import masks, vector
@@ -83,7 +84,7 @@ class Federation:
         return wire.TrainOrder(1, self.roster.training, weighting, step, protection=protection)
 
     def secure(self, order=None):
-        content = wire.pack_train(wire.to_record(self.theta), order or self.order())
+        content = wire.pack_train(to_record(self.theta), order or self.order())
         (reply,) = self.sums.send_and_receive([Message(content, FEDERATION, "train")])
         assert reply.metadata.src_node_id == FEDERATION
         return wire.unpack_sum(reply.content)
@@ -94,7 +95,7 @@ class Federation:
         for place in places:
             node = FIRST_NODE_ID + place
             own = replace(order or self.order(), clients=self.groups[node])
-            content = wire.pack_train(wire.to_record(self.theta), own)
+            content = wire.pack_train(to_record(self.theta), own)
             (reply,) = self.plain.send_and_receive([Message(content, node, "train")])
             found.append(wire.unpack_sum(reply.content))
         return found
@@ -216,7 +217,7 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     made.secure()
     made.secure()
     first, second = [
-        [wire.live_arrays(reply.content["arrays"])["masked"] for _, step, reply in made.grid.heard if step == "train"][
+        [live_arrays(reply.content["arrays"])["masked"] for _, step, reply in made.grid.heard if step == "train"][
             turn : turn + 3
         ]
         for turn in (0, 3)
@@ -293,7 +294,7 @@ def test_orders_for_more_than_a_sum_are_refused(federation, changes):
 def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
     made = federation(2)
     for order in (made.order(), replace(made.order(), clients=None)):
-        content = wire.pack_train(wire.to_record(made.theta), order)
+        content = wire.pack_train(to_record(made.theta), order)
         (reply,) = made.grid.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
         assert reply.has_error() and "wants a bare sum" in reply.error.reason
 
@@ -401,16 +402,16 @@ def test_a_plain_experiment_has_no_sessions(federation, identity):
     with pytest.raises(ClientError, match="no secure aggregation"):
         secure.share(plain, order)
     masked = replace(made.order(), secure=MaskOrder(bytes(16), 3, b"", b""))
-    content = wire.pack_train(wire.to_record(made.theta), masked)
+    content = wire.pack_train(to_record(made.theta), masked)
     (reply,) = made.plain.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
     assert reply.has_error()
 
 
 def test_orders_travel_whole():
     order = wire.TrainOrder(3, np.array([1, 2]), secure=MaskOrder(b"s" * 16, 40, b"k" * 64, b"x" * 160))
-    _, found = wire.unpack_train(wire.pack_train(wire.to_record({}), order))
+    _, found = wire.unpack_train(wire.pack_train(to_record({}), order))
     assert found.secure == order.secure
-    _, bare = wire.unpack_train(wire.pack_train(wire.to_record({}), replace(order, secure=None)))
+    _, bare = wire.unpack_train(wire.pack_train(to_record({}), replace(order, secure=None)))
     assert bare.secure is None
     with pytest.raises(ValueError, match="'session' is no bytes"):
         wire.unpack_words(UnmaskOrder, wire.pack_words(UnmaskReply(b"1")))

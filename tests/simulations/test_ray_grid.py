@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedrec import wire
 from fedrec.errors import ClientError, EngineError
+from fedrec.live_arrays import to_record
 from fedrec.runs import RunFolder
 from server.callbacks.base import Callback
 from server.execution import execute
@@ -71,7 +72,7 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
     if large:
         monkeypatch.setattr(engine, "_INLINE", 0)
-    arrays = wire.to_record(theta)
+    arrays = to_record(theta)
     expected = [arrays] if large else []
     messages = [training(arrays, node, []) for node in (2, 3)]
     replies = grid.send_and_receive(messages)
@@ -84,11 +85,9 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
 
 
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
-    bad = wire.to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
+    bad = to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
     clients = [call_roster(grid, timeout=60).presences[0].training[0]]
-    good, failed = grid.send_and_receive(
-        [training(wire.to_record(theta), 3, []), training(bad, 2, clients)], timeout=60
-    )
+    good, failed = grid.send_and_receive([training(to_record(theta), 3, []), training(bad, 2, clients)], timeout=60)
     assert not good.has_error() and failed.has_error() and failed.metadata.src_node_id == 2
     assert failed.error.reason.startswith(f"client {clients[0]} failed in step 'Sgd' (round 1, node 0)")
     assert "got: RuntimeError" in failed.error.reason
@@ -117,8 +116,8 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     import ray
 
     client = call_roster(grid, timeout=60).presences[1].training[0]
-    endless = training(wire.to_record(theta), 3, [client], ENDLESS)
-    replies = grid.send_and_receive([endless, training(wire.to_record(theta), 2, [])], timeout=2)
+    endless = training(to_record(theta), 3, [client], ENDLESS)
+    replies = grid.send_and_receive([endless, training(to_record(theta), 2, [])], timeout=2)
     assert [reply.metadata.src_node_id for reply in replies] == [2]
     ray.kill(grid._actors[1])
     (late,) = grid._collect({endless.metadata.message_id}, 30)

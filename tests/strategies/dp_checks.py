@@ -19,6 +19,7 @@ from scipy.stats import kstest
 from clients.steps.base import Update
 from clients.total import Total
 from fedrec import wire
+from fedrec.live_arrays import from_record, to_record
 from fedrec.privacy.mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from strategies.base import CohortStrategy
@@ -130,7 +131,7 @@ class Federation:
         self.round += 1
         self.theta = {name: value.copy() for name, value in self.parts.start.items()}
         messages = list(
-            self.strategy.configure_train(self.round, wire.to_record(self.theta), ConfigRecord(), None)  # type: ignore[arg-type]
+            self.strategy.configure_train(self.round, to_record(self.theta), ConfigRecord(), None)  # type: ignore[arg-type]
         )
         self.asked.append([order_of(message).clients.tolist() for message in messages])  # type: ignore[union-attr]
         return messages
@@ -152,7 +153,7 @@ class Federation:
         """How far the parameters move, times M / server_lr: the released sum."""
         arrays, _ = self.strategy.aggregate_train(self.round, replies)
         assert arrays is not None, "nothing was released"
-        moved = wire.from_record(arrays)
+        moved = from_record(arrays)
         factor = self.cohort / self.rate
         return {n: (moved[n].astype(np.float64) - start) * factor for n, start in self.parts.start.items()}
 

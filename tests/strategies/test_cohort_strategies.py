@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message
 
 from fedrec import wire
+from fedrec.live_arrays import from_record, to_record
 from strategies.fedavg import FedAvg, FedAvgConfig
 from strategies.reptile import Reptile, ReptileConfig
 
@@ -40,7 +41,7 @@ def fedavg():
 
 
 def configured(strategy, round_number=1, theta=THETA):
-    return list(strategy.configure_train(round_number, wire.to_record(theta), ConfigRecord(), None))
+    return list(strategy.configure_train(round_number, to_record(theta), ConfigRecord(), None))
 
 
 def answer(message, w, b, clients, weight, loss=(0.0, 0)):
@@ -70,7 +71,7 @@ def test_reptile_is_equation_6():
     arrays, metrics = strategy.aggregate_train(
         1, [answer(one, [6, -6], 1, 2, 2, (1.0, 2)), answer(two, [3, 3], 0.5, 1, 1, (0.5, 1))]
     )
-    found = wire.from_record(arrays)
+    found = from_record(arrays)
     assert found["w"].tolist() == [2.5, 1.5] and found["b"].tolist() == 10.25
     assert found["w"].dtype == np.float32 and found["b"].shape == ()
     assert dict(metrics) == {"num-clients": 3, "num-examples": 12, "loss": 0.5}
@@ -82,7 +83,7 @@ def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
     strategy = reptile(1.0, anneal_rounds=4)
     one, _ = configured(strategy, round_number)
     arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
-    assert wire.from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
+    assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
 
 
 def test_fedavg_divides_by_the_examples():
@@ -90,7 +91,7 @@ def test_fedavg_divides_by_the_examples():
     strategy = fedavg()
     one, two = configured(strategy)
     arrays, _ = strategy.aggregate_train(1, [answer(one, [6, -6], 5, 2, 8), answer(two, [4, 0], 5, 1, 2)])
-    found = wire.from_record(arrays)
+    found = from_record(arrays)
     np.testing.assert_allclose(found["w"], [2, 1.4], rtol=1e-6)
     assert found["b"] == 11
 
@@ -99,7 +100,7 @@ def test_fedavg_without_any_example_changes_nothing():
     strategy = fedavg()
     one, two = configured(strategy)
     arrays, _ = strategy.aggregate_train(1, [answer(one, [0, 0], 0, 2, 0), answer(two, [0, 0], 0, 1, 0)])
-    assert all(np.array_equal(wire.from_record(arrays)[name], value) for name, value in THETA.items())
+    assert all(np.array_equal(from_record(arrays)[name], value) for name, value in THETA.items())
 
 
 def test_only_those_who_answered_count():
@@ -108,7 +109,7 @@ def test_only_those_who_answered_count():
     one, two = configured(strategy)
     failed = Message(Error(2, "out of memory"), reply_to=one)
     arrays, metrics = strategy.aggregate_train(1, [failed, answer(two, [3, 3], 0.5, 1, 1)])
-    assert wire.from_record(arrays)["w"].tolist() == [4, 5] and metrics["num-clients"] == 1
+    assert from_record(arrays)["w"].tolist() == [4, 5] and metrics["num-clients"] == 1
 
 
 @pytest.mark.parametrize("cohort", [(), (0, 1, 2)])
@@ -133,10 +134,10 @@ def test_sums_are_added_in_float64():
     one, two = configured(strategy, theta={"w": np.zeros(2, np.float32), "b": np.zeros((), np.float32)})
     replies = [answer(one, [2**24, 1], 0, 1, 1), answer(two, [1, 1], 0, 1, 1), answer(two, [1, 1], 0, 0, 0)]
     arrays, _ = strategy.aggregate_train(1, replies)
-    assert wire.from_record(arrays)["w"].tolist() == [2**23 + 1, 1.5]
+    assert from_record(arrays)["w"].tolist() == [2**23 + 1, 1.5]
 
 
 def test_evaluation_is_left_to_the_server_loop():
     strategy = reptile()
-    assert list(strategy.configure_evaluate(1, wire.to_record(THETA), ConfigRecord(), None)) == []
+    assert list(strategy.configure_evaluate(1, to_record(THETA), ConfigRecord(), None)) == []
     assert strategy.aggregate_evaluate(1, []) is None and strategy.state() == {}

@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import FedAdam
 from fedrec import wire
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
+from fedrec.live_arrays import from_record, to_record
 from fedrec.models.privrec import PrivRec
 from fedrec.registry import MODEL
 from fedrec.rng import torch_stream
@@ -111,7 +112,7 @@ def test_what_a_strategy_remembers_is_whatever_holds_arrays(identity):
     arrays = {"w": np.arange(3, dtype=np.float32), "a/b": np.array(2.5)}
     strategy = FedAdam(eta=0.25)
     strategy.m_t, strategy.history, strategy.last = arrays, [arrays["w"], arrays["w"] * 2], arrays["w"] * 3
-    strategy.record, strategy.rounds_seen = wire.to_record(arrays), 7
+    strategy.record, strategy.rounds_seen = to_record(arrays), 7
     memory = strategy_state(strategy)
     assert all(isinstance(value, np.ndarray) for value in memory.values())
     fresh = FedAdam()
@@ -119,4 +120,4 @@ def test_what_a_strategy_remembers_is_whatever_holds_arrays(identity):
     assert fresh.eta == 0.25 and fresh.rounds_seen == 7 and isinstance(fresh.min_available_nodes, int)
     assert all(np.array_equal(fresh.m_t[name], value) for name, value in arrays.items())
     assert [part.tolist() for part in fresh.history] == [[0, 1, 2], [0, 2, 4]] and fresh.last.tolist() == [0, 3, 6]
-    assert all(np.array_equal(wire.from_record(fresh.record)[name], value) for name, value in arrays.items())
+    assert all(np.array_equal(from_record(fresh.record)[name], value) for name, value in arrays.items())

@@ -15,6 +15,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment import load
 from fedrec.generated import Generated
+from fedrec.live_arrays import from_record
 from fedrec.rng import stream, torch_stream
 from strategies.metamf import MetaMf, MetaMfConfig, _Collected
 
@@ -201,7 +202,7 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(experiment, tm
     kinds = [message.metadata.message_type for message in sent]
     assert kinds.count("train") == 2 and kinds.count("evaluate") >= 2
     for message in sent:
-        arrays = wire.from_record(message.content["arrays"])
+        arrays = from_record(message.content["arrays"])
         assert not any("user.id" in name or "matrix" in name or "memory" in name for name in arrays)
         given = Generated.read(arrays)
         for place, client in enumerate(given.wanted.clients.tolist()):

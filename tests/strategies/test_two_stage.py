@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord
 
 from fedrec import wire
 from fedrec.errors import ExperimentError
+from fedrec.live_arrays import to_record
 from fedrec.registry import STRATEGY
 from fedrec.rng import stream
 from server.callbacks.base import Callback
@@ -55,7 +56,7 @@ def made(load_tiny):
 
 
 def orders(strategy, round_number):
-    record = wire.to_record({"w": np.zeros(2, np.float32)})
+    record = to_record({"w": np.zeros(2, np.float32)})
     messages = list(strategy.configure_train(round_number, record, ConfigRecord(), None))
     return [wire.unpack_train(message.content)[1] for message in messages]
 

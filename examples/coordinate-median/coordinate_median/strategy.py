@@ -25,6 +25,7 @@ from pydantic import Field
 from fedrec import wire
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
+from fedrec.live_arrays import live_arrays, to_record
 from fedrec.row_sum import Change, RowSum, dense_change
 from strategies.base import Aggregate, CohortStrategy
 from strategies.dp import DpFedAvg
@@ -65,7 +66,7 @@ class CoordinateMedian(CohortStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client of the cohort; the parameters are shared between them."""
-        self._theta = wire.live_arrays(arrays)
+        self._theta = live_arrays(arrays)
         for node, clients in self.cohorts.by_node(self.cohorts.sample(server_round)):
             for client in clients:
                 order = wire.TrainOrder(server_round, np.array([client]), "uniform", self.step)
@@ -85,7 +86,7 @@ class CoordinateMedian(CohortStrategy):
             return None, metrics
         changes = {name: self.median([u.total[name] for u in updates], value) for name, value in self._theta.items()}
         theta = self.apply(self._theta, Aggregate(changes, 1, 1, server_round))
-        return wire.to_record(theta), metrics
+        return to_record(theta), metrics
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """`theta + server-lr * median`."""

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from clients.app import app as honest
 from fedrec import wire
+from fedrec.live_arrays import for_the_network, from_the_network
 from simulations.deploy.flower import executors
 from simulations.deploy.flower.bell import Bell
 
@@ -24,17 +25,17 @@ app = ClientApp()
 @app.query("hello")
 def hello(message, context):
     answer = honest(message, context)
-    presence = wire.unpack_presence(wire.from_the_network(answer.content))
+    presence = wire.unpack_presence(from_the_network(answer.content))
     claims = np.array([int(part) for part in os.environ.get("ENEMY_CLAIMS", "").split(",") if part], dtype=np.int64)
     ids = np.union1d(presence.training, claims)
     lie = wire.Presence(presence.partition, ids, presence.evaluated, np.full(len(ids), 10**9))
-    return Message(wire.for_the_network(wire.pack_presence(lie)), reply_to=message)
+    return Message(for_the_network(wire.pack_presence(lie)), reply_to=message)
 
 
 @app.query("initial")
 def initial(message, context):
     nothing = {"user.gender": np.full((2, 2), np.nan, np.float32)}
-    return Message(wire.for_the_network(wire.pack_parameters(nothing)), reply_to=message)
+    return Message(for_the_network(wire.pack_parameters(nothing)), reply_to=message)
 
 
 def _dense(value):
@@ -45,7 +46,7 @@ def _dense(value):
 def train(message, context):
     number = int(next(iter(message.content.config_records.values()))["server-round"])
     answer = honest(message, context)
-    honest_sum = wire.unpack_sum(wire.from_the_network(answer.content))
+    honest_sum = wire.unpack_sum(from_the_network(answer.content))
     total = {name: _dense(value) for name, value in honest_sum.total.items()}
     change = {
         1: lambda: {name: np.zeros((7, *value.shape), np.float32) for name, value in total.items()},
@@ -56,7 +57,7 @@ def train(message, context):
     }.get(number, lambda: total)()
     clients = 10**6 if number == 5 else honest_sum.clients
     lie = wire.TrainSum(change, clients, honest_sum.weight, honest_sum.examples, honest_sum.loss, honest_sum.losses)
-    content = wire.for_the_network(wire.pack_sum(lie))
+    content = for_the_network(wire.pack_sum(lie))
     if number == 7:
         content = RecordDict({"metrics": MetricRecord({"num-examples": 1}), "config": ConfigRecord({"a": b"\x00"})})
     if number == 8:
