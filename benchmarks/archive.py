@@ -27,6 +27,11 @@ class Arrays(dict[str, np.ndarray]):
     def files(self) -> list[str]:
         return list(self)
 
+    @property
+    def clip(self) -> float:
+        """The L2 norm that each user's whole update is clipped to; 0: it is not."""
+        return float(self["clip"])
+
     def initial(self) -> dict[str, np.ndarray]:
         """The parameters that the first round starts from."""
         return {name.removeprefix("initial/"): value for name, value in self.items() if name.startswith("initial/")}

@@ -14,6 +14,9 @@ CPU second (user and system time of the whole process tree) from the begin of th
 last. Memory is the largest proportional set size of the process tree, start included, in one more run of at most
 three rounds that is not clocked, because looking at memory slows down whoever is looked at.
 
+With `--clip S` every contestant clips each user's whole update to the L2 norm S before adding it up, as user-level
+differential privacy does, each by what it has for that.
+
 With `--device cuda` fedrec and the loops compete on one GPU. How much of the time it was busy is what nvidia-smi says
 five times a second, in the counted rounds.
 
@@ -85,7 +88,7 @@ def figures(counted: list[tuple[float, float]], cohort: int, watch: TreeWatch, b
 def written(task: Task, folder: Path, name: str, rounds: int) -> Task:
     """The task with an archive of so many rounds."""
     path = folder / f"{name}.npz"
-    write(path, task.cohort, task.items, rounds)
+    write(path, task.cohort, task.items, rounds, task.clip)
     return replace(task, work=str(path))
 
 
@@ -134,12 +137,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: fedrec and the loops only")
     parser.add_argument("--memory-gib", type=float, default=1.0, help="for the users that fedrec trains at once")
+    parser.add_argument("--clip", type=float, default=0.0, help="clip each user's whole update to this L2 norm")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     names = given.contestants.split(",")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        task = Task("", given.cohort, given.items, given.device, given.memory_gib)
+        task = Task("", given.cohort, given.items, given.device, given.memory_gib, given.clip)
         for name in names:
             command(name, task)  # ends here when one is unknown or not installed
         changes = check(names, Path(folder), task)

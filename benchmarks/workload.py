@@ -21,9 +21,12 @@ from fedrec.rng import stream, torch_stream
 
 
 def experiment(
-    cohort: int, items: int, rounds: int, engine: str, device: str = "cpu", memory_gib: float = 1.0
+    cohort: int, items: int, rounds: int, engine: str, device: str = "cpu", memory_gib: float = 1.0, clip: float = 0.0
 ) -> Experiment:
-    """The work as a fedrec experiment; on a GPU with one node, which has up to `memory_gib` for its blocks."""
+    """The work as a fedrec experiment; on a GPU with one node, which has up to `memory_gib` for its blocks.
+
+    With a `clip` norm every user's whole update is clipped to it, as for differential privacy, and no noise is added.
+    """
     table: dict[str, Any] = {
         "name": "benchmark",
         "rounds": rounds,
@@ -51,15 +54,18 @@ def experiment(
             "memory-gib": memory_gib,
         },
     }
+    if clip:
+        table["privacy"] = {"clip-norm": clip, "noise-multiplier": 0}
     return load(table)
 
 
-def write(path: Path, cohort: int, items: int, rounds: int) -> None:
+def write(path: Path, cohort: int, items: int, rounds: int, clip: float = 0.0) -> None:
     """Write the work as a numpy archive.
 
     Arrays: `initial/NAME` the parameters; `genres [items, width]` codes, -1 for none; `cohorts [rounds, M]`; and for
     every place p in a round's cohort: `users [rounds, M, 3]` feature codes, and the examples of all epochs in order,
     `offsets [rounds * M + 1]` into `items` and `labels`; `lengths [rounds * M]` is the number of examples in one epoch.
+    `clip` is the norm that each user's update is clipped to, 0 for none.
     """
     work = experiment(cohort, items, rounds, "serial")
     population = Population.of(work)
@@ -88,5 +94,6 @@ def write(path: Path, cohort: int, items: int, rounds: int) -> None:
         items=np.concatenate(chosen_items),
         labels=np.concatenate(chosen_labels),
         lengths=np.array(lengths),
+        clip=np.array(clip),
         offsets=np.concatenate([[0], np.cumsum([len(part) for part in chosen_items])]),
     )

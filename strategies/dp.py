@@ -92,16 +92,9 @@ class DpFedAvg:
         total = {name: _total(name, bounded, theta) for name in names}
         self._warn_of_idle(round_number, total)
         answered = sum(_within(reply.clients, asked) for reply, asked in sums)
-        plan = self.plan
-        noisy = add_noise(total, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
-        missing = plan.missing_noise_std(answered)
-        if missing:
-            log.warning(
-                "round %d: %d clients answered; the server adds the noise that is missing", round_number, answered
-            )
-            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)  # no client has an address of that form
+        released = self._noisy(round_number, total, theta, answered)
         self._follow_quantile(round_number, sums)
-        return {name: noisy.get(name, _nothing(value)) for name, value in theta.items()}
+        return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
 
     def told(self, clients: int) -> int:
         """The number of clients that a round's metrics show: in secure mode the expected one, as cohorts are secret."""
@@ -115,9 +108,25 @@ class DpFedAvg:
         """Take back what `state` gave."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
 
-    def _warn_of_idle(self, round_number: int, total: Mapping[str, np.ndarray]) -> None:
+    def _noisy(
+        self, round_number: int, total: Mapping[str, Change], theta: Mapping[str, np.ndarray], answered: int
+    ) -> Mapping[str, Change]:
+        """The sums with the server's noise on every coordinate; where it adds none, as they are, rows alone too."""
+        plan, missing = self.plan, self.plan.missing_noise_std(answered)
+        if not plan.server_noise_scale and not missing:
+            return total
+        whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
+        noisy = add_noise(whole, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
+        if missing:
+            log.warning(
+                "round %d: %d clients answered; the server adds the noise that is missing", round_number, answered
+            )
+            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)  # no client has an address of that form
+        return noisy
+
+    def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
         """Say once which parameters get noise and nothing else; not in secure mode, as sums are data."""
-        idle = [name for name, value in total.items() if not value.any()]
+        idle = [name for name, change in total.items() if not _moves(change)]
         if idle and not self._warned and self.plan.config.mode == "reproducible":
             self._warned = True
             log.warning(
@@ -186,12 +195,16 @@ def _scaled(total: Mapping[str, Change], theta: Mapping[str, np.ndarray], clip: 
     return scaled
 
 
-def _total(name: str, sums: Sequence[Mapping[str, Change]], theta: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The nodes' sums of a parameter as one whole array, float64."""
+def _moves(change: Change) -> bool:
+    return bool(change.values.any() or change.drift) if isinstance(change, RowSum) else bool(change.any())
+
+
+def _total(name: str, sums: Sequence[Mapping[str, Change]], theta: Mapping[str, np.ndarray]) -> Change:
+    """The nodes' sums of a parameter, float64."""
     total: Change = _nothing(theta[name])
     for own in sums:
         total = added(total, own[name], theta[name])
-    return dense_change(total, theta[name])
+    return total
 
 
 def _nothing(table: np.ndarray) -> Change:

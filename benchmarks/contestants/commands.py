@@ -27,6 +27,7 @@ class Task:
         items: size of the catalogue.
         device: `cpu` or `cuda`.
         memory_gib: what fedrec may use for the users that it trains at once.
+        clip: L2 norm that each user's update is clipped to; 0: none.
     """
 
     work: str
@@ -34,6 +35,7 @@ class Task:
     items: int
     device: str = "cpu"
     memory_gib: float = 1.0
+    clip: float = 0.0
 
 
 def commands(task: Task) -> dict[str, tuple[str, list[str]]]:

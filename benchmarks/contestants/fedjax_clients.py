@@ -60,6 +60,11 @@ def batches(work: Arrays, place: int) -> Iterator[fedjax.BatchExample]:
         yield from fedjax.ClientDataset(examples).padded_batch(batch_size=BATCH)
 
 
+def clipped(change: fedjax.Params, norm: float) -> fedjax.Params:
+    """A user's change, clipped to a norm over all of it together, unless that is 0."""
+    return fedjax.tree_util.tree_clip_by_global_norm(change, norm) if norm else change
+
+
 def main(path: str, backend: str) -> None:
     """Do the work and print when the rounds were and how far the parameters went."""
     jax.config.update("jax_num_cpu_devices", 2 if backend == "pmap" else 1)
@@ -77,7 +82,7 @@ def main(path: str, backend: str) -> None:
     for number in range(rounds):
         clock.begin()
         clients = [(place, batches(work, place), key) for place in range(number * cohort, (number + 1) * cohort)]
-        mean = fedjax.tree_util.tree_mean((change, 1.0) for _, change in train(params, clients))
+        mean = fedjax.tree_util.tree_mean((clipped(change, work.clip), 1.0) for _, change in train(params, clients))
         state, params = server.apply(mean, state, params)
         jax.block_until_ready(params)
         clock.end()

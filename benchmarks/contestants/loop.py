@@ -11,7 +11,7 @@ import sys
 import torch
 
 from benchmarks.archive import Arrays, RoundClock
-from benchmarks.contestants.plain_torch import Net, batches, train
+from benchmarks.contestants.plain_torch import Net, batches, train, update
 
 
 def main(path: str, device: str, sparse: bool) -> None:
@@ -29,8 +29,8 @@ def main(path: str, device: str, sparse: bool) -> None:
         for place in range(cohort):
             net.load_state_dict(theta)
             train(net, users[number, place], batches(work, number * cohort + place, device))
-            for name, value in net.state_dict().items():
-                total[name] += value - theta[name]
+            for name, moved in update(net, theta, work.clip).items():
+                total[name] += moved
         net.load_state_dict({name: theta[name] + total[name] / cohort for name in theta})
         if device != "cpu":
             torch.cuda.synchronize()

@@ -37,8 +37,8 @@ class Clock(Callback):
 def main(path: str, cohort: int, items: int, engine: str, device: str, memory_gib: float) -> None:
     """Do the work and print when the rounds were and how far the parameters went."""
     with np.load(path) as file:
-        rounds = len(file["cohorts"])
-    watch, table = Clock(), experiment(cohort, items, rounds, engine, device, memory_gib)
+        rounds, clip = len(file["cohorts"]), float(file["clip"])
+    watch, table = Clock(), experiment(cohort, items, rounds, engine, device, memory_gib, clip)
     with tempfile.TemporaryDirectory() as folder:
         result = run(table, output=Path(folder) / "run", callbacks=[watch])
     initial = Arrays(path).initial()  # not before: fedrec itself begins from its own seed, and holds no second copy

@@ -7,7 +7,8 @@ Chosen in its favour, all of it pfl's own:
 - one thread per process: batches of 32 are too small to share among threads;
 - users as tensors in memory (`PyTorchTensorDataset`), so that nothing is converted per batch;
 - `user_id_to_weight`: pfl then spreads a cohort's users over the processes by their number of examples;
-- no evaluation in counted rounds (pfl always evaluates in the first), no metrics printed, no postprocessors.
+- no evaluation in counted rounds (pfl always evaluates in the first), no metrics printed, no postprocessors but its own
+  clipping where the work clips.
 The cohorts and the order of the examples are those of the work, so the sampler walks the work's users in order, and one
 local epoch of pfl is all epochs of the work, each in its own order.
 """
@@ -29,6 +30,7 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.internal.ops import pytorch_ops
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.privacy_mechanism import NormClippingOnly
 
 from benchmarks.archive import BATCH, LEARNING_RATE, Arrays, RoundClock
 from benchmarks.contestants.plain_torch import Net
@@ -88,12 +90,12 @@ def main(path: str, sparse: bool) -> None:
         itertools.cycle(places).__next__,
         user_id_to_weight={place: int(work["lengths"][place]) for place in places},
     )
-    timer = Timer()
+    timer, postprocessors = Timer(), [NormClippingOnly(2.0, work.clip)] if work.clip else []
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds, evaluation_frequency=rounds, train_cohort_size=cohort, val_cohort_size=0
         ),
-        backend=SimulatedBackend(training_data=users, val_data=users),
+        backend=SimulatedBackend(training_data=users, val_data=users, postprocessors=postprocessors),
         model=PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
         model_train_params=NNTrainHyperParams(
             local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LEARNING_RATE

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -65,3 +65,14 @@ def train(net: Net, user: torch.Tensor, examples: Iterator[tuple[torch.Tensor, t
         optimiser.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(net(user, items), labels).backward()
         optimiser.step()
+
+
+def update(net: Net, start: Mapping[str, torch.Tensor], clip: float) -> dict[str, torch.Tensor]:
+    """What training changed, by parameter; clipped to an L2 norm over all of it together, unless that is 0."""
+    moved = {name: value - start[name] for name, value in net.state_dict().items()}
+    if clip:
+        norm = torch.stack([value.norm() for value in moved.values()]).norm().item()
+        if norm > clip:
+            for value in moved.values():
+                value *= clip / norm
+    return moved

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from benchmarks.archive import RoundClock, loaded
-from benchmarks.contestants.plain_torch import Net, batches, train
+from benchmarks.contestants.plain_torch import Net, batches, train, update
 
 USERS = 4800
 client_app, server_app = ClientApp(), ServerApp()
@@ -32,10 +32,14 @@ def local(message: Message, context: Context) -> Message:
     config = message.content["config"]
     work = loaded(str(config["path"]))
     net = Net(work, sparse=False)
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    theta = message.content["arrays"].to_torch_state_dict()
+    net.load_state_dict(theta)
     cohort, place = work["cohorts"].shape[1], int(config["place"])
     train(net, torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[place]), batches(work, place))
-    content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": 1})})
+    trained = net.state_dict()
+    if work.clip:
+        trained = {name: theta[name] + moved for name, moved in update(net, theta, work.clip).items()}
+    content = RecordDict({"arrays": ArrayRecord(trained), "metrics": MetricRecord({"num-examples": 1})})
     return Message(content, reply_to=message) if cohort else message
 
 

@@ -259,6 +259,21 @@ def test_clients_own_noise_differs_from_client_to_client():
     assert abs(np.corrcoef(one, two)[0, 1]) < 5 / math.sqrt(one.size)
 
 
+def test_without_noise_only_the_rows_that_clients_touched_are_released():
+    federation, updates = Federation(noise_multiplier=0.0, nodes=3), honest()
+    sums = [
+        (wire.unpack_sum(federation.answer(message, updates).content), len(order_of(message).clients))
+        for message in federation.configured()
+    ]
+    table = federation.privacy.release(1, federation.theta, sums)["item.id"]
+    assert isinstance(table, RowSum) and 5 < len(table.rows) <= 5 * CLIENTS
+    expected = np.zeros(SHAPES["item.id"])
+    for one in updates.values():
+        whole = np.concatenate([value.numpy().astype(np.float64).ravel() for value in one.delta.values()])
+        expected += min(1.0, CLIP / np.linalg.norm(whole)) * one.delta["item.id"].numpy()
+    np.testing.assert_allclose(table.dense(federation.theta["item.id"]), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_noise_of_clients_is_charged_before_they_are_asked_and_so_not_by_the_release():
     for placement in ("local", "distributed"):
         federation = Federation(placement=placement)
