@@ -107,7 +107,7 @@ def test_a_crash_after_the_charge_is_charged_again(run_tiny, tmp_path, monkeypat
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
 def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
     """The server's noise is paid before it is drawn, clients' noise before the clients are asked to send."""
-    charge, release, train = Ledger.charge, dp.add_noise, serial.SerialGrid.send_and_receive
+    charge, draw, train, apply = Ledger.charge, dp.add_noise, serial.SerialGrid.send_and_receive, Reptile.apply
     paid = []
 
     def pay(self, number, event, n=1):
@@ -115,11 +115,15 @@ def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
         paid.append(number)
 
     monkeypatch.setattr(Ledger, "charge", pay)
-    drawn, sent = [], []
+    drawn, sent, applied = [], [], []
 
     def noise(arrays, scale, source, number, *more, **settings):
         drawn.append((number, number in paid))
-        return release(arrays, scale, source, number, *more, **settings)
+        return draw(arrays, scale, source, number, *more, **settings)
+
+    def use(self, theta, aggregate):
+        applied.append((aggregate.round, aggregate.round in paid))
+        return apply(self, theta, aggregate)
 
     def send(self, messages, **more):
         messages = list(messages)
@@ -128,9 +132,11 @@ def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
         return train(self, messages, **more)
 
     monkeypatch.setattr(dp, "add_noise", noise)
+    monkeypatch.setattr(Reptile, "apply", use)
     monkeypatch.setattr(serial.SerialGrid, "send_and_receive", send)
     run_tiny(PRIVATE, f"privacy.placement={placement}", "rounds=3", *CHEAP)
-    assert drawn == [(1, True), (2, True), (3, True)]
+    assert applied == [(1, True), (2, True), (3, True)]
+    assert drawn == (applied if placement == "central" else [])
     assert sent == [placement != "central"] * 3
 
 
