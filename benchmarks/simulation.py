@@ -140,6 +140,8 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=0.0, help="clip each user's whole update to this L2 norm")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
+    if not 0 <= given.clip < float("inf"):
+        parser.error(f"--clip: expected a norm > 0, or 0 for none, got {given.clip}")
     names = given.contestants.split(",")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
