@@ -20,7 +20,6 @@ from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.trained import Trained
 from fedrec.errors import ClientError
 from fedrec.models.base import HistoryModel, Model
-from fedrec.registry import ours
 from fedrec.row_sum import RowSum
 from fedrec.wire import TrainSum
 
@@ -84,7 +83,7 @@ class Versions:
 
 def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
     """Notices writes around torch too; for steps that are not ours, as it reads all parameters once a round."""
-    return Unchanged({} if ours(registry.STEP, type(step)) else arrays)
+    return Unchanged({} if registry.ours(registry.STEP, type(step)) else arrays)
 
 
 def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
@@ -112,7 +111,7 @@ def tried(model: Model) -> Model:
     Raises:
         ComponentError: shapes or numbers are wrong, or predicting changed the parameters.
     """
-    if ours(registry.MODEL, type(model)):
+    if registry.ours(registry.MODEL, type(model)):
         return model
     kind, doing = "model", "in its trial"
     with blaming(kind, model, doing):

@@ -74,8 +74,7 @@ def only_reads(node: Node, order: TrainOrder) -> bool:
     """Whether the parameters that come stay as they are for sure: a plain sum is asked of a built-in step and model."""
     if order.clients is None or order.each or order.secure is not None:
         return False
-    name = node.experiment.step.name if order.step is None else str(order.step.get("name"))
-    return ours(STEP, resolve(STEP, name)) and ours(MODEL, type(node.model))
+    return ours(STEP, resolve(STEP, _section(node, order).name)) and ours(MODEL, type(node.model))
 
 
 def _without_private(

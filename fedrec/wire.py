@@ -174,8 +174,8 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
 
 
 def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:
-    """Parameters of a training message, which may be written."""
-    return _arrays_of(content)
+    """The arrays of a message, which may be written."""
+    return from_record(_first(content))
 
 
 def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
@@ -220,7 +220,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
     """A node's sum of updates."""
     metrics: Any = content[METRICS]
     return TrainSum(
-        total=_changes(live_arrays(_first(content))),
+        total=_changes(read_arrays(content)),
         clients=int(metrics["num-clients"]),
         weight=float(metrics["weight"]),
         examples=int(metrics["num-examples"]),
@@ -241,7 +241,7 @@ def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
     Raises:
         ValueError: it is not `uint64` of that length.
     """
-    numbers = live_arrays(_first(content))["masked"]
+    numbers = read_arrays(content)["masked"]
     if numbers.dtype != np.uint64 or numbers.shape != (length,):
         raise ValueError(f"expected uint64 [{length}], got {numbers.dtype} {list(numbers.shape)}")
     return numbers
@@ -286,7 +286,7 @@ def pack_each(reply: TrainEach) -> RecordDict:
 
 def unpack_each(content: RecordDict) -> TrainEach:
     """Each client's gradients of a node."""
-    arrays = live_arrays(_first(content))
+    arrays = read_arrays(content)
     return TrainEach(Generated.read(arrays), arrays["examples"], arrays["losses"])
 
 
@@ -311,7 +311,7 @@ def pack_wanted(wanted: Wanted) -> RecordDict:
 
 def unpack_wanted(content: RecordDict) -> Wanted:
     """The items that a node's clients need."""
-    return Wanted.read(live_arrays(_first(content)))
+    return Wanted.read(read_arrays(content))
 
 
 def pack_standard(arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]) -> RecordDict:
@@ -333,7 +333,7 @@ def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], Evaluat
     """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
     config = _config_of(content)
     each, number = bool(config.get("each", False)), int(config.get("server-round", 0))  # type: ignore[arg-type]
-    return _arrays_of(content), EvaluateOrder(number, _clients_of(config), _step_of(config), each)
+    return own_arrays(content), EvaluateOrder(number, _clients_of(config), _step_of(config), each)
 
 
 def pack_table(table: pd.DataFrame) -> RecordDict:
@@ -345,7 +345,7 @@ def pack_table(table: pd.DataFrame) -> RecordDict:
 
 def unpack_table(content: RecordDict) -> pd.DataFrame:
     """A node's table of metrics, indexed by client."""
-    arrays = _arrays_of(content)
+    arrays = own_arrays(content)
     columns = list(_config_of(content)["columns"])  # type: ignore[arg-type]
     return pd.DataFrame(arrays["values"], index=pd.Index(arrays["clients"], name="client"), columns=columns)
 
@@ -361,7 +361,7 @@ def pack_presence(presence: Presence) -> RecordDict:
 
 def unpack_presence(content: RecordDict) -> Presence:
     """What a node says of itself."""
-    arrays, metrics = _arrays_of(content), content[METRICS]
+    arrays, metrics = own_arrays(content), content[METRICS]
     partition = int(metrics["partition-id"])  # type: ignore[index]
     memory = float(metrics["memory-mib"])  # type: ignore[index]
     return Presence(partition, arrays["training"], arrays["evaluated"], arrays.get("work"), memory)
@@ -374,7 +374,7 @@ def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
 
 def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
     """Initial parameters from a node; not necessarily writable."""
-    return live_arrays(_first(content))
+    return read_arrays(content)
 
 
 def _spelled(name: str, change: Change) -> list[tuple[str, np.ndarray]]:
@@ -410,10 +410,6 @@ def _order_config(round_number: int, clients: np.ndarray | None, step: dict[str,
 def _config_of(content: RecordDict) -> ConfigRecord:
     records = list(content.config_records.values())
     return records[0] if records else ConfigRecord()
-
-
-def _arrays_of(content: RecordDict) -> dict[str, np.ndarray]:
-    return from_record(_first(content))
 
 
 def _first(content: RecordDict) -> ArrayRecord:

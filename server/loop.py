@@ -279,7 +279,7 @@ class Loop:
     @property
     def _costly(self) -> bool:
         """Whether a lost round costs more than time: it would be charged again, or done again by others' devices."""
-        return not (self.gate is None and self.guard is None and self.personal is None)
+        return any(part is not None for part in (self.gate, self.guard, self.personal))
 
     def _due(self, number: int) -> bool:
         """Whether a checkpoint is written after a round."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -61,12 +63,12 @@ class MyMf(Mf):
 
 
 def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_tiny):
-    assert only_reads(ask.node, wire.TrainOrder(1, ask.node.training))
-    mine = {"name": f"{__name__}:MySgd"}
-    assert not only_reads(ask.node, wire.TrainOrder(1, ask.node.training, step=mine))
-    assert not only_reads(Node(load_tiny(f"step.name={__name__}:MySgd"), 0, 1, None), wire.TrainOrder(1, None))
-    other = Node(load_tiny(f"model.name={__name__}:MyMf"), 0, 1, None)
-    assert not only_reads(other, wire.TrainOrder(1, None))
+    order = wire.TrainOrder(1, ask.node.training)
+    assert only_reads(ask.node, order)
+    assert not only_reads(ask.node, replace(order, step={"name": f"{__name__}:MySgd"}))
+    for plug_in in (f"step.name={__name__}:MySgd", f"model.name={__name__}:MyMf"):
+        assert not only_reads(Node(load_tiny(plug_in), 0, 1, None), order)
+    assert not only_reads(ask.node, replace(order, clients=None))  # its answer is made of the parameters themselves
 
 
 def test_hello(ask):
