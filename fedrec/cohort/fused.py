@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedrec.cohort.compiled import CompiledPerceptron
 from fedrec.cohort.held import HeldMix, same_memory
 from fedrec.cohort.sgd import Group
 from fedrec.cohort.tape import Ending, Tape, TapeContext
@@ -49,6 +50,7 @@ class FusedDescent:
     Attributes:
         claimed: whether a layer of this forward pass will update it.
         tape: where layers note what they do; None: autograd does.
+        compiled: by shapes of inputs, the compiled code for the perceptron whose first weight this is; None: none fits.
     """
 
     def __init__(
@@ -58,19 +60,19 @@ class FusedDescent:
         anchor: Tensor | None = None,
         group: Group | None = None,
     ) -> None:
-        self.learning_rate, self.anchor, self.group = learning_rate, anchor, group
+        self.parameter, self.learning_rate, self.anchor, self.group = parameter, learning_rate, anchor, group
         self.claimed = False
         self.tape: Tape | None = None
-        self._parameter = parameter
         self._row: Tensor | None = None
         self._ones: Tensor | None = None
+        self.compiled: dict[tuple[torch.Size, ...], CompiledPerceptron | None] = {}
         self._parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @property
     def row(self) -> Tensor:
         """A bias as `[C, 1, out]`: a view, made once for all steps."""
         if self._row is None:
-            self._row = self._parameter.unsqueeze(1)
+            self._row = self.parameter.unsqueeze(1)
         return self._row
 
     def descend_row(self, gradient: Tensor) -> None:
@@ -82,10 +84,10 @@ class FusedDescent:
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Some rows of a weight, `[C, count, out]`, and the same transposed; made once for all steps."""
         if (start, count) not in self._parts:
-            if self.group is None or count == self._parameter.shape[1]:
-                part = self._parameter.narrow(1, start, count)
+            if self.group is None or count == self.parameter.shape[1]:
+                part = self.parameter.narrow(1, start, count)
             else:
-                part = self.group.part(start, count)[: len(self._parameter)]
+                part = self.group.part(start, count)[: len(self.parameter)]
             self._parts[start, count] = part, part.transpose(1, 2)
         return self._parts[start, count]
 
@@ -123,6 +125,9 @@ def fused_perceptron(
     """`fedrec.cohort.layers.perceptron`; `fused` are its weights and then its biases."""
     _let_go(fused)
     flat = [part for group in parts for part in group]
+    passes = _compiled(fused, flat, len(weights), activation)
+    if passes is not None:
+        return _applied(_CompiledPerceptron, fused[0], flat, passes, *flat)
     settings = fused, activation, [len(group) for group in parts], weights
     return _applied(_Perceptron, fused[0], flat, settings, *flat)
 
@@ -246,6 +251,33 @@ class _Perceptron(torch.autograd.Function):
             to_groups.append(torch.bmm(own, transposed))
             rows.baddbmm_(group.transpose(1, 2), own, alpha=-fused[0].learning_rate)
         return None, None, *_split(to_groups, sizes, ctx.widths)
+
+
+class _CompiledPerceptron(torch.autograd.Function):
+    """The same in compiled code."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, passes: CompiledPerceptron, *parts: Tensor) -> Tensor:
+        ctx.passes, ctx.parts = passes, [part.contiguous() for part in parts]
+        return passes.forward(ctx.parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return None, None, *ctx.passes.backward(ctx.parts, gradient)
+
+
+def _compiled(
+    fused: Sequence[FusedDescent], parts: Sequence[Tensor], layers: int, activation: Activation
+) -> CompiledPerceptron | None:
+    """The compiled code for a perceptron, made once for all steps with inputs of these shapes; None: there is none."""
+    known, group = fused[0].compiled, fused[0].group
+    if group is not None and group.in_parts:  # what stands for it moved meanwhile
+        return None
+    shapes = tuple(part.shape for part in parts)
+    if shapes not in known:
+        parameters, rates = [own.parameter for own in fused], [own.learning_rate for own in fused]
+        known[shapes] = CompiledPerceptron.of(parts, parameters[:layers], parameters[layers:], rates, activation)
+    return known[shapes]
 
 
 def _cross_entropies(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

@@ -109,6 +109,11 @@ class Group:
                 self._parts[start, count] = self.value.narrow(1, start, count).contiguous()
         return self._parts[start, count]
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts stand for some rows, which `value` does not know of until `join`."""
+        return bool(self._parts)
+
     def join(self) -> None:
         """Make `value` whole again."""
         if self.held is not None:

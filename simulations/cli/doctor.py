@@ -40,6 +40,7 @@ def _checks() -> Iterator[tuple[str, Check]]:
         yield package, lambda package=package: _version(package)
     yield "flower", _flower
     yield "devices", _devices
+    yield "compiled steps", _compiled
     yield "shared memory", _shared_memory
     yield "data", _data
     yield "runs", _runs
@@ -84,6 +85,15 @@ def _devices() -> str:
     cores = len(os.sched_getaffinity(0))
     cuda = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
     return f"{cores} cores, {', '.join(cuda) or 'no CUDA device'}"
+
+
+def _compiled() -> str:
+    """Without them everything works, but slower."""
+    from fedrec.cohort.compiled import library
+
+    if library() is not None:
+        return "yes"
+    return "no; on Linux with a C compiler (and x86-64), installing fedrec anew makes them and local training faster"
 
 
 def _shared_memory() -> str:

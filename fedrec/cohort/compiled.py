@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perceptrons whose passes are compiled code (`perceptron.c`), which is made when fedrec is installed.
+
+In a step of a block the products of a perceptron take about half of the time, and the many small operations around
+them most of the rest. Compiled, both passes are one call each. Without the library (no C compiler where fedrec was
+installed, another processor) or where a network does not suit it, `fedrec.cohort.fused` does the same with PyTorch's
+operations, with results that differ by rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+_POINTER = ctypes.c_void_p
+
+
+class _Plan(ctypes.Structure):
+    """`plan_t` of perceptron.c."""
+
+    _fields_ = (
+        ("sgemm", _POINTER),
+        *((name, ctypes.c_int) for name in ("clients", "examples", "parts", "layers", "hidden_width", "largest_width")),
+        *((name, _POINTER) for name in ("part_widths", "part_examples", "widths", "weights", "biases")),
+        *((name, _POINTER) for name in ("weight_strides", "bias_strides", "weight_rates", "bias_rates")),
+    )
+
+
+class CompiledPerceptron:
+    """The perceptrons of some clients, for inputs of one shape; weights and biases are those that were given.
+
+    Args:
+        library: the compiled code and what it calls; see `library`.
+        parts: the inputs, `[C, B, i]` or `[C, 1, i]` each.
+        weights: `[C, in, out]` of each layer.
+        biases: `[C, out]` of each layer.
+        rates: step sizes of the weights and then of the biases.
+    """
+
+    def __init__(
+        self,
+        library: _Library,
+        parts: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        rates: Sequence[float],
+    ) -> None:
+        clients, examples = len(weights[0]), max(part.shape[1] for part in parts)
+        widths, inputs = [weight.shape[2] for weight in weights], [part.shape[2] for part in parts]
+        largest, hidden = max(*inputs, *widths), sum(widths[:-1])
+        self._library = library
+        self._arrays = [
+            _array(ctypes.c_int, inputs),
+            _array(ctypes.c_int, [part.shape[1] for part in parts]),
+            _array(ctypes.c_int, widths),
+            _array(_POINTER, [weight.data_ptr() for weight in weights]),
+            _array(_POINTER, [bias.data_ptr() for bias in biases]),
+            _array(ctypes.c_ssize_t, [weight.stride(0) for weight in weights]),
+            _array(ctypes.c_ssize_t, [bias.stride(0) for bias in biases]),
+            _array(ctypes.c_float, rates[: len(weights)]),
+            _array(ctypes.c_float, rates[len(weights) :]),
+        ]
+        numbers = clients, examples, len(parts), len(weights), hidden, largest
+        self._plan = _Plan(library.sgemm, *numbers, *map(ctypes.addressof, self._arrays))
+        self._outputs = clients, widths[-1], examples
+        with torch.inference_mode(False):  # later steps may not be in inference mode, and change them all the same
+            self._hidden = torch.empty(clients, hidden, examples)
+            self._scratch = torch.empty((2 * examples + 1) * largest)
+            self._to_parts = [torch.empty(part.shape) for part in parts]
+        self._inputs = _array(_POINTER, [0] * len(parts))
+        self._gradients = _array(_POINTER, [own.data_ptr() for own in self._to_parts])
+        given = ctypes.addressof(self._plan), ctypes.addressof(self._inputs)
+        self._at = *given, self._hidden.data_ptr(), self._scratch.data_ptr(), ctypes.addressof(self._gradients)
+
+    @classmethod
+    def of(
+        cls,
+        parts: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        rates: Sequence[float],
+        activation: str,
+    ) -> Self | None:
+        """The perceptrons of these clients; None where PyTorch's operations have to do it.
+
+        They have to where the library is not there, with other activations than ReLU, on a GPU, in other precision
+        than float32, and with several threads, which PyTorch shares out among clients and the library does not. They
+        also have to where shapes do not fit each other: they say so.
+        """
+        if activation != "relu" or torch.get_num_threads() > 1 or not _fit(parts, weights, biases):
+            return None
+        found = library()
+        return None if found is None else cls(found, parts, weights, biases, rates)
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """Outputs `[C, B, out]`, `[C, B]` if there is one, for contiguous inputs of the shapes that it was made for."""
+        plan, inputs, hidden, scratch, _ = self._at
+        outputs = torch.empty(self._outputs)
+        for place, part in enumerate(parts):
+            self._inputs[place] = part.data_ptr()
+        self._library.forward(plan, inputs, hidden, outputs.data_ptr(), scratch)
+        return outputs[:, 0] if self._outputs[1] == 1 else outputs.transpose(1, 2)
+
+    def backward(self, parts: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
+        """Move weights and biases, given the gradient of what `forward` last gave for the same inputs.
+
+        Returns:
+            The gradients of the inputs, in memory that the next call uses again.
+        """
+        plan, inputs, hidden, scratch, to_parts = self._at
+        gradient = (gradient if gradient.dim() == 2 else gradient.transpose(1, 2)).contiguous()
+        for place, part in enumerate(parts):
+            self._inputs[place] = part.data_ptr()
+        self._library.backward(plan, inputs, hidden, gradient.data_ptr(), to_parts, scratch)
+        return self._to_parts
+
+
+class _Library:
+    """The functions of `perceptron.c`, and the BLAS that PyTorch brings with it.
+
+    Raises:
+        OSError: a file is not there, or is no library for this machine.
+        AttributeError: a library has no such function.
+    """
+
+    def __init__(self, path: Path) -> None:
+        own = ctypes.CDLL(str(path))
+        self.forward, self.backward = own.fedrec_perceptron_forward, own.fedrec_perceptron_backward
+        self.forward.argtypes, self.backward.argtypes = [_POINTER] * 5, [_POINTER] * 6
+        self.forward.restype = self.backward.restype = None
+        blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        self.sgemm = ctypes.cast(blas.sgemm_, _POINTER).value
+
+
+@functools.cache
+def library() -> _Library | None:
+    """The compiled code; None where it was not made, was made from another version, or PyTorch brings no MKL."""
+    if platform.machine() != "x86_64" or not torch.backends.mkl.is_available():
+        return None
+    source = Path(__file__).with_name("perceptron.c")
+    try:
+        return _Library(source.with_name(f"perceptron-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"))
+    except (OSError, AttributeError):
+        return None
+
+
+def _fit(parts: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+    """Whether the compiled code can do with these: it looks at nothing but addresses."""
+    every = [*parts, *weights, *biases]
+    if any(own.dtype != torch.float32 or own.device.type != "cpu" or not own.numel() for own in every):
+        return False
+    if any(own.dim() != 3 for own in [*parts, *weights]) or len({len(own) for own in every}) > 1:
+        return False
+    examples, width = max(part.shape[1] for part in parts), sum(part.shape[2] for part in parts)
+    for weight, bias in zip(weights, biases, strict=True):
+        if weight.shape[1] != width or bias.shape != weight.shape[::2]:
+            return False
+        if not weight[0].is_contiguous() or not bias[0].is_contiguous():
+            return False
+        width = weight.shape[2]
+    return all(part.shape[1] in (1, examples) for part in parts)
+
+
+def _array(kind: Any, values: Sequence[Any]) -> Any:
+    return (kind * len(values))(*values)

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both passes of a perceptron per client, with the SGD step of its own parameters; called by fedrec/cohort/compiled.py.
+//
+// One client after the other, so that what it needs stays in the caches. Activations lie [features][examples]: with
+// weights that lie [in][out], no product then runs against the grain of its second factor. The products are made by the
+// BLAS that is handed over, all in the column-major words of Fortran: a matrix [a][b] here is b x a there.
+
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))  // chosen when the library is loaded
+#else
+#define WIDEST
+#endif
+#define LANES 16
+
+typedef void (*sgemm_t)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
+                        const int *, const float *, const int *, const float *, float *, const int *);
+
+// What stays the same from step to step. fedrec.cohort.compiled._Plan names the same fields in the same order.
+typedef struct {
+    sgemm_t sgemm;
+    int clients, examples, parts, layers;
+    int hidden_width;            // of all layers but the last, added up
+    int largest_width;           // of inputs and layers
+    const int *part_widths;      // [parts]
+    const int *part_examples;    // [parts]: 1, or examples
+    const int *widths;           // [layers], of outputs
+    float *const *weights;       // [layers], [clients][in][out] each
+    float *const *biases;        // [layers], [clients][out] each
+    const ptrdiff_t *weight_strides;  // [layers]: floats from a client to the next
+    const ptrdiff_t *bias_strides;    // [layers]
+    const float *weight_rates;   // [layers]: step sizes
+    const float *bias_rates;     // [layers]
+} plan_t;
+
+// sums [out] += row [in] times weights [in][out]
+WIDEST static void add_product(float *sums, const float *row, const float *weights, int in, int out) {
+    for (int i = 0; i < in; i++)
+        for (int o = 0; o < out; o++) sums[o] += row[i] * weights[(ptrdiff_t)i * out + o];
+}
+
+// to_row [in] = weights [in][out] times gradient [out], and then weights -= rate row^T gradient: weights are read once
+WIDEST static void descend_product(float *weights, const float *row, const float *gradient, float *to_row, int in, int out,
+                                   float rate) {
+    for (int i = 0; i < in; i++) {
+        float *own = weights + (ptrdiff_t)i * out, lanes[LANES] = {0}, total = 0;
+        const float factor = rate * row[i];
+        int o = 0;
+        for (; o + LANES <= out; o += LANES)
+            for (int lane = 0; lane < LANES; lane++) {
+                lanes[lane] += own[o + lane] * gradient[o + lane];
+                own[o + lane] -= factor * gradient[o + lane];
+            }
+        for (; o < out; o++) {
+            total += own[o] * gradient[o];
+            own[o] -= factor * gradient[o];
+        }
+        for (int lane = 0; lane < LANES; lane++) total += lanes[lane];
+        to_row[i] = total;
+    }
+}
+
+// sums [rows] of values [rows][columns], and bias [rows] -= rate sums
+WIDEST static void descend_bias(float *bias, const float *values, float *sums, int rows, int columns, float rate) {
+    for (int r = 0; r < rows; r++) {
+        const float *own = values + (ptrdiff_t)r * columns;
+        float lanes[LANES] = {0}, total = 0;
+        int c = 0;
+        for (; c + LANES <= columns; c += LANES)
+            for (int lane = 0; lane < LANES; lane++) lanes[lane] += own[c + lane];
+        for (; c < columns; c++) total += own[c];
+        for (int lane = 0; lane < LANES; lane++) total += lanes[lane];
+        sums[r] = total;
+        bias[r] -= rate * total;
+    }
+}
+
+WIDEST static void fill_rows(float *to, const float *values, int rows, int columns) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) to[(ptrdiff_t)r * columns + c] = values[r];
+}
+
+WIDEST static void transpose(const float *from, float *to, int rows, int columns) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) to[(ptrdiff_t)c * rows + r] = from[(ptrdiff_t)r * columns + c];
+}
+
+WIDEST static void relu(float *values, ptrdiff_t count) {
+    for (ptrdiff_t i = 0; i < count; i++) values[i] = values[i] <= 0 ? 0 : values[i];  // so that NaN stays NaN
+}
+
+WIDEST static void through_relu(float *gradient, const float *outputs, ptrdiff_t count) {
+    for (ptrdiff_t i = 0; i < count; i++) gradient[i] = outputs[i] <= 0 ? 0 : gradient[i];
+}
+
+static const float *input_of(const plan_t *plan, const float *const *inputs, int part, int client) {
+    return inputs[part] + (ptrdiff_t)client * plan->part_examples[part] * plan->part_widths[part];
+}
+
+// inputs: [parts], [clients][1 or examples][width] each
+// hidden: [clients][hidden width][examples], kept for the backward pass
+// outputs: [clients][last width][examples]
+// scratch: [largest width]
+void fedrec_perceptron_forward(const plan_t *plan, const float *const *inputs, float *hidden, float *outputs,
+                               float *scratch) {
+    const int examples = plan->examples, first = plan->widths[0], last = plan->widths[plan->layers - 1];
+    const float one = 1;
+    for (int client = 0; client < plan->clients; client++) {
+        float *own_outputs = outputs + (ptrdiff_t)client * last * examples;
+        float *current = plan->layers > 1 ? hidden + (ptrdiff_t)client * plan->hidden_width * examples : own_outputs;
+        const float *weights = plan->weights[0] + client * plan->weight_strides[0], *rows = weights;
+        memcpy(scratch, plan->biases[0] + client * plan->bias_strides[0], sizeof(float) * first);
+        for (int part = 0; part < plan->parts; rows += (ptrdiff_t)plan->part_widths[part++] * first)
+            if (plan->part_examples[part] == 1)
+                add_product(scratch, input_of(plan, inputs, part, client), rows, plan->part_widths[part], first);
+        fill_rows(current, scratch, first, examples);
+        rows = weights;
+        for (int part = 0; part < plan->parts; rows += (ptrdiff_t)plan->part_widths[part++] * first)
+            if (plan->part_examples[part] != 1)
+                plan->sgemm("T", "T", &examples, &first, &plan->part_widths[part], &one,
+                            input_of(plan, inputs, part, client), &plan->part_widths[part], rows, &first, &one, current,
+                            &examples);
+        for (int layer = 1; layer < plan->layers; layer++) {
+            const int in = plan->widths[layer - 1], out = plan->widths[layer];
+            float *next = layer + 1 < plan->layers ? current + (ptrdiff_t)in * examples : own_outputs;
+            relu(current, (ptrdiff_t)in * examples);
+            fill_rows(next, plan->biases[layer] + client * plan->bias_strides[layer], out, examples);
+            plan->sgemm("N", "T", &examples, &out, &in, &one, current, &examples,
+                        plan->weights[layer] + client * plan->weight_strides[layer], &out, &one, next, &examples);
+            current = next;
+        }
+    }
+}
+
+// inputs, hidden: as in the forward pass
+// gradient: [clients][last width][examples], of the outputs; weights and biases take their step
+// to_inputs: [parts], like inputs: their gradients
+// scratch: [(2 * examples + 1) * largest width]
+void fedrec_perceptron_backward(const plan_t *plan, const float *const *inputs, const float *hidden,
+                                const float *gradient, float *const *to_inputs, float *scratch) {
+    const int examples = plan->examples, first = plan->widths[0], last = plan->widths[plan->layers - 1];
+    const ptrdiff_t half = (ptrdiff_t)examples * plan->largest_width;
+    const float one = 1, zero = 0;
+    float *sums = scratch + 2 * half;
+    for (int client = 0; client < plan->clients; client++) {
+        const float *outputs = hidden + (ptrdiff_t)(client + 1) * plan->hidden_width * examples;
+        const float *current = gradient + (ptrdiff_t)client * last * examples;
+        float *before = scratch;
+        for (int layer = plan->layers - 1; layer > 0; layer--) {
+            const int in = plan->widths[layer - 1], out = plan->widths[layer];
+            const float step = -plan->weight_rates[layer];
+            float *weights = plan->weights[layer] + client * plan->weight_strides[layer];
+            outputs -= (ptrdiff_t)in * examples;  // those of the layer before
+            plan->sgemm("N", "N", &examples, &in, &out, &one, current, &examples, weights, &out, &zero, before, &examples);
+            plan->sgemm("T", "N", &out, &in, &examples, &step, current, &examples, outputs, &examples, &one, weights, &out);
+            descend_bias(plan->biases[layer] + client * plan->bias_strides[layer], current, sums, out, examples,
+                         plan->bias_rates[layer]);
+            through_relu(before, outputs, (ptrdiff_t)in * examples);
+            current = before;
+            before = before == scratch ? scratch + half : scratch;
+        }
+        const float step = -plan->weight_rates[0];
+        float *rows = plan->weights[0] + client * plan->weight_strides[0];
+        descend_bias(plan->biases[0] + client * plan->bias_strides[0], current, sums, first, examples, plan->bias_rates[0]);
+        for (int part = 0; part < plan->parts; rows += (ptrdiff_t)plan->part_widths[part++] * first) {
+            const int *width = &plan->part_widths[part];
+            const float *input = input_of(plan, inputs, part, client);
+            float *to_input = to_inputs[part] + (input - inputs[part]);
+            if (plan->part_examples[part] == 1) {
+                descend_product(rows, input, sums, to_input, *width, first, plan->weight_rates[0]);
+                continue;
+            }
+            plan->sgemm("N", "N", &examples, width, &first, &one, current, &examples, rows, &first, &zero, before, &examples);
+            transpose(before, to_input, *width, examples);
+            plan->sgemm("T", "T", &first, width, &examples, &step, current, &examples, input, width, &one, rows, &first);
+        }
+    }
+}
