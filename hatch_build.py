@@ -37,16 +37,16 @@ def compiled(source: Path) -> Path | None:
     """Compile a source; earlier libraries of it go.
 
     Returns:
-        The library, whose name tells which version of the source it was made from (`fedrec.cohort.compiled` looks for
-        this name, so it never meets another version's library); None without a compiler, or if it could not do it.
+        The library; None without a compiler, or if it could not do it. The name tells which versions of the source and
+        of `compiled.py`, which calls it, it belongs to: that looks for this name and so never meets another's library.
     """
     if not sys.platform.startswith("linux"):
         return None
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = source.with_name(f"{source.stem}-{digest}.so")
+    digest = hashlib.sha256(source.read_bytes() + source.with_name("compiled.py").read_bytes()).hexdigest()
+    library = source.with_name(f"{source.stem}-{digest[:16]}.so")
     unfinished = library.with_suffix(f".{os.getpid()}")
     try:
         subprocess.run([*compiler.split(), *FLAGS, "-o", str(unfinished), str(source)], check=True, capture_output=True)

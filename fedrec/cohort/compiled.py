@@ -13,6 +13,7 @@ import ctypes
 import functools
 import hashlib
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -56,7 +57,7 @@ class CompiledPerceptron:
         clients, examples = len(weights[0]), max(part.shape[1] for part in parts)
         widths, inputs = [weight.shape[2] for weight in weights], [part.shape[2] for part in parts]
         largest, hidden = max(*inputs, *widths), sum(widths[:-1])
-        self._library = library
+        self._library, self._parameters = library, [*weights, *biases]  # kept alive: the plan has their addresses only
         self._arrays = [
             _array(ctypes.c_int, inputs),
             _array(ctypes.c_int, [part.shape[1] for part in parts]),
@@ -142,14 +143,22 @@ class _Library:
 
 @functools.cache
 def library() -> _Library | None:
-    """The compiled code; None where it was not made, was made from another version, or PyTorch brings no MKL."""
+    """The compiled code; None where it was not made, was made from another version, or PyTorch brings no MKL.
+
+    It lies beside its source. A copy of fedrec that has Python files only, such as Flower makes to send an app around,
+    uses that of the installed one.
+    """
     if platform.machine() != "x86_64" or not torch.backends.mkl.is_available():
         return None
-    source = Path(__file__).with_name("perceptron.c")
-    try:
-        return _Library(source.with_name(f"perceptron-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"))
-    except (OSError, AttributeError):
-        return None
+    wrapper = Path(__file__)
+    for folder in [wrapper.parent, *(Path(entry, "fedrec", "cohort") for entry in sys.path)]:
+        source = folder / "perceptron.c"
+        try:
+            digest = hashlib.sha256(source.read_bytes() + wrapper.read_bytes()).hexdigest()
+            return _Library(folder / f"perceptron-{digest[:16]}.so")
+        except (OSError, AttributeError):
+            continue
+    return None
 
 
 def _fit(parts: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:

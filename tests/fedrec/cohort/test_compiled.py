@@ -26,11 +26,16 @@ HERE = sys.platform == "linux" and shutil.which("cc") and torch.backends.mkl.is_
 pytestmark = pytest.mark.skipif(not HERE, reason="needs Linux, a C compiler and a PyTorch with MKL")
 
 
+def copied(folder):
+    """The source in a folder, with what calls it."""
+    shutil.copy(SOURCE.with_name("compiled.py"), folder)
+    return Path(shutil.copy(SOURCE, folder))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A library of its own, so that it is what the source says now, whatever is installed."""
-    source = Path(shutil.copy(SOURCE, tmp_path_factory.mktemp("compiled")))
-    return compiled._Library(hatch_build.compiled(source))
+    return compiled._Library(hatch_build.compiled(copied(tmp_path_factory.mktemp("compiled"))))
 
 
 @pytest.fixture
@@ -166,17 +171,35 @@ def test_what_does_not_fit_is_refused_by_torch_and_not_read_beyond_its_end(on, w
 
 def test_the_library_is_of_this_version_of_its_source(tmp_path, monkeypatch):
     """One of another version is not used, and goes when this one is made."""
-    source = Path(shutil.copy(SOURCE, tmp_path))
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    find = compiled.library.__wrapped__
+    source, find = copied(tmp_path), compiled.library.__wrapped__
+    caller = source.with_name("compiled.py")
+    monkeypatch.setattr(compiled, "__file__", str(caller))
+    monkeypatch.setattr(sys, "path", [])
     assert find() is None
-    first = hatch_build.compiled(source)
+    made = [hatch_build.compiled(source)]
     assert find() is not None
-    source.write_text(source.read_text() + "\n// another version\n")
-    assert find() is None
-    second = hatch_build.compiled(source)
-    assert find() is not None and second.exists() and not first.exists()
-    assert sorted(tmp_path.iterdir()) == sorted([source, second])
+    for changed in (source, caller):
+        changed.write_text(changed.read_text() + "\n")
+        assert find() is None
+        made.append(hatch_build.compiled(source))
+        assert find() is not None
+        assert sorted(tmp_path.iterdir()) == sorted([source, caller, made[-1]])
+    assert len(set(made)) == 3
+
+
+def test_a_copy_of_python_files_alone_uses_the_library_of_what_is_installed(tmp_path, monkeypatch):
+    installed, copy = tmp_path / "installed", tmp_path / "copy"
+    (installed / "fedrec" / "cohort").mkdir(parents=True)
+    copy.mkdir()
+    source = copied(installed / "fedrec" / "cohort")
+    hatch_build.compiled(source)
+    caller = Path(shutil.copy(source.with_name("compiled.py"), copy))
+    monkeypatch.setattr(compiled, "__file__", str(caller))
+    find = compiled.library.__wrapped__
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "nothing"), str(installed)])
+    assert find() is not None
+    caller.write_text(caller.read_text() + "\n")
+    assert find() is None, "a library that this version does not know how to call"
 
 
 @pytest.mark.parametrize(("compiler", "source"), [("no-such-compiler", "int a;"), ("cc", "this is not C")])
@@ -184,8 +207,9 @@ def test_without_a_working_compiler_there_is_none_and_it_is_said(tmp_path, monke
     monkeypatch.setenv("CC", compiler)
     file = tmp_path / "perceptron.c"
     file.write_text(source)
+    caller = Path(shutil.copy(SOURCE.with_name("compiled.py"), tmp_path))
     assert hatch_build.compiled(file) is None
-    assert "was not compiled" in capfd.readouterr().err and list(tmp_path.iterdir()) == [file]
+    assert "was not compiled" in capfd.readouterr().err and sorted(tmp_path.iterdir()) == sorted([caller, file])
 
 
 @pytest.mark.parametrize("compiler", ["cc", "no-such-compiler"])
@@ -196,7 +220,7 @@ def test_wheels_hold_the_library_and_are_of_one_platform_then(tmp_path, monkeypa
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
     (tmp_path / "fedrec" / "cohort").mkdir()
-    shutil.copy(SOURCE, tmp_path / "fedrec" / "cohort")
+    copied(tmp_path / "fedrec" / "cohort")
     monkeypatch.setenv("CC", compiler)
     build = "from hatchling.build import build_wheel; print(build_wheel('dist'))"
     done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, text=True)
