@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-SOURCES := pyproject.toml constraints.txt hatch_build.py fedrec/cohort/perceptron.c fedrec/cohort/compiled.py
+SOURCES := pyproject.toml constraints.txt hatch_build.py fedrec/cohort/compiled.c fedrec/cohort/compiled.py
 
 .PHONY: help demo test deploy-test lint benchmark-venvs constraints clean
 .DEFAULT_GOAL := help

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles `fedrec/cohort/perceptron.c` when fedrec is installed, if there is a C compiler; fedrec works without."""
+"""Compiles `fedrec/cohort/compiled.c` when fedrec is installed, if there is a C compiler; fedrec works without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CompileHook(BuildHookInterface):
         """See `BuildHookInterface.initialize`."""
         if self.target_name != "wheel":
             return
-        library = compiled(Path(self.root) / "fedrec" / "cohort" / "perceptron.c")
+        library = compiled(Path(self.root) / "fedrec" / "cohort" / "compiled.c")
         if library is not None:
             build_data["artifacts"].append(str(library.relative_to(self.root)))
             build_data["pure_python"] = False

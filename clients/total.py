@@ -111,8 +111,7 @@ class Total:
     def _add_sums(self, trained: Outcome, shares: torch.Tensor) -> None:
         trained.add_dense(self.dense, shares)
         for name in self.tables:
-            items, moved, drift = trained.row_sums(name, shares)
-            self.tables[name].add(items.cpu().numpy(), moved.cpu().numpy(), drift)
+            trained.add_rows(name, self.tables[name], shares)
 
     def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
         """One client's update as whole arrays; of a client of share 0 nothing but its noise."""

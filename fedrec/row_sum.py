@@ -93,35 +93,42 @@ class RowAccumulator:
 
     Args:
         shape: shape of the table.
+
+    Attributes:
+        values: `float64 [N, d]`, the sums, in the order of `places`; another array when more rows are touched.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.drift = shape, 0.0
         self._slots = np.full(shape[0], -1, dtype=np.int64)
         self._rows = np.empty(0, dtype=np.int64)
-        self._values = np.zeros((0, *shape[1:]))
+        self.values = np.zeros((0, *shape[1:]))
         self._used = 0
 
     def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
         """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
         self.drift += drift
+        slots = torch.from_numpy(self.places(rows))
+        torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))  # in order, and soon done
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Where rows `int64 [n]`, which may repeat, lie in `values` from now on, `int64 [n]`; new ones are zero."""
         fresh = np.unique(rows[self._slots[rows] < 0])
         self._reserve(self._used + len(fresh))
         self._slots[fresh] = np.arange(self._used, self._used + len(fresh))
         self._rows[self._used : self._used + len(fresh)] = fresh
         self._used += len(fresh)
-        slots = torch.from_numpy(self._slots[rows])
-        torch.from_numpy(self._values).index_add_(0, slots, torch.from_numpy(values))  # in order, and soon done
+        return self._slots[rows]
 
     def total(self) -> RowSum:
         """The sum so far."""
         order = np.argsort(self._rows[: self._used])
-        return RowSum(self.shape, self._rows[: self._used][order], self._values[: self._used][order], self.drift)
+        return RowSum(self.shape, self._rows[: self._used][order], self.values[: self._used][order], self.drift)
 
     def _reserve(self, size: int) -> None:
         if size <= len(self._rows):
             return
         grown = min(max(size, 2 * len(self._rows)), self.shape[0])
         self._rows = np.concatenate([self._rows, np.empty(grown - len(self._rows), dtype=np.int64)])
-        extra = np.zeros((grown - len(self._values), *self.shape[1:]))
-        self._values = np.concatenate([self._values, extra])
+        extra = np.zeros((grown - len(self.values), *self.shape[1:]))
+        self.values = np.concatenate([self.values, extra])

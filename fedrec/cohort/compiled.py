@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perceptrons whose passes are compiled code (`perceptron.c`), which is made when fedrec is installed.
+"""Inner loops in compiled code (`compiled.c`), which is made when fedrec is installed.
 
 In a step of a block the products of a perceptron take about half of the time, and the many small operations around
-them most of the rest. Compiled, both passes are one call each. Without the library (no C compiler where fedrec was
-installed, another processor) or where a network does not suit it, `fedrec.cohort.fused` does the same with PyTorch's
-operations, with results that differ by rounding.
+them most of the rest: compiled, both passes are one call each. Sums of what clients changed are made without the large
+tensors in between. Without the library (no C compiler where fedrec was installed, another processor) or where
+something does not suit it, PyTorch's operations do the same, with results that differ by rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POINTER = ctypes.c_void_p
 
 
 class _Plan(ctypes.Structure):
-    """`plan_t` of perceptron.c."""
+    """`plan_t` of compiled.c."""
 
     _fields_ = (
         ("sgemm", _POINTER),
@@ -124,8 +124,61 @@ class CompiledPerceptron:
         return self._to_parts
 
 
+def add_updates(totals: Tensor, start: Tensor, values: Tensor, shares: Tensor) -> bool:
+    """Add, over the clients, share times (values - start) to totals.
+
+    Args:
+        totals: `float64 [...]`.
+        start: `float32 [...]`.
+        values: `float32 [C, ...]`.
+        shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+
+    Returns:
+        Whether it was done. If not, these are no tensors for the compiled code, or there is none.
+    """
+    found, kinds = library(), (torch.float64, torch.float32, torch.float32, torch.float64)
+    given = totals, start, values[0], shares
+    if found is None or not _lie_flat(given, kinds) or not start.shape == values.shape[1:] == totals.shape:
+        return False
+    at = totals.data_ptr(), start.data_ptr(), values.data_ptr(), values.stride(0)
+    found.add_updates(*at, shares.data_ptr(), len(shares), totals.numel())
+    return True
+
+
+def add_row_updates(
+    totals: Tensor, slots: Tensor, start: Tensor, items: Tensor, rows: Tensor, places: Tensor, shares: Tensor
+) -> bool:
+    """Add share times (row - its row of start) to rows of totals.
+
+    Args:
+        totals: `float64 [R, d]`.
+        slots: `int64 [n]`, which row of totals each is added to; may repeat.
+        start: `float32 [items, d]`.
+        items: `int64 [n]`, each one's row of start.
+        rows: `float32 [m, d]`.
+        places: `int64 [n]`, the rows.
+        shares: `float64 [n]`.
+
+    Returns:
+        Whether it was done; see `add_updates`.
+    """
+    found, given = library(), (totals, slots, start, items, rows, places, shares)
+    whole, single, number = torch.float64, torch.float32, torch.int64
+    if found is None or not _lie_flat(given, (whole, number, single, number, single, number, whole)):
+        return False
+    if totals.dim() != 2 or not totals.shape[1] == start.shape[1] == rows.shape[1]:
+        return False
+    if not len(slots) == len(items) == len(places) == len(shares):
+        return False
+    for index, table in ((slots, totals), (items, start), (places, rows)):
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(table):
+            raise IndexError(f"Expected rows below {len(table)}, got {int(index.min())} to {int(index.max())}.")
+    found.add_row_updates(*map(Tensor.data_ptr, given), len(items), totals.shape[1])
+    return True
+
+
 class _Library:
-    """The functions of `perceptron.c`, and the BLAS that PyTorch brings with it.
+    """The functions of `compiled.c`, and the BLAS that PyTorch brings with it.
 
     Raises:
         OSError: a file is not there, or is no library for this machine.
@@ -135,8 +188,12 @@ class _Library:
     def __init__(self, path: Path) -> None:
         own = ctypes.CDLL(str(path))
         self.forward, self.backward = own.fedrec_perceptron_forward, own.fedrec_perceptron_backward
+        self.add_updates, self.add_row_updates = own.fedrec_add_updates, own.fedrec_add_row_updates
         self.forward.argtypes, self.backward.argtypes = [_POINTER] * 5, [_POINTER] * 6
-        self.forward.restype = self.backward.restype = None
+        self.add_updates.argtypes = [*[_POINTER] * 3, ctypes.c_ssize_t, _POINTER, ctypes.c_int, ctypes.c_ssize_t]
+        self.add_row_updates.argtypes = [*[_POINTER] * 7, ctypes.c_ssize_t, ctypes.c_int]
+        for function in (self.forward, self.backward, self.add_updates, self.add_row_updates):
+            function.restype = None
         blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         self.sgemm = ctypes.cast(blas.sgemm_, _POINTER).value
 
@@ -152,10 +209,10 @@ def library() -> _Library | None:
         return None
     wrapper = Path(__file__)
     for folder in [wrapper.parent, *(Path(entry, "fedrec", "cohort") for entry in sys.path)]:
-        source = folder / "perceptron.c"
+        source = folder / "compiled.c"
         try:
             digest = hashlib.sha256(source.read_bytes() + wrapper.read_bytes()).hexdigest()
-            return _Library(folder / f"perceptron-{digest[:16]}.so")
+            return _Library(folder / f"compiled-{digest[:16]}.so")
         except (OSError, AttributeError):
             continue
     return None
@@ -176,6 +233,14 @@ def _fit(parts: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Te
             return False
         width = weight.shape[2]
     return all(part.shape[1] in (1, examples) for part in parts)
+
+
+def _lie_flat(tensors: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> bool:
+    """Whether tensors are of these kinds, on the processor, and without gaps."""
+    return all(
+        own.dtype == kind and own.device.type == "cpu" and own.is_contiguous()
+        for own, kind in zip(tensors, kinds, strict=True)
+    )
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:

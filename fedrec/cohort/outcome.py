@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.row_sum import RowAccumulator
 
 
 @runtime_checkable
@@ -37,8 +38,8 @@ class Outcome(Protocol):
         """Add share times update of every client to the `float64` totals of parameters that are no item tables."""
         ...
 
-    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
-        """The same of an item table: items `[n]`, what to add to their rows `[n, d]`, how often the table itself."""
+    def add_rows(self, name: str, total: RowAccumulator, shares: Tensor) -> None:
+        """The same of an item table, to the running sum of its changes."""
         ...
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.compiled import add_row_updates, add_updates, library
+from fedrec.row_sum import RowAccumulator
 
 _SMALL = 2**13  # numbers: parameters of fewer are added up together, in one operation instead of one for each
 
@@ -70,35 +72,49 @@ class Trained:
                 be among them.
             shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
         """
+        wanted = [name for name in self.values if name in totals]
+        left = [name for name in wanted if not add_updates(totals[name], self.start[name], self.values[name], shares)]
+        if left:
+            self._add_one_by_one({name: totals[name] for name in left}, shares)
+
+    def _add_one_by_one(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """See `add_dense`; a float64 copy of all clients' parameters would cost more."""
         counted = [(place, share) for place, share in enumerate(shares.tolist()) if share]
         small, moved = self._small(totals)
         places = torch.tensor([place for place, _ in counted], dtype=torch.int64, device=moved.device)
         sums = moved[places].double().T @ shares.to(moved.device)[places]
         for name, own in zip(small, sums.split([totals[name].numel() for name in small]), strict=True):
             totals[name].view(-1).add_(own)
-        for name, value in self.values.items():
-            if name in totals and name not in small:
-                totals[name].add_(self.start[name], alpha=-sum(share for _, share in counted))
-                for place, share in counted:
-                    totals[name].add_(value[place], alpha=share)  # one by one: a float64 copy of all would cost more
+        for name in totals.keys() - small:
+            totals[name].add_(self.start[name], alpha=-sum(share for _, share in counted))
+            for place, share in counted:
+                totals[name].add_(self.values[name][place], alpha=share)
 
-    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
+    def add_rows(self, name: str, total: RowAccumulator, shares: Tensor) -> None:
         """The same of an item table, by rows.
 
         Args:
             name: the table.
+            total: the running sum of its changes.
             shares: `float64 [C]`.
-
-        Returns:
-            Items `int64 [n]`, which may repeat; what to add to their rows, `float64 [n, d]`; and the sum of shares
-            times drifts, which is how often the table itself is to be added, to every row.
         """
         drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
-        items, client, moved = self._moved(name, shares != 0)
-        total = moved.double().mul_(shares.to(client.device)[client, None])
-        if drifts.any():
-            total -= self.start[name][items].double() * drifts.to(client.device)[client, None]
-        return items, total, float(drifts.sum())
+        if drifts.any() or not self._added_at_once(name, total, shares):
+            items, client, moved = self._moved(name, shares != 0)
+            change = moved.double().mul_(shares.to(client.device)[client, None])
+            if drifts.any():
+                change -= self.start[name][items].double() * drifts.to(client.device)[client, None]
+            total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
+
+    def _added_at_once(self, name: str, total: RowAccumulator, shares: Tensor) -> bool:
+        """Whether compiled code added the rows."""
+        if self.block.touched.device.type != "cpu" or library() is None:
+            return False
+        items, client, places = self._real(shares != 0)
+        slots = torch.from_numpy(total.places(items.numpy()))
+        rows = self.values[name].flatten(0, 1)
+        values = torch.from_numpy(total.values)
+        return add_row_updates(values, slots, self.start[name], items, rows, places, shares[client])
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size."""
@@ -134,13 +150,17 @@ class Trained:
             name: an item table.
             counted: `bool [C]`, the clients that are wanted; None: all.
         """
+        items, client, places = self._real(counted)
+        moved = self.values[name].flatten(0, 1).index_select(0, places)
+        return items, client, moved.sub_(self.start[name].index_select(0, items))
+
+    def _real(self, counted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the compact tables but padding: items, places of clients, places of rows; `int64 [n]` each."""
         width = self.block.touched.shape[1]
-        real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]  # the others are padding
+        real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]
         wanted = real if counted is None else real & counted.cpu()[:, None]
         places = wanted.flatten().nonzero()[:, 0].to(self.block.touched.device)
-        items = self.block.touched.flatten()[places]
-        moved = self.values[name].flatten(0, 1).index_select(0, places)
-        return items, places // width, moved.sub_(self.start[name].index_select(0, items))
+        return self.block.touched.flatten()[places], places // width, places
 
     def _table_powers(self, name: str, order: int) -> Tensor:
         """`float64 [C]`: sum over a table's coordinates of the change's square (order 2) or magnitude (1)."""

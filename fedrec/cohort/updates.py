@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.row_sum import RowAccumulator
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,8 @@ class Updates:
                 if share:  # of a client that does not count even NaN may not enter
                     totals[name].add_(self.changes[name][place], alpha=share)
 
-    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
-        """See `Outcome.row_sums`; never asked for.
+    def add_rows(self, name: str, total: RowAccumulator, shares: Tensor) -> None:
+        """See `Outcome.add_rows`; never asked for.
 
         Raises:
             KeyError: always, as no parameter is a compact table here.
@@ -101,8 +102,8 @@ class FactoredUpdates:
             if f"{layer}.bias" in totals:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
-    def row_sums(self, name: str, shares: Tensor) -> tuple[Tensor, Tensor, float]:
-        """See `Updates.row_sums`."""
+    def add_rows(self, name: str, total: RowAccumulator, shares: Tensor) -> None:
+        """See `Updates.add_rows`."""
         raise KeyError(name)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from fedrec.cohort.fused import FusedDescent
 from fedrec.cohort.layers import perceptron
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCE = ROOT / "fedrec" / "cohort" / "perceptron.c"
+SOURCE = ROOT / "fedrec" / "cohort" / "compiled.c"
 HERE = sys.platform == "linux" and shutil.which("cc") and torch.backends.mkl.is_available()
 pytestmark = pytest.mark.skipif(not HERE, reason="needs Linux, a C compiler and a PyTorch with MKL")
 
@@ -111,6 +111,36 @@ def test_both_passes_and_the_step_are_those_of_torch(on, shape):
             torch.testing.assert_close(gradient[client].double(), part.grad, **CLOSE)
     for before, after in zip([*weights, *biases], moved, strict=True):
         assert torch.equal(before[2], after[2]), "a client that no longer trains moved"
+
+
+@pytest.mark.parametrize("size", [(1,), (1024,), (37, 29), (2049,)])
+def test_sums_of_updates_are_those_of_numpy(on, size):
+    """Of the first three of five clients; the second counts for nothing, and what it holds is not a number."""
+    start, values = draw(*size), draw(5, *size, seed=1)
+    values[1].fill_(torch.nan)
+    shares, totals = torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64), draw(*size, seed=2).double()
+    own = values[[0, 2]].double() - start.double()
+    expected = totals + 0.5 * own[0] - 2 * own[1]
+    assert compiled.add_updates(totals, start, values[:3], shares)
+    torch.testing.assert_close(totals, expected, rtol=1e-12, atol=1e-12)
+    assert not compiled.add_updates(totals.float(), start, values[:3], shares), "sums of another precision"
+    assert not compiled.add_updates(totals, start, values[:3, :1], shares) or size == (1,), "another shape"
+
+
+def test_sums_of_rows_are_those_of_numpy_and_stay_inside_their_tables(on):
+    start, rows, shares = draw(7, 5), draw(6, 5, seed=1), draw(4, seed=2).double()
+    slots, items, places = torch.tensor([2, 0, 2, 1]), torch.tensor([6, 0, 6, 3]), torch.tensor([5, 0, 2, 2])
+    totals = draw(3, 5, seed=3).double()
+    expected = totals.clone()
+    for number in range(4):
+        change = rows[places[number]].double() - start[items[number]].double()
+        expected[slots[number]] += shares[number] * change
+    assert compiled.add_row_updates(totals, slots, start, items, rows, places, shares)
+    torch.testing.assert_close(totals, expected, rtol=1e-12, atol=1e-12)
+    for wrong in (-1, 7):
+        with pytest.raises(IndexError, match="below 7"):
+            compiled.add_row_updates(totals, slots, start, items.clamp(max=5) * 0 + wrong, rows, places, shares)
+    assert not compiled.add_row_updates(totals, slots, start[:, :4], items, rows, places, shares), "another width"
 
 
 def test_not_a_number_is_not_lost(on):
@@ -205,7 +235,7 @@ def test_a_copy_of_python_files_alone_uses_the_library_of_what_is_installed(tmp_
 @pytest.mark.parametrize(("compiler", "source"), [("no-such-compiler", "int a;"), ("cc", "this is not C")])
 def test_without_a_working_compiler_there_is_none_and_it_is_said(tmp_path, monkeypatch, capfd, compiler, source):
     monkeypatch.setenv("CC", compiler)
-    file = tmp_path / "perceptron.c"
+    file = tmp_path / "compiled.c"
     file.write_text(source)
     caller = Path(shutil.copy(SOURCE.with_name("compiled.py"), tmp_path))
     assert hatch_build.compiled(file) is None
@@ -228,6 +258,6 @@ def test_wheels_hold_the_library_and_are_of_one_platform_then(tmp_path, monkeypa
     libraries = [name for name in zipfile.ZipFile(tmp_path / "dist" / wheel).namelist() if name.endswith(".so")]
     if compiler == "cc":
         assert "-py3-none-linux_" in wheel and len(libraries) == 1
-        assert libraries[0].startswith("fedrec/cohort/perceptron-")
+        assert libraries[0].startswith("fedrec/cohort/compiled-")
     else:
         assert wheel.endswith("-py3-none-any.whl") and not libraries

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both passes of a perceptron per client, with the SGD step of its own parameters; called by fedrec/cohort/compiled.py.
+// The inner loops of the cohort engine, called by fedrec/cohort/compiled.py: both passes of a perceptron per client, with
+// the SGD step of its own parameters, and sums of what clients changed.
 //
-// One client after the other, so that what it needs stays in the caches. Activations lie [features][examples]: with
+// In a perceptron one client after the other, so that what it needs stays in the caches. Activations lie [features][examples]: with
 // weights that lie [in][out], no product then runs against the grain of its second factor. The products are made by the
 // BLAS that is handed over, all in the column-major words of Fortran: a matrix [a][b] here is b x a there.
 
@@ -14,6 +15,7 @@
 #define WIDEST
 #endif
 #define LANES 16
+#define SPAN 1024  // numbers that stay in the first-level cache
 
 typedef void (*sgemm_t)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                         const int *, const float *, const int *, const float *, float *, const int *);
@@ -93,6 +95,32 @@ WIDEST static void relu(float *values, ptrdiff_t count) {
 
 WIDEST static void through_relu(float *gradient, const float *outputs, ptrdiff_t count) {
     for (ptrdiff_t i = 0; i < count; i++) gradient[i] = outputs[i] <= 0 ? 0 : gradient[i];
+}
+
+// totals [count] += over the clients, share times (values - start); values of a client lie `stride` floats behind those
+// of the one before; a client of share 0 adds nothing, whatever it holds
+WIDEST void fedrec_add_updates(double *totals, const float *start, const float *values, ptrdiff_t stride,
+                               const double *shares, int clients, ptrdiff_t count) {
+    for (ptrdiff_t from = 0; from < count; from += SPAN) {
+        const ptrdiff_t end = count - from < SPAN ? count : from + SPAN;
+        for (int client = 0; client < clients; client++) {
+            const double share = shares[client];
+            const float *own = values + client * stride;
+            if (share != 0)
+                for (ptrdiff_t i = from; i < end; i++) totals[i] += share * ((double)own[i] - start[i]);
+        }
+    }
+}
+
+// totals [slots][width] at slots[n] += over n, share of the row's client times (row - its row of start)
+WIDEST void fedrec_add_row_updates(double *totals, const ptrdiff_t *slots, const float *start, const ptrdiff_t *items,
+                                   const float *rows, const ptrdiff_t *places, const double *shares, ptrdiff_t count,
+                                   int width) {
+    for (ptrdiff_t n = 0; n < count; n++) {
+        const float *row = rows + places[n] * width, *before = start + items[n] * width;
+        double *total = totals + slots[n] * width;
+        for (int i = 0; i < width; i++) total[i] += shares[n] * ((double)row[i] - before[i]);
+    }
 }
 
 static const float *input_of(const plan_t *plan, const float *const *inputs, int part, int client) {
