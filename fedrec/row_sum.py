@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from fedrec.distinct import distinct
 from fedrec.shared import SharedArray
 
 
@@ -47,7 +48,7 @@ class RowSum:
 
     def __add__(self, other: RowSum) -> RowSum:
         """Both changes; the order of the operands does not matter beyond the last float64 digit."""
-        rows = np.union1d(self.rows, other.rows)
+        rows = distinct(np.concatenate([self.rows, other.rows]))
         values = np.zeros((len(rows), *self.shape[1:]))
         values[np.searchsorted(rows, self.rows)] = self.values
         values[np.searchsorted(rows, other.rows)] += other.values
@@ -113,7 +114,7 @@ class RowAccumulator:
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """Where rows `int64 [n]`, which may repeat, lie in `values` from now on, `int64 [n]`; new ones are zero."""
-        fresh = np.unique(rows[self._slots[rows] < 0])
+        fresh = distinct(rows[self._slots[rows] < 0])
         self._reserve(self._used + len(fresh))
         self._slots[fresh] = np.arange(self._used, self._used + len(fresh))
         self._rows[self._used : self._used + len(fresh)] = fresh

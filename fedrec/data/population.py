@@ -14,6 +14,7 @@ from fedrec.blame import blaming, refuse_wrong
 from fedrec.data.interactions import Interactions
 from fedrec.data.repeats import time_weighted
 from fedrec.data.split import Partition
+from fedrec.distinct import distinct
 from fedrec.errors import DataError
 from fedrec.experiment import Experiment
 from fedrec.models.base import Schema
@@ -155,7 +156,7 @@ class Population:
         """The training data of one client."""
         rows = self._train.rows_of(client)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        positives = np.unique(items[labels > 0]) if self.task == "ranking" else np.unique(items)
+        positives = distinct(items[labels > 0] if self.task == "ranking" else items)
         times = None if self.interactions.times is None else self.interactions.times[rows]
         features = tuple(codes[client].copy() for codes in self._user_codes)
         ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
