@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,10 +40,10 @@ class Trained:
 
     def losses(self) -> list[float]:
         """Mean loss of each client over its last epoch; NaN for a client that had nothing to learn from."""
-        counts = torch.tensor(self.block.active)[:, None] > torch.arange(len(self.block))
-        steps = counts.sum(0).tolist()
-        ends = zip(steps, self.block.last_epoch, strict=True)
-        return [float(self.step_losses[end - last : end, place].mean()) for place, (end, last) in enumerate(ends)]
+        counts = np.array(self.block.active)[:, None] > np.arange(len(self.block))
+        ends, losses = zip(counts.sum(0).tolist(), self.block.last_epoch, strict=True), self.step_losses.numpy()
+        spans = (losses[end - last : end, place] for place, (end, last) in enumerate(ends))
+        return [float(own.mean()) if len(own) else math.nan for own in spans]
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         """`float64 [C]`: norm of each client's whole update, sparse and dense parts together.
