@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,6 +183,20 @@ def test_otherwise_the_operations_of_torch_do_it(on, monkeypatch, reason):
     activation = "tanh" if reason == "activation" else "relu"
     outputs = perceptron([[part]], leaves[:2], leaves[2:], activation)
     torch.testing.assert_close(outputs, perceptron([[part]], weights, biases, activation))
+    assert not on
+
+
+def test_a_weight_that_others_stand_for_is_left_to_them(on):
+    """Its parts hold what it has learned, and it does not, until they are joined."""
+    weights, biases = parameters_of(2, [3, 4, 1])
+    values = [own.clone() for own in (*weights, *biases)]
+    groups = [
+        SimpleNamespace(in_parts=place == 0, held=None, part=lambda _, count: draw(2, count, 4)) for place in range(4)
+    ]
+    for value, group in zip(values, groups, strict=True):
+        value.descent = FusedDescent(value, 0.1, torch.zeros((), requires_grad=True), group)
+    part, other = draw(2, 5, 1), draw(2, 5, 2)
+    perceptron([[part], [other]], values[:2], values[2:], "relu")
     assert not on
 
 
