@@ -14,6 +14,7 @@ from clients.evaluation import evaluate_clients
 from clients.hosting import Node
 from clients.steps.sgd import Sgd
 from clients.training import train_clients
+from fedrec.cohort import compiled, trained
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.sizing import cut_blocks
 from fedrec.data.population import Population
@@ -47,8 +48,18 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(params=["compiled", "operations"])
+def code(request, monkeypatch):
+    """With the compiled inner loops, and with PyTorch's operations in their place."""
+    if request.param == "operations":
+        for module in (compiled, trained):
+            monkeypatch.setattr(module, "library", lambda: None)
+    elif compiled.library() is None:
+        pytest.skip("no compiled code here")
+
+
 @pytest.fixture
-def pair(load_tiny):
+def pair(load_tiny, code):
     """Two nodes that differ in nothing but the path, and the initial parameters."""
 
     def make(*overrides):
@@ -107,15 +118,15 @@ def test_odd_clients(pair, world, case, task):
     parameters = slow.model.initial(torch_stream(0, "init"))
     step = fast.step(fast.experiment.step)
     clients = np.arange(4)
-    for places, trained in train_in_blocks(fast, step, parameters, clients, "client", 1):
+    for places, outcome in train_in_blocks(fast, step, parameters, clients, "client", 1):
         for member, place in enumerate(places):
             data = population.client(place)
             update = slow.step(slow.experiment.step).update(parameters, data, stream(0, "client", place, 1))
-            whole = trained.parameters_of(member)
+            whole = outcome.parameters_of(member)
             assert_same({n: v[0] - parameters[n] for n, v in whole.items()}, update.delta)
             norm = math.sqrt(sum(float(delta.double().square().sum()) for delta in update.delta.values()))
-            assert float(trained.norms()[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
-            loss = trained.losses()[member]
+            assert float(outcome.norms()[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
+            loss = outcome.losses()[member]
             assert (math.isnan(loss) and math.isnan(update.loss)) or loss == pytest.approx(update.loss, rel=1e-4)
 
 
@@ -127,7 +138,7 @@ def test_evaluation_with_fine_tuning_is_equal(pair):
     np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), atol=1e-9)
 
 
-def test_a_run_is_equal_on_both_paths(run_tiny, saved_parameters):
+def test_a_run_is_equal_on_both_paths(run_tiny, saved_parameters, code):
     fast = run_tiny("engine.path=cohort", output="fast")
     slow = run_tiny("engine.path=reference", output="slow")
     assert_same(saved_parameters(fast.folder), saved_parameters(slow.folder))
