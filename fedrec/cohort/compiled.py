@@ -140,6 +140,8 @@ def add_updates(totals: Tensor, start: Tensor, values: Tensor, shares: Tensor) -
     given = totals, start, values[0], shares
     if found is None or not _lie_flat(given, kinds) or not start.shape == values.shape[1:] == totals.shape:
         return False
+    if len(shares) != len(values):
+        return False
     at = totals.data_ptr(), start.data_ptr(), values.data_ptr(), values.stride(0)
     found.add_updates(*at, shares.data_ptr(), len(shares), totals.numel())
     return True

@@ -124,6 +124,7 @@ def test_sums_of_updates_are_those_of_numpy(on, size):
     expected = totals + 0.5 * own[0] - 2 * own[1]
     assert compiled.add_updates(totals, start, values[:3], shares)
     torch.testing.assert_close(totals, expected, rtol=1e-12, atol=1e-12)
+    assert not compiled.add_updates(totals, start, values[:2], shares), "fewer clients than shares"
     assert not compiled.add_updates(totals.float(), start, values[:3], shares), "sums of another precision"
     assert not compiled.add_updates(totals, start, values[:3, :1], shares) or size == (1,), "another shape"
 
