@@ -49,7 +49,9 @@ def compiled(source: Path) -> Path | None:
     library = source.with_name(f"{source.stem}-{digest[:16]}.so")
     unfinished = library.with_suffix(f".{os.getpid()}")
     try:
-        subprocess.run([*compiler.split(), *FLAGS, "-o", str(unfinished), str(source)], check=True, capture_output=True)
+        subprocess.run(
+            [*compiler.split(), *FLAGS, "-o", str(unfinished), str(source), "-lm"], check=True, capture_output=True
+        )
         unfinished.replace(library)
     except (OSError, subprocess.CalledProcessError) as error:
         unfinished.unlink(missing_ok=True)

@@ -95,5 +95,20 @@ class Block:
         first = self.active.index(active)
         return range(first, first + self.active.count(active))
 
+    def beginning(self) -> Block:
+        """The first step of the first client, which has one."""
+        return Block(
+            users=tuple(codes[:1] for codes in self.users),
+            active=(1,),
+            items=self.items[:1, :1],
+            places=self.places[:1, :1],
+            labels=self.labels[:1, :1],
+            weights=self.weights[:1, :1],
+            touched=self.touched[:1],
+            touched_counts=self.touched_counts[:1],
+            examples=self.examples[:1],
+            last_epoch=(1,),
+        )
+
     def __len__(self) -> int:
         return len(self.examples)

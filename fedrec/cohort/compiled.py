@@ -2,9 +2,10 @@
 """Inner loops in compiled code (`compiled.c`), which is made when fedrec is installed.
 
 In a step of a block the products of a perceptron take about half of the time, and the many small operations around
-them most of the rest: compiled, both passes are one call each. Sums of what clients changed are made without the large
-tensors in between. Without the library (no C compiler where fedrec was installed, another processor) or where
-something does not suit it, PyTorch's operations do the same, with results that differ by rounding.
+them most of the rest: compiled, both passes are one call each, and where every step is like the first, all steps of a
+block are one. Sums of what clients changed are made without the large tensors in between. Without the library (no C
+compiler where fedrec was installed, another processor) or where something does not suit it, PyTorch's operations do the
+same, with results that differ by rounding.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import hashlib
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 _POINTER = ctypes.c_void_p
+_HELD, _GATHERED, _MIXED = range(3)
 
 
 class _Plan(ctypes.Structure):
@@ -35,6 +38,152 @@ class _Plan(ctypes.Structure):
     )
 
 
+class _Source(ctypes.Structure):
+    """`source_t` of compiled.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("kind", "width", "categories")),
+        ("rate", ctypes.c_float),
+        ("values", _POINTER),
+        ("stride", ctypes.c_ssize_t),
+        *((name, _POINTER) for name in ("shares", "rates")),
+    )
+
+
+class _Examples(ctypes.Structure):
+    """`examples_t` of compiled.c."""
+
+    _fields_ = (
+        ("row", ctypes.c_int),
+        *((name, _POINTER) for name in ("ends", "places", "labels", "weights", "logits", "biases")),
+        ("bias_rate", ctypes.c_float),
+    )
+
+
+class Source(Protocol):
+    """Where an input of a perceptron comes from in every step, and what takes a step with its gradient."""
+
+    @property
+    def places(self) -> int | None:
+        """How many places it has rows for; None: it asks for none."""
+        ...
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether it can give `[C, B, d]` to the compiled code."""
+        ...
+
+    def described(self) -> _Source:
+        """For the compiled code; addresses only, so the tensors must be kept alive."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Values that are the same for all examples.
+
+    Attributes:
+        values: `[C, 1, d]`.
+        rates: step sizes, `[C, 1, d]`.
+    """
+
+    values: Tensor
+    rates: Tensor
+    places: None = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """See `Source.fits`."""
+        return _lie_flat([self.values, self.rates]) and self.values.shape == self.rates.shape == shape and shape[1] == 1
+
+    def described(self) -> _Source:
+        """See `Source.described`."""
+        width = self.values.shape[2]
+        return _Source(_HELD, width, 0, 0.0, self.values.data_ptr(), width, None, self.rates.data_ptr())
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Rows of a table.
+
+    Attributes:
+        values: `[P, d]`, the rows of all clients end to end.
+        rate: step size; 0: they do not move, whatever the gradient.
+    """
+
+    values: Tensor
+    rate: float
+
+    @property
+    def places(self) -> int:
+        """See `Source.places`."""
+        return len(self.values)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """See `Source.fits`."""
+        return _lie_flat([self.values]) and self.values.shape[1:] == shape[2:]
+
+    def described(self) -> _Source:
+        """See `Source.described`."""
+        return _Source(_GATHERED, self.values.shape[1], 0, self.rate, self.values.data_ptr(), 0, None, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """Weighted sums of the rows of a small table of each client.
+
+    Attributes:
+        values: `[C, K, d]`.
+        rate: step size.
+        shares: `[P, K]`, how much each row of the table counts at a place.
+    """
+
+    values: Tensor
+    rate: float
+    shares: Tensor
+
+    @property
+    def places(self) -> int:
+        """See `Source.places`."""
+        return len(self.shares)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """See `Source.fits`."""
+        clients, categories, width = self.values.shape
+        flat = _lie_flat([self.values, self.shares]) and self.shares.shape[1:] == (categories,)
+        return flat and (clients, width) == (shape[0], shape[2])
+
+    def described(self) -> _Source:
+        """See `Source.described`."""
+        _, categories, width = self.values.shape
+        at, stride = self.values.data_ptr(), self.values.stride(0)
+        return _Source(_MIXED, width, categories, self.rate, at, stride, self.shares.data_ptr(), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The examples of all steps of C clients.
+
+    Attributes:
+        places: `int64 [S, C, B]`, where the item of each is among the places P of `Gathered` and `Mixed`.
+        labels: `float32 [S, C, B]`.
+        weights: `float32 [S, C, B]`.
+        ends: the number of steps of each client that trains; the first of the C.
+    """
+
+    places: Tensor
+    labels: Tensor
+    weights: Tensor
+    ends: Sequence[int]
+
+    def fit(self, clients: int, examples: int) -> bool:
+        """Whether these are examples for the first clients, so many in each step."""
+        if not _lie_flat([self.places, self.labels, self.weights], (torch.int64, torch.float32, torch.float32)):
+            return False
+        if not self.places.shape == self.labels.shape == self.weights.shape:
+            return False
+        steps, everyone, own = self.places.shape
+        return own == examples and len(self.ends) == clients <= everyone and max(self.ends, default=0) <= steps
+
+
 class CompiledPerceptron:
     """The perceptrons of some clients, for inputs of one shape; weights and biases are those that were given.
 
@@ -44,6 +193,9 @@ class CompiledPerceptron:
         weights: `[C, in, out]` of each layer.
         biases: `[C, out]` of each layer.
         rates: step sizes of the weights and then of the biases.
+
+    Attributes:
+        parameters: the weights and then the biases.
     """
 
     def __init__(
@@ -57,7 +209,7 @@ class CompiledPerceptron:
         clients, examples = len(weights[0]), max(part.shape[1] for part in parts)
         widths, inputs = [weight.shape[2] for weight in weights], [part.shape[2] for part in parts]
         largest, hidden = max(*inputs, *widths), sum(widths[:-1])
-        self._library, self._parameters = library, [*weights, *biases]  # kept alive: the plan has their addresses only
+        self._library, self.parameters = library, [*weights, *biases]  # kept alive: the plan has their addresses only
         self._arrays = [
             _array(ctypes.c_int, inputs),
             _array(ctypes.c_int, [part.shape[1] for part in parts]),
@@ -76,6 +228,7 @@ class CompiledPerceptron:
             self._hidden = torch.empty(clients, hidden, examples)
             self._scratch = torch.empty((2 * examples + 1) * largest)
             self._to_parts = [torch.empty(part.shape) for part in parts]
+        self._shapes = [tuple(part.shape) for part in parts]
         self._inputs = _array(_POINTER, [0] * len(parts))
         self._gradients = _array(_POINTER, [own.data_ptr() for own in self._to_parts])
         given = ctypes.addressof(self._plan), ctypes.addressof(self._inputs)
@@ -96,10 +249,8 @@ class CompiledPerceptron:
         than float32, and with several threads, which PyTorch shares out among clients and the library does not. They
         also have to where shapes do not fit each other: they say so.
         """
-        if activation != "relu" or torch.get_num_threads() > 1 or not _fit(parts, weights, biases):
-            return None
-        found = library()
-        return None if found is None else cls(found, parts, weights, biases, rates)
+        found = library() if activation == "relu" and at_hand(weights[0].device) else None
+        return cls(found, parts, weights, biases, rates) if found is not None and _fit(parts, weights, biases) else None
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:
         """Outputs `[C, B, out]`, `[C, B]` if there is one, for contiguous inputs of the shapes that it was made for."""
@@ -122,6 +273,49 @@ class CompiledPerceptron:
             self._inputs[place] = part.data_ptr()
         self._library.backward(plan, inputs, hidden, gradient.data_ptr(), to_parts, scratch)
         return self._to_parts
+
+    def train(self, sources: Sequence[Source], given: Examples, biases: Gathered | None = None) -> Tensor | None:
+        """Take every step: the inputs from their sources, both passes, and the sources' own steps.
+
+        What is minimised is the weighted cross-entropy of the outputs.
+
+        Args:
+            sources: one per input.
+            given: the examples.
+            biases: `[P, 1]`, added to the outputs by place.
+
+        Returns:
+            The logits before each step, `[S, C, B]`, 0 where there was none; None, and nothing has moved, if these are
+            no tensors for the compiled code.
+
+        Raises:
+            IndexError: a place is beyond the rows of a source.
+        """
+        clients, outputs, examples = self._outputs
+        if outputs != 1 or len(sources) != len(self._shapes) or not given.fit(clients, examples):
+            return None
+        for source, shape in zip(sources, self._shapes, strict=True):
+            if not source.fits(shape) or (source.places is not None and shape[1] != examples):
+                return None
+        if biases is not None and not biases.fits((clients, examples, 1)):
+            return None
+        _refuse_beyond(given.places, [*sources, *([biases] if biases is not None else [])])
+        described = [source.described() for source in sources]
+        room = 1 + sum(2 * source.width + source.categories for source in described)
+        scratch, logits = torch.empty(len(self._scratch) + examples * room), torch.zeros(given.labels.shape)
+        ends, own = _array(ctypes.c_int, given.ends), _array(_Source, described)
+        tensors = given.places, given.labels, given.weights, logits
+        added = (biases.values.data_ptr(), biases.rate) if biases is not None else (None, 0.0)
+        addresses = ctypes.addressof(ends), *map(Tensor.data_ptr, tensors)
+        steps = _Examples(given.labels[0].numel(), *addresses, *added)
+        at = (ctypes.addressof(numbers) for numbers in (self._plan, own, steps))
+        self._library.train(*at, self._hidden.data_ptr(), scratch.data_ptr())
+        return logits
+
+
+def at_hand(device: torch.device) -> bool:
+    """Whether perceptrons on this device are for compiled code at all."""
+    return device.type == "cpu" and torch.get_num_threads() == 1 and library() is not None
 
 
 def add_updates(totals: Tensor, start: Tensor, values: Tensor, shares: Tensor) -> bool:
@@ -190,11 +384,13 @@ class _Library:
     def __init__(self, path: Path) -> None:
         own = ctypes.CDLL(str(path))
         self.forward, self.backward = own.fedrec_perceptron_forward, own.fedrec_perceptron_backward
+        self.train = own.fedrec_train
         self.add_updates, self.add_row_updates = own.fedrec_add_updates, own.fedrec_add_row_updates
         self.forward.argtypes, self.backward.argtypes = [_POINTER] * 5, [_POINTER] * 6
         self.add_updates.argtypes = [*[_POINTER] * 3, ctypes.c_ssize_t, _POINTER, ctypes.c_int, ctypes.c_ssize_t]
         self.add_row_updates.argtypes = [*[_POINTER] * 7, ctypes.c_ssize_t, ctypes.c_int]
-        for function in (self.forward, self.backward, self.add_updates, self.add_row_updates):
+        self.train.argtypes = [_POINTER] * 5
+        for function in (self.forward, self.backward, self.train, self.add_updates, self.add_row_updates):
             function.restype = None
         blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         self.sgemm = ctypes.cast(blas.sgemm_, _POINTER).value
@@ -237,12 +433,20 @@ def _fit(parts: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Te
     return all(part.shape[1] in (1, examples) for part in parts)
 
 
-def _lie_flat(tensors: Sequence[Tensor], kinds: Sequence[torch.dtype]) -> bool:
-    """Whether tensors are of these kinds, on the processor, and without gaps."""
+def _lie_flat(tensors: Sequence[Tensor], kinds: Sequence[torch.dtype] | None = None) -> bool:
+    """Whether tensors are of these kinds (float32 by default), on the processor, and without gaps."""
+    kinds = [torch.float32] * len(tensors) if kinds is None else kinds
     return all(
         own.dtype == kind and own.device.type == "cpu" and own.is_contiguous()
         for own, kind in zip(tensors, kinds, strict=True)
     )
+
+
+def _refuse_beyond(places: Tensor, sources: Sequence[Source]) -> None:
+    """Raises IndexError where a place is beyond the rows of a source."""
+    least = min((source.places for source in sources if source.places is not None), default=None)
+    if least is not None and places.numel() and not 0 <= int(places.min()) <= int(places.max()) < least:
+        raise IndexError(f"Expected places below {least}, got {int(places.min())} to {int(places.max())}.")
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.compiled import at_hand
 from fedrec.cohort.fused import FusedDescent
+from fedrec.cohort.repetition import Rehearsal, Trainees, is_repeatable
 from fedrec.cohort.sgd import Group, SgdSettings
 from fedrec.cohort.tape import Ended, NotTaped, Tape
 from fedrec.cohort.trained import Trained
@@ -56,6 +58,14 @@ class Recommending:
         items = views.items_of(self.model, place)
         predicted = self.model.predict(parameters, views.users, items, rows=views.slots)
         return self.model.loss(predicted, views.labels[place], views.weights[place])
+
+    def rehearsal(self, tape: Tape, leaves: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Rehearsal | None:
+        """What the layers of a block's first step are, which was taken last; None: there is no such step."""
+        views = self._views
+        if views is None:
+            return None
+        inputs = getattr(views.items[0], "inputs", ())
+        return Rehearsal(tape.layers, leaves, rows, views.users, inputs, views.labels[0], views.weights[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +148,10 @@ def descend(
         raise ValueError("Expected item tables of one rate, all late or none, with decay, momentum or a pull.")
     cohort, objective = _Cohort.of(start, own or {}, block, sgd, item_tables), objective or Recommending(model)
     losses, taped = torch.zeros(len(block.active), len(block), device=block.touched.device), cohort.fusible
-    for active in dict.fromkeys(block.active):
+    repeated = _repeated(model, start, cohort) if taped and isinstance(objective, Recommending) else None
+    if repeated is not None:
+        losses[:, : block.active[0]] = repeated
+    for active in dict.fromkeys(block.active if repeated is None else ()):
         steps = block.steps_of(active)
         if taped:
             with _Prefix(cohort, objective, active, taped=True) as prefix:
@@ -152,6 +165,27 @@ def descend(
                 losses[steps.start : steps.stop, :active] = torch.stack([prefix.step(step) for step in steps])
     cohort.join()
     return Trained(start, block, cohort.values(), tuple(item_tables), cohort.untouched.value.view(-1), losses.cpu())
+
+
+def _repeated(model: Model, start: Mapping[str, Tensor], cohort: _Cohort) -> Tensor | None:
+    """All steps in compiled code, if it can take them: losses `[S, a]` of the clients that have any, or None.
+
+    What happens in a step is seen in one of a single client, on a copy of the parameters.
+    """
+    block = cohort.block
+    alike = is_repeatable(model.predict) and is_repeatable(model.loss)
+    fusible = all(group.fusible for group in cohort.tables.values())
+    if not block.active or not alike or not fusible or not at_hand(block.items.device):
+        return None
+    own = {name: group.value[:1] for name, group in cohort.dense.items()}
+    alone = _Cohort.of(start, own, block.beginning(), cohort.untouched.sgd, list(cohort.tables))
+    with _Prefix(alone, Recommending(model), 1, taped=True) as prefix:
+        rehearsal = prefix.rehearsed()
+        recipe = None if rehearsal is None else rehearsal.recipe()
+    if recipe is None:
+        return None
+    users = model.user_inputs(tuple(codes[: block.active[0]] for codes in block.users))
+    return recipe.train(Trainees(block, cohort.dense, cohort.tables, users, model.item_inputs(block.touched)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +271,21 @@ class _Prefix:
             del self.leaves[name].descent  # type: ignore[attr-defined]
         self.descents.clear()
 
+    def rehearsed(self) -> Rehearsal | None:
+        """The first forward pass of the block, after which nothing has moved; None: a tape cannot follow it."""
+        if not isinstance(self.objective, Recommending):
+            return None
+        with torch.no_grad():
+            _, rows, _ = self._begin(0)
+            tape = self._tape(rows)
+            try:
+                self.objective({**self.leaves, **rows}, self.cohort.block, 0, self.active)
+                return self.objective.rehearsal(tape, self.leaves, rows)
+            except NotTaped:
+                return None
+            finally:
+                tape.close()
+
     def taped_steps(self) -> Tensor:
         """All steps of these clients without autograd, or those before the first whose objective needs it.
 
@@ -280,9 +329,7 @@ class _Prefix:
             What its losses are computed from later.
         """
         places, rows, moving = self._begin(step)
-        tape = Tape(rows.values())
-        for descent in self.descents.values():
-            descent.claimed, descent.tape = False, tape
+        tape = self._tape(rows)
         try:
             loss = self.objective({**self.leaves, **rows}, self.cohort.block, step, self.active)
             gradients, ending = tape.gradients(loss, [rows[name] for name in moving])
@@ -291,6 +338,13 @@ class _Prefix:
         for name, gradient in zip(moving, gradients, strict=True):
             self.cohort.tables[name].descend_rows(gradient, places, self.active, step)
         return ending
+
+    def _tape(self, rows: Mapping[str, Tensor]) -> Tape:
+        """Takes note of the layers of the forward pass that comes."""
+        tape = Tape(rows.values())
+        for descent in self.descents.values():
+            descent.claimed, descent.tape = False, tape
+        return tape
 
     def _begin(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[str]]:
         """Places of a step's item rows, the rows themselves by table, and the tables that move."""

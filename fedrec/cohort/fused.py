@@ -113,7 +113,7 @@ def fused_rows(fused: list[FusedDescent], shares: Sequence[Tensor], tables: Sequ
     held, tape = _held(fused, shares), fused[0].tape
     if held is not None and tape is not None:
         return tape.apply(_HeldRows, (), held, shares[0].shape[0])
-    return _applied(_MixedRows, fused[0], (), fused, shares, tables)
+    return _applied(MixedRows, fused[0], (), fused, shares, tables)
 
 
 def fused_perceptron(
@@ -127,7 +127,7 @@ def fused_perceptron(
     flat = [part for group in parts for part in group]
     passes = _compiled(fused, flat, len(weights), activation)
     if passes is not None:
-        return _applied(_CompiledPerceptron, fused[0], flat, passes, *flat)
+        return _applied(CompiledLayers, fused[0], flat, passes, *flat)
     settings = fused, activation, [len(group) for group in parts], weights
     return _applied(_Perceptron, fused[0], flat, settings, *flat)
 
@@ -139,7 +139,7 @@ class WeightedCrossEntropy(Ending):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         ctx.to_logits = torch.sigmoid(logits).sub_(labels).mul_(weights)
         if not isinstance(ctx, TapeContext):
-            return _cross_entropies(logits, labels, weights)
+            return cross_entropies(logits, labels, weights)
         ctx.later = logits, labels, weights
         return logits.new_full(logits.shape[:1], math.nan)
 
@@ -155,7 +155,7 @@ class WeightedCrossEntropy(Ending):
     @staticmethod
     def losses(contexts: Sequence[Any]) -> Tensor:
         """See `Ending.losses`."""
-        return _cross_entropies(*map(torch.stack, zip(*(ctx.later for ctx in contexts), strict=True)))
+        return cross_entropies(*map(torch.stack, zip(*(ctx.later for ctx in contexts), strict=True)))
 
 
 class Biased(torch.autograd.Function):
@@ -175,7 +175,7 @@ def joined(group: Sequence[Tensor]) -> Tensor:
     return group[0] if len(group) == 1 else torch.cat(tuple(group), -1)
 
 
-class _MixedRows(torch.autograd.Function):
+class MixedRows(torch.autograd.Function):
     """Weighted sums of the rows of tables, joined."""
 
     @staticmethod
@@ -253,7 +253,7 @@ class _Perceptron(torch.autograd.Function):
         return None, None, *_split(to_groups, sizes, ctx.widths)
 
 
-class _CompiledPerceptron(torch.autograd.Function):
+class CompiledLayers(torch.autograd.Function):
     """The same in compiled code."""
 
     @staticmethod
@@ -280,7 +280,8 @@ def _compiled(
     return known[shapes]
 
 
-def _cross_entropies(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def cross_entropies(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums over the last dimension of the cross-entropies of logits, `[..., B] -> [...]`."""
     # Not by way of torch.nn.functional, whose checks take longer than the work.
     return torch.binary_cross_entropy_with_logits(logits, labels, weights, None, 0).sum(-1)
 

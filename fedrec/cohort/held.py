@@ -49,9 +49,13 @@ class HeldMix:
 
     def value(self, clients: int) -> Tensor:
         """The mix of the first clients as it is now, `[clients, 1, sum of d]`."""
+        return self.first(clients)[0]
+
+    def first(self, clients: int) -> tuple[Tensor, Tensor]:
+        """The `value` of the first clients, and the step sizes of its gradient, of the same shape."""
         if self._first[0].shape[0] != clients:
             self._first = self._value[:clients], self._rates[:clients]
-        return self._first[0]
+        return self._first
 
     def descend(self, gradient: Tensor) -> None:
         """The step of all tables, given the gradient of the mix of the clients that `value` was last asked for."""

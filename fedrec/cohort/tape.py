@@ -9,7 +9,7 @@ seen enters a layer or the loss; autograd then does that forward pass again and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,22 @@ class Ending(torch.autograd.Function):
 Ended = tuple[type[Ending], TapeContext]
 
 
+class Layer(NamedTuple):
+    """One layer of a forward pass.
+
+    Attributes:
+        function: which.
+        context: what its backward pass needs.
+        arguments: all of them.
+        output: what it gave.
+    """
+
+    function: type[torch.autograd.Function]
+    context: TapeContext
+    arguments: tuple[Any, ...]
+    output: Tensor
+
+
 class Tape:
     """The layers of one forward pass, in order.
 
@@ -58,7 +74,7 @@ class Tape:
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self._known = {id(leaf): leaf for leaf in leaves}
-        self._steps: list[tuple[type[torch.autograd.Function], TapeContext, tuple[Any, ...], Tensor]] = []
+        self._layers: list[Layer] = []
 
     def apply(self, function: type[torch.autograd.Function], known: Iterable[Tensor], *arguments: Any) -> Tensor:
         """Run a layer, and remember it.
@@ -78,8 +94,13 @@ class Tape:
         output = function.forward(context, *arguments)
         output.tape = self  # type: ignore[attr-defined]
         self._known[id(output)] = output
-        self._steps.append((function, context, arguments, output))
+        self._layers.append(Layer(function, context, arguments, output))
         return output
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """What ran so far, in order."""
+        return tuple(self._layers)
 
     def gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> tuple[list[Tensor | None], Ended]:
         """Gradients of the sum of `loss`, the output of an `Ending`; the layers' own parameters move on the way.
@@ -90,14 +111,14 @@ class Tape:
         Raises:
             NotTaped: the last layer is no ending, or its output is not `loss`; nothing has moved then.
         """
-        if not self._steps:
+        if not self._layers:
             raise NotTaped
-        ending, last, arguments, output = self._steps.pop()
+        ending, last, arguments, output = self._layers.pop()
         if output is not loss or not issubclass(ending, Ending):
             raise NotTaped
         found: dict[int, Tensor] = {}
         _add(found, arguments, ending.backward_of_sum(last))
-        for function, context, arguments, output in reversed(self._steps):
+        for function, context, arguments, output in reversed(self._layers):
             gradient = found.pop(id(output), None)
             if gradient is not None:
                 _add(found, arguments, function.backward(context, gradient))
@@ -106,7 +127,7 @@ class Tape:
     def close(self) -> None:
         """Forget everything: outputs name their tape, and it them, so they would stay in memory for a while."""
         self._known.clear()
-        self._steps.clear()
+        self._layers.clear()
 
 
 def _add(found: dict[int, Tensor], arguments: Sequence[Any], gradients: Sequence[Tensor | None]) -> None:

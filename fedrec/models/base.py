@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.cohort.layers import weighted_cross_entropy
+from fedrec.cohort.repetition import repeatable
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
@@ -121,6 +122,7 @@ class Model(ABC):
         """
         return ()
 
+    @repeatable
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error.
 

@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.cohort.layers import added_biases, gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
+from fedrec.cohort.repetition import repeatable
 from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
@@ -94,6 +95,7 @@ class PrivRec(Model):
             parameters["item.bias"] = torch.zeros(self.schema.num_items, 1)
         return parameters
 
+    @repeatable
     def predict(
         self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
