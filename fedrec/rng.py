@@ -10,6 +10,7 @@ entropy mixing keeps streams independent (numpy NEP 19, SPEC 7).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -24,11 +25,15 @@ def seed_sequence(seed: int, name: str, *address: int) -> np.random.SeedSequence
     for part in (seed, *address):
         if part < 0:
             raise ValueError(f"Expected seed and address parts >= 0, got {part!r} in stream {name!r}{address!r}.")
-    digest = hashlib.sha256(name.encode()).digest()
-    words = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]
     # Each integer is given its own 64-bit slot, so (1, 23) and (12, 3) can never collide by concatenation.
     slots = [word for part in (seed, *address) for word in (part & 0xFFFFFFFF, part >> 32)]
-    return np.random.SeedSequence([*words, len(address), *slots])
+    return np.random.SeedSequence([*_words(name), len(address), *slots])
+
+
+@functools.lru_cache  # a node opens a stream of the same name for every client
+def _words(name: str) -> tuple[int, ...]:
+    digest = hashlib.sha256(name.encode()).digest()
+    return tuple(int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
 
 
 def stream(seed: int, name: str, *address: int) -> np.random.Generator:

@@ -62,7 +62,8 @@ def added(one: Change, other: Change, table: np.ndarray) -> Change:
     """Sum of two changes of a table, float64; it names rows when both do."""
     if isinstance(one, RowSum) and isinstance(other, RowSum):
         return one + other
-    return dense_change(one, table) + dense_change(other, table)
+    whole = (own.dense(table) if isinstance(own, RowSum) else own for own in (one, other))
+    return np.add(*whole, dtype=np.float64)
 
 
 def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
@@ -96,40 +97,41 @@ class RowAccumulator:
         shape: shape of the table.
 
     Attributes:
-        values: `float64 [N, d]`, the sums, in the order of `places`; another array when more rows are touched.
+        values: `float64 [N, d]`, the sums; another array when more rows are touched.
+        rows: `int64 [N]`, the row that each belongs to.
+        used: how many of them there are; the others are 0.
+        slots: `int64 [rows of the table]`, where each row's sum is; -1 for none.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.drift = shape, 0.0
-        self._slots = np.full(shape[0], -1, dtype=np.int64)
-        self._rows = np.empty(0, dtype=np.int64)
+        self.slots = np.full(shape[0], -1, dtype=np.int64)
+        self.rows = np.empty(0, dtype=np.int64)
         self.values = np.zeros((0, *shape[1:]))
-        self._used = 0
+        self.used = 0
 
     def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
         """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
         self.drift += drift
-        slots = torch.from_numpy(self.places(rows))
+        fresh = distinct(rows[self.slots[rows] < 0])
+        self.reserve(len(fresh))
+        self.slots[fresh] = np.arange(self.used, self.used + len(fresh))
+        self.rows[self.used : self.used + len(fresh)] = fresh
+        self.used += len(fresh)
+        slots = torch.from_numpy(self.slots[rows])
         torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))  # in order, and soon done
-
-    def places(self, rows: np.ndarray) -> np.ndarray:
-        """Where rows `int64 [n]`, which may repeat, lie in `values` from now on, `int64 [n]`; new ones are zero."""
-        fresh = distinct(rows[self._slots[rows] < 0])
-        self._reserve(self._used + len(fresh))
-        self._slots[fresh] = np.arange(self._used, self._used + len(fresh))
-        self._rows[self._used : self._used + len(fresh)] = fresh
-        self._used += len(fresh)
-        return self._slots[rows]
 
     def total(self) -> RowSum:
         """The sum so far."""
-        order = np.argsort(self._rows[: self._used])
-        return RowSum(self.shape, self._rows[: self._used][order], self.values[: self._used][order], self.drift)
+        order = np.argsort(self.rows[: self.used])
+        return RowSum(self.shape, self.rows[: self.used][order], self.values[: self.used][order], self.drift)
 
-    def _reserve(self, size: int) -> None:
-        if size <= len(self._rows):
+    def reserve(self, more: int) -> None:
+        """Make room for so many rows more, or for all that there are."""
+        size = min(self.used + more, self.shape[0])
+        if size <= len(self.rows):
             return
-        grown = min(max(size, 2 * len(self._rows)), self.shape[0])
-        self._rows = np.concatenate([self._rows, np.empty(grown - len(self._rows), dtype=np.int64)])
+        grown = min(max(size, 2 * len(self.rows)), self.shape[0])
+        self.rows = np.concatenate([self.rows, np.empty(grown - len(self.rows), dtype=np.int64)])
         extra = np.zeros((grown - len(self.values), *self.shape[1:]))
         self.values = np.concatenate([self.values, extra])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -94,6 +95,11 @@ class Block:
         """The steps in which exactly the first `active` clients train."""
         first = self.active.index(active)
         return range(first, first + self.active.count(active))
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Number of steps of each client."""
+        return (np.array(self.active)[:, None] > np.arange(len(self))).sum(0).tolist()
 
     def beginning(self) -> Block:
         """The first step of the first client, which has one."""

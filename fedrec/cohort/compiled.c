@@ -152,15 +152,28 @@ WIDEST void fedrec_add_updates(double *totals, const float *start, const float *
     }
 }
 
-// totals [slots][width] at slots[n] += over n, share of the row's client times (row - its row of start)
-WIDEST void fedrec_add_row_updates(double *totals, const ptrdiff_t *slots, const float *start, const ptrdiff_t *items,
-                                   const float *rows, const ptrdiff_t *places, const double *shares, ptrdiff_t count,
-                                   int width) {
-    for (ptrdiff_t n = 0; n < count; n++) {
-        const float *row = rows + places[n] * width, *before = start + items[n] * width;
-        double *total = totals + slots[n] * width;
-        for (int i = 0; i < width; i++) total[i] += shares[n] * ((double)row[i] - before[i]);
+// Over the clients and the rows of a table that each touched: totals [slot of the row's item][width] += share times (row
+// - its row of start). An item that has none (-1 in slots [items]) gets the next slot, whose totals are 0, and is noted
+// in rows. touched, values: [clients][widest][...], of which counts [clients] are real; a client of share 0 adds nothing.
+// Gives the number of slots that are then used.
+WIDEST ptrdiff_t fedrec_add_row_updates(double *totals, ptrdiff_t *slots, ptrdiff_t *rows, ptrdiff_t used,
+                                        const float *start, const ptrdiff_t *touched, const ptrdiff_t *counts,
+                                        const float *values, const double *shares, int clients, ptrdiff_t widest,
+                                        int width) {
+    for (int client = 0; client < clients; client++) {
+        const double share = shares[client];
+        for (ptrdiff_t n = 0; share != 0 && n < counts[client]; n++) {
+            const ptrdiff_t item = touched[client * widest + n];
+            const float *row = values + (client * widest + n) * width, *before = start + item * width;
+            if (slots[item] < 0) {
+                rows[used] = item;
+                slots[item] = used++;
+            }
+            double *total = totals + slots[item] * width;
+            for (int i = 0; i < width; i++) total[i] += share * ((double)row[i] - before[i]);
+        }
     }
+    return used;
 }
 
 // inputs: [parts], [1 or examples][width] each

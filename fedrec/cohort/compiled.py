@@ -23,6 +23,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from fedrec.row_sum import RowAccumulator
+
 _POINTER = ctypes.c_void_p
 _HELD, _GATHERED, _MIXED = range(3)
 
@@ -342,34 +344,38 @@ def add_updates(totals: Tensor, start: Tensor, values: Tensor, shares: Tensor) -
 
 
 def add_row_updates(
-    totals: Tensor, slots: Tensor, start: Tensor, items: Tensor, rows: Tensor, places: Tensor, shares: Tensor
+    total: RowAccumulator, start: Tensor, touched: Tensor, counts: Sequence[int], values: Tensor, shares: Tensor
 ) -> bool:
-    """Add share times (row - its row of start) to rows of totals.
+    """Add, over the clients and the rows that each touched, share times (row - its row of start) to a sum.
 
     Args:
-        totals: `float64 [R, d]`.
-        slots: `int64 [n]`, which row of totals each is added to; may repeat.
+        total: the sum.
         start: `float32 [items, d]`.
-        items: `int64 [n]`, each one's row of start.
-        rows: `float32 [m, d]`.
-        places: `int64 [n]`, the rows.
-        shares: `float64 [n]`.
+        touched: `int64 [C, R]`, items of the rows.
+        counts: `[C]`, how many of them are real, the first.
+        values: `float32 [C, R, d]`.
+        shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
 
     Returns:
         Whether it was done; see `add_updates`.
+
+    Raises:
+        IndexError: an item is beyond the table.
     """
-    found, given = library(), (totals, slots, start, items, rows, places, shares)
-    whole, single, number = torch.float64, torch.float32, torch.int64
-    if found is None or not _lie_flat(given, (whole, number, single, number, single, number, whole)):
+    found, kinds = library(), (torch.float32, torch.int64, torch.float32, torch.float64)
+    if found is None or not _lie_flat((start, touched, values, shares), kinds) or total.shape != start.shape:
         return False
-    if totals.dim() != 2 or not totals.shape[1] == start.shape[1] == rows.shape[1]:
+    if values.dim() != 3 or values.shape[:2] != touched.shape or values.shape[2:] != start.shape[1:]:
         return False
-    if not len(slots) == len(items) == len(places) == len(shares):
+    clients, widest, width = values.shape
+    if not len(counts) == len(shares) == clients or max(counts, default=0) > widest:
         return False
-    for index, table in ((slots, totals), (items, start), (places, rows)):
-        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(table):
-            raise IndexError(f"Expected rows below {len(table)}, got {int(index.min())} to {int(index.max())}.")
-    found.add_row_updates(*map(Tensor.data_ptr, given), len(items), totals.shape[1])
+    if touched.numel() and not 0 <= int(touched.min()) <= int(touched.max()) < len(start):
+        raise IndexError(f"Expected items below {len(start)}, got {int(touched.min())} to {int(touched.max())}.")
+    total.reserve(sum(counts))
+    sums = (own.ctypes.data for own in (total.values, total.slots, total.rows))
+    given = start.data_ptr(), touched.data_ptr(), _array(ctypes.c_ssize_t, counts), values.data_ptr(), shares.data_ptr()
+    total.used = found.add_row_updates(*sums, total.used, *given, clients, widest, width)
     return True
 
 
@@ -388,10 +394,12 @@ class _Library:
         self.add_updates, self.add_row_updates = own.fedrec_add_updates, own.fedrec_add_row_updates
         self.forward.argtypes, self.backward.argtypes = [_POINTER] * 5, [_POINTER] * 6
         self.add_updates.argtypes = [*[_POINTER] * 3, ctypes.c_ssize_t, _POINTER, ctypes.c_int, ctypes.c_ssize_t]
-        self.add_row_updates.argtypes = [*[_POINTER] * 7, ctypes.c_ssize_t, ctypes.c_int]
+        size, count = ctypes.c_ssize_t, ctypes.c_int
+        self.add_row_updates.argtypes = [*[_POINTER] * 3, size, *[_POINTER] * 5, count, size, count]
         self.train.argtypes = [_POINTER] * 5
-        for function in (self.forward, self.backward, self.train, self.add_updates, self.add_row_updates):
+        for function in (self.forward, self.backward, self.train, self.add_updates):
             function.restype = None
+        self.add_row_updates.restype = size
         blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         self.sgemm = ctypes.cast(blas.sgemm_, _POINTER).value
 

@@ -144,8 +144,7 @@ class Recipe:
         if passes is None:
             return None
         sources: list[Source] = [part.source(trainees) for part in self.parts]
-        ends = [sum(active > client for active in block.active) for client in range(len(trainees))]
-        given = Examples(block.places, block.labels, block.weights, ends)
+        given = Examples(block.places, block.labels, block.weights, block.steps[: len(trainees)])
         logits = passes.train(sources, given, self.added.source(trainees) if self.added is not None else None)
         if logits is None:
             return None

@@ -49,8 +49,7 @@ class SgdSettings:
         """`int64 [C]`: the first step, from 0, in which a late parameter of each client moves; None: not late."""
         if name not in self.late:
             return None
-        steps = (torch.tensor(block.active)[:, None] > torch.arange(len(block))).sum(0)
-        return steps - self.late_epochs * torch.tensor(block.last_epoch)
+        return torch.tensor(block.steps) - self.late_epochs * torch.tensor(block.last_epoch)
 
 
 class StandIn(Protocol):

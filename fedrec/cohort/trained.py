@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.cohort.compiled import add_row_updates, add_updates, library
+from fedrec.cohort.compiled import add_row_updates, add_updates
 from fedrec.row_sum import RowAccumulator
 
 _SMALL = 2**13  # numbers: parameters of fewer are added up together, in one operation instead of one for each
@@ -40,10 +40,11 @@ class Trained:
 
     def losses(self) -> list[float]:
         """Mean loss of each client over its last epoch; NaN for a client that had nothing to learn from."""
-        counts = np.array(self.block.active)[:, None] > np.arange(len(self.block))
-        ends, losses = zip(counts.sum(0).tolist(), self.block.last_epoch, strict=True), self.step_losses.numpy()
-        spans = (losses[end - last : end, place] for place, (end, last) in enumerate(ends))
-        return [float(own.mean()) if len(own) else math.nan for own in spans]
+        ends, last, losses = np.array(self.block.steps), np.array(self.block.last_epoch), self.step_losses.numpy()
+        step = np.arange(len(losses))[:, None]
+        wanted = (step >= ends - last) & (step < ends)
+        totals = np.where(wanted, losses, 0.0).sum(0)
+        return np.where(last > 0, totals / np.maximum(last, 1), math.nan).tolist()
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         """`float64 [C]`: norm of each client's whole update, sparse and dense parts together.
@@ -101,22 +102,13 @@ class Trained:
             shares: `float64 [C]`.
         """
         drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
-        if drifts.any() or not self._added_at_once(name, total, shares):
+        given = self.start[name], self.block.touched, self.block.touched_counts, self.values[name], shares
+        if drifts.any() or not add_row_updates(total, *given):
             items, client, moved = self._moved(name, shares != 0)
             change = moved.double().mul_(shares.to(client.device)[client, None])
             if drifts.any():
                 change -= self.start[name][items].double() * drifts.to(client.device)[client, None]
             total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
-
-    def _added_at_once(self, name: str, total: RowAccumulator, shares: Tensor) -> bool:
-        """Whether compiled code added the rows."""
-        if self.block.touched.device.type != "cpu" or library() is None:
-            return False
-        items, client, places = self._real(shares != 0)
-        slots = torch.from_numpy(total.places(items.numpy()))
-        rows = self.values[name].flatten(0, 1)
-        values = torch.from_numpy(total.values)
-        return add_row_updates(values, slots, self.start[name], items, rows, places, shares[client])
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size."""

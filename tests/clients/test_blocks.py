@@ -14,7 +14,7 @@ from clients.evaluation import evaluate_clients
 from clients.hosting import Node
 from clients.steps.sgd import Sgd
 from clients.training import train_clients
-from fedrec.cohort import compiled, trained
+from fedrec.cohort import compiled
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.sizing import cut_blocks
 from fedrec.data.population import Population
@@ -52,8 +52,7 @@ SETTINGS = {
 def code(request, monkeypatch):
     """With the compiled inner loops, and with PyTorch's operations in their place."""
     if request.param == "operations":
-        for module in (compiled, trained):
-            monkeypatch.setattr(module, "library", lambda: None)
+        monkeypatch.setattr(compiled, "library", lambda: None)
     elif compiled.library() is None:
         pytest.skip("no compiled code here")
 

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from fedrec.cohort import compiled
 from fedrec.cohort.compiled import CompiledPerceptron
 from fedrec.cohort.fused import FusedDescent
 from fedrec.cohort.layers import perceptron
+from fedrec.row_sum import RowAccumulator
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "fedrec" / "cohort" / "compiled.c"
@@ -130,19 +132,32 @@ def test_sums_of_updates_are_those_of_numpy(on, size):
 
 
 def test_sums_of_rows_are_those_of_numpy_and_stay_inside_their_tables(on):
-    start, rows, shares = draw(7, 5), draw(6, 5, seed=1), draw(4, seed=2).double()
-    slots, items, places = torch.tensor([2, 0, 2, 1]), torch.tensor([6, 0, 6, 3]), torch.tensor([5, 0, 2, 2])
-    totals = draw(3, 5, seed=3).double()
-    expected = totals.clone()
-    for number in range(4):
-        change = rows[places[number]].double() - start[items[number]].double()
-        expected[slots[number]] += shares[number] * change
-    assert compiled.add_row_updates(totals, slots, start, items, rows, places, shares)
-    torch.testing.assert_close(totals, expected, rtol=1e-12, atol=1e-12)
+    """Of three clients; the second counts for nothing, and what it holds is not a number; some rows are padding."""
+    start, values, shares = draw(7, 5), draw(3, 4, 5, seed=1), torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64)
+    values[1].fill_(torch.nan)
+    touched, counts = torch.tensor([[1, 3, 6, 0], [0, 2, 3, 4], [3, 5, 0, 0]]), (3, 4, 2)
+    total = RowAccumulator((7, 5))
+    total.add(np.array([5, 2]), np.ones((2, 5)))  # some have a sum already
+    expected = np.zeros((7, 5))
+    expected[[5, 2]] += 1
+    for client in (0, 2):
+        for place in range(counts[client]):
+            item = touched[client, place]
+            change = values[client, place].double() - start[item].double()
+            expected[item] += shares[client].item() * change.numpy()
+    given = start, touched, counts, values, shares
+    assert compiled.add_row_updates(total, *given)
+    found = total.total()
+    assert found.rows.tolist() == [1, 2, 3, 5, 6]
+    np.testing.assert_allclose(found.dense(np.zeros((7, 5))), expected, rtol=1e-12, atol=1e-12)
     for wrong in (-1, 7):
         with pytest.raises(IndexError, match="below 7"):
-            compiled.add_row_updates(totals, slots, start, items.clamp(max=5) * 0 + wrong, rows, places, shares)
-    assert not compiled.add_row_updates(totals, slots, start[:, :4], items, rows, places, shares), "another width"
+            compiled.add_row_updates(total, start, torch.full_like(touched, wrong), counts, values, shares)
+    assert not compiled.add_row_updates(total, start[:, :4], touched, counts, values, shares), "another width"
+    assert not compiled.add_row_updates(total, start, touched[:, :2], counts, values, shares), "fewer items"
+    assert not compiled.add_row_updates(total, start, touched, (3, 5, 2), values, shares), "more rows than there are"
+    assert not compiled.add_row_updates(total, start, touched, counts, values, shares[:2]), "fewer shares"
+    assert not compiled.add_row_updates(RowAccumulator((8, 5)), *given), "another table"
 
 
 def test_not_a_number_is_not_lost(on):
