@@ -16,7 +16,7 @@ from torch import Tensor
 from fedrec.cohort.block import Block
 from fedrec.cohort.compiled import at_hand
 from fedrec.cohort.fused import FusedDescent
-from fedrec.cohort.repetition import Rehearsal, Trainees, is_repeatable
+from fedrec.cohort.repetition import Rehearsal, Trainees
 from fedrec.cohort.sgd import Group, SgdSettings
 from fedrec.cohort.tape import Ended, NotTaped, Tape
 from fedrec.cohort.trained import Trained
@@ -173,9 +173,8 @@ def _repeated(model: Model, start: Mapping[str, Tensor], cohort: _Cohort) -> Ten
     What happens in a step is seen in one of a single client, on a copy of the parameters.
     """
     block = cohort.block
-    alike = is_repeatable(model.predict) and is_repeatable(model.loss)
     fusible = all(group.fusible for group in cohort.tables.values())
-    if not block.active or not alike or not fusible or not at_hand(block.items.device):
+    if not block.active or not model.repeats or not fusible or not at_hand(block.items.device):
         return None
     own = {name: group.value[:1] for name, group in cohort.dense.items()}
     alone = _Cohort.of(start, own, block.beginning(), cohort.untouched.sgd, list(cohort.tables))

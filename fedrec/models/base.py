@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.cohort.layers import weighted_cross_entropy
-from fedrec.cohort.repetition import repeatable
+from fedrec.cohort.repetition import is_repeatable, repeatable
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
@@ -121,6 +121,11 @@ class Model(ABC):
             have none, it makes them itself.
         """
         return ()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every step of training is like the first; see `fedrec.cohort.repetition.repeatable`."""
+        return is_repeatable(self.predict) and is_repeatable(self.loss)
 
     @repeatable
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

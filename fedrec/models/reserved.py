@@ -53,6 +53,11 @@ class Reserved(Model):
         """See `Model.predict`."""
         return self.base.predict(parameters, users, items, rows)
 
+    @property
+    def repeats(self) -> bool:
+        """See `Model.repeats`."""
+        return self.base.repeats
+
     def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """See `Model.user_inputs`."""
         return self.base.user_inputs(users)

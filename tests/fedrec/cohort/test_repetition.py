@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from fedrec.cohort.block import Block
 from fedrec.cohort.compiled import CompiledPerceptron, Examples, Gathered, Held, Mixed
 from fedrec.cohort.descent import descend
 from fedrec.cohort.layers import mixed_rows, perceptron, weighted_cross_entropy
-from fedrec.cohort.repetition import Recipe, is_repeatable, repeatable
+from fedrec.cohort.repetition import Recipe, repeatable
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.models.base import Schema
@@ -189,7 +191,7 @@ def test_what_compiled_code_cannot_do_is_done_all_the_same(repeated, monkeypatch
     model = privrec(schema=schema, activation="tanh" if reason == "activation" else "relu")
     start, block = start_of(model), block_of((9, 14))
     if reason == "no users":
-        block = Block(**{**vars(block), "users": ()})
+        block = dataclasses.replace(block, users=())
     if reason == "threads":
         torch.set_num_threads(2)
     if reason == "no library":
@@ -214,7 +216,7 @@ class Alternating(PrivRec):
 
 def test_a_model_that_predicts_anew_must_say_again_that_its_steps_are_alike(repeated):
     model, block = privrec(Alternating), block_of((9, 14))
-    assert is_repeatable(PrivRec.predict) and not is_repeatable(model.predict)
+    assert privrec().repeats and not model.repeats
     trained = descend(model, start_of(model), block, SgdSettings(0.1))
     assert not repeated and model.calls == len(block.active)
     assert_as_by_torch(model, block, trained)

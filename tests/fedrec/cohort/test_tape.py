@@ -24,7 +24,7 @@ USERS, ITEMS, WIDTH = 3, 6, 2
 class Tiny:
     """A network of our layers; `between` stands behind the user part, where a model may do anything."""
 
-    item_tables = ("item", "bias")
+    item_tables, repeats = ("item", "bias"), False
 
     def __init__(self, between=lambda user: user, loss=lambda loss: loss):
         self.between, self.changed = between, loss
