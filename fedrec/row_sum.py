@@ -63,7 +63,7 @@ def added(one: Change, other: Change, table: np.ndarray) -> Change:
     if isinstance(one, RowSum) and isinstance(other, RowSum):
         return one + other
     whole = (own.dense(table) if isinstance(own, RowSum) else own for own in (one, other))
-    return np.add(*whole, dtype=np.float64)
+    return np.add(*whole, dtype=np.float64)  # without a float64 copy of each
 
 
 def dense_change(change: Change, table: np.ndarray) -> np.ndarray:

@@ -2,7 +2,8 @@
 """Sharing a cohort's work between nodes that could train any of its clients.
 
 A round ends when its slowest node ends. A node trains its clients in blocks, those with the most work first; a block
-takes as long as its longest client has steps, plus the work of every client in it, plus something for each client.
+takes as long as its longest client has steps, plus the work of every client in it, plus something for each client. The
+costs are those of compiled code that takes all steps of a client at once, where the first of these is little.
 """
 
 from __future__ import annotations

@@ -50,22 +50,26 @@ class Recommending:
 
     def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
         """See `Objective`."""
-        if self._views is None or self._views.block is not block or self._views.active != active:
-            earlier = self._views if self._views is not None and self._views.block is block else None
-            self._views = _Views.of(self.model, block, active, earlier)
-        views = self._views
+        views = self._views_of(block, active)
         place = step - views.first
         items = views.items_of(self.model, place)
         predicted = self.model.predict(parameters, views.users, items, rows=views.slots)
         return self.model.loss(predicted, views.labels[place], views.weights[place])
 
-    def rehearsal(self, tape: Tape, leaves: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Rehearsal | None:
-        """What the layers of a block's first step are, which was taken last; None: there is no such step."""
-        views = self._views
-        if views is None:
-            return None
+    def rehearsal(
+        self, block: Block, tape: Tape, leaves: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> Rehearsal:
+        """What the layers on a tape are, which the first step of a block of one client was taken with."""
+        views = self._views_of(block, 1)
         inputs = getattr(views.items[0], "inputs", ())
         return Rehearsal(tape.layers, leaves, rows, views.users, inputs, views.labels[0], views.weights[0])
+
+    def _views_of(self, block: Block, active: int) -> _Views:
+        """The views of these clients, made again when there are others."""
+        if self._views is None or self._views.block is not block or self._views.active != active:
+            earlier = self._views if self._views is not None and self._views.block is block else None
+            self._views = _Views.of(self.model, block, active, earlier)
+        return self._views
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +182,9 @@ def _repeated(model: Model, start: Mapping[str, Tensor], cohort: _Cohort) -> Ten
         return None
     own = {name: group.value[:1] for name, group in cohort.dense.items()}
     alone = _Cohort.of(start, own, block.beginning(), cohort.untouched.sgd, list(cohort.tables))
-    with _Prefix(alone, Recommending(model), 1, taped=True) as prefix:
-        rehearsal = prefix.rehearsed()
+    recommending = Recommending(model)
+    with _Prefix(alone, recommending, 1, taped=True) as prefix:
+        rehearsal = prefix.rehearsed(recommending)
         recipe = None if rehearsal is None else rehearsal.recipe()
     if recipe is None:
         return None
@@ -270,16 +275,14 @@ class _Prefix:
             del self.leaves[name].descent  # type: ignore[attr-defined]
         self.descents.clear()
 
-    def rehearsed(self) -> Rehearsal | None:
-        """The first forward pass of the block, after which nothing has moved; None: a tape cannot follow it."""
-        if not isinstance(self.objective, Recommending):
-            return None
+    def rehearsed(self, recommending: Recommending) -> Rehearsal | None:
+        """The first forward pass of one client, after which nothing has moved; None: a tape cannot follow it."""
         with torch.no_grad():
             _, rows, _ = self._begin(0)
             tape = self._tape(rows)
             try:
-                self.objective({**self.leaves, **rows}, self.cohort.block, 0, self.active)
-                return self.objective.rehearsal(tape, self.leaves, rows)
+                recommending({**self.leaves, **rows}, self.cohort.block, 0, self.active)
+                return recommending.rehearsal(self.cohort.block, tape, self.leaves, rows)
             except NotTaped:
                 return None
             finally:

@@ -198,7 +198,7 @@ def test_what_compiled_code_cannot_do_is_done_all_the_same(repeated, monkeypatch
         monkeypatch.setattr(compiled, "library", lambda: None)
     trained = descend(model, start, block, SgdSettings(0.1))
     assert repeated == ([True] if reason == "no users" else [])
-    monkeypatch.setattr(compiled, "at_hand", lambda device: False)
+    monkeypatch.setattr("fedrec.cohort.descent.at_hand", lambda device: False)
     for name, value in descend(model, start, block, SgdSettings(0.1)).values.items():
         torch.testing.assert_close(trained.values[name], value, rtol=1e-4, atol=1e-5)
 
