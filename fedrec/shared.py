@@ -8,6 +8,7 @@ in any folder and is given back when its last user ends, however it ends.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Mapping
@@ -29,9 +30,24 @@ class SharedArray(np.memmap):
 
 def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same arrays, the large ones in shared memory where the system offers it."""
-    if not hasattr(os, "memfd_create"):
+    if not offered():
         return dict(arrays)
     return {name: _shared(array) if array.nbytes >= _WORTH_SHARING else array for name, array in arrays.items()}
+
+
+def offered() -> bool:
+    """Whether the system has such memory."""
+    return hasattr(os, "memfd_create")
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+    """Shared zeros, which take memory when they are first written."""
+    descriptor = os.memfd_create("fedrec")
+    os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
+    # Others open the memory through this process, while it lives.
+    found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=dtype, mode="r+", shape=shape)
+    weakref.finalize(found, os.close, descriptor)
+    return found
 
 
 def is_shared(array: np.ndarray) -> bool:
@@ -61,11 +77,7 @@ def _opened(filename: str, inode: int, dtype: str, shape: tuple[int, ...]) -> np
 def _shared(array: np.ndarray) -> np.ndarray:
     if is_shared(array):
         return array
-    descriptor = os.memfd_create("fedrec")
-    os.ftruncate(descriptor, array.nbytes)
-    # Others open the memory through this process, while it lives.
-    found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=array.dtype, mode="r+", shape=array.shape)
-    weakref.finalize(found, os.close, descriptor)
+    found = empty(array.shape, array.dtype)
     found[...] = array
     return found
 

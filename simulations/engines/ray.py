@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -27,7 +27,7 @@ from fedrec.errors import EngineError, FedrecError
 from fedrec.experiment import from_run_config
 from fedrec.live_arrays import sent_bytes
 from fedrec.runs import RunFolder
-from simulations.engines import serial
+from simulations.engines import lent, serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 from simulations.engines.serial import SerialGrid
@@ -36,6 +36,18 @@ from simulations.quiet import keep_quiet
 _INLINE = 2**16  # bytes; less goes along with the call
 _STARTS = 2  # of a local Ray, which on a busy machine may find that its own processes are late
 _OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
+
+
+class Answer(NamedTuple):
+    """What an actor gives back.
+
+    Attributes:
+        message: the answer.
+        spots: where in the memory that was lent for it its arrays are, if they are there.
+    """
+
+    message: Message
+    spots: lent.Spots
 
 
 class NodeActor:
@@ -54,12 +66,17 @@ class NodeActor:
         self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
         KEPT.hold(from_run_config(run_config), population)
 
-    def handle(self, packed: bytes, *shared: ArrayRecord) -> Message:
+    def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
         """Answer one message, `_packed`; its large arrays come beside it, out of the object store."""
+        metadata, rest, names, memory = pickle.loads(packed)
+        message = rebuilt(metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))}))
+        answer = self._answer(message)
+        spots = {} if memory is None or answer.has_error() else lent.put(answer.content, memory)
+        return Answer(answer, spots)
+
+    def _answer(self, message: Message) -> Message:
         from clients.app import app
 
-        metadata, rest, names = pickle.loads(packed)
-        message = rebuilt(metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))}))
         try:
             return app(message, self.context)
         except Exception as error:
@@ -79,7 +96,8 @@ class RayGrid(LocalGrid):
     def __init__(self, actors: list[Any], here: SerialGrid, *, local: bool) -> None:
         super().__init__(len(actors))
         self._actors, self._here, self._local = actors, here, local
-        self._pending: dict[Any, Message] = {}
+        self._pending: dict[Any, tuple[Message, lent.Memory | None]] = {}
+        self._lender = lent.Lender()
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `LocalGrid.share`; other machines of a cluster get copies."""
@@ -104,12 +122,14 @@ class RayGrid(LocalGrid):
                     stored[id(record)] = ray.put(record)
             actor = self._actors[message.metadata.dst_node_id - FIRST_NODE_ID]
             shared = [stored[id(record)] for record in arrays.values()]
-            self._pending[actor.handle.remote(_packed(message, list(arrays)), *shared)] = message
+            memory = self._lender.memory(message.content) if self._local else None
+            packed = _packed(message, list(arrays), None if memory is None else memory.lend())
+            self._pending[actor.handle.remote(packed, *shared)] = message, memory
 
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
         import ray
 
-        left = [ref for ref, message in self._pending.items() if message.metadata.message_id in wanted]
+        left = [ref for ref, (message, _) in self._pending.items() if message.metadata.message_id in wanted]
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
         while left:  # one by one, so that a reply is unpacked while slower nodes still train
@@ -124,20 +144,24 @@ class RayGrid(LocalGrid):
         import ray
         from ray.exceptions import RayError
 
-        message = self._pending.pop(ref)
+        message, memory = self._pending.pop(ref)
         try:
-            return ray.get(ref)
+            answer: Answer = ray.get(ref)
         except RayError as error:
             return Message(Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+        if memory is not None:
+            for name, record in memory.take_back(answer.spots).items():
+                answer.message.content[name] = record
+        return answer.message
 
 
-def _packed(message: Message, without: list[str]) -> bytes:
-    """Metadata and content of a message, and the names of the records that it is without, as Python packs them.
+def _packed(message: Message, without: list[str], memory: str | None) -> bytes:
+    """Metadata and content of a message, the names of the records that it is without, and memory for its answer.
 
     Ray, which also packs what no other process can import, takes twice as long.
     """
     rest = RecordDict({name: record for name, record in message.content.items() if name not in without})
-    return pickle.dumps((message.metadata, rest, without), protocol=pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((message.metadata, rest, without, memory), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is lent to a node along with an order, for the arrays of its answer.
+
+Ray's own way with an answer of a megabyte, over its object store, takes as long as the training of a client. The
+process that sends the orders owns the memory, lends it, and lends it again when nothing that came in it is in use any
+more; so pages are asked of the system once per run, and not once per answer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+
+from fedrec.live_arrays import live_arrays, to_record
+from fedrec.shared import empty, offered
+
+_ALIGNED = 64  # bytes: where arrays begin
+_SPARE = 2**16  # bytes beside the parameters that an answer may take
+_WORTH_LENDING = 2**16  # bytes; less comes along with the answer
+
+
+class Spot(NamedTuple):
+    """Where an array lies: its name, first byte, type and shape."""
+
+    name: str
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Spots: TypeAlias = dict[str, list[Spot]]
+"""By record, where its arrays lie."""
+
+
+class Memory:
+    """Lent memory, as its owner sees it.
+
+    Args:
+        size: in bytes; they take room when they are first written.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._bytes = empty((size,), np.dtype(np.uint8))
+        self._lent = False
+        self._read: weakref.ref[np.ndarray] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether it is neither lent nor holds anything that is in use."""
+        return not self._lent and (self._read is None or self._read() is None)
+
+    def lend(self) -> str:
+        """What a node opens it with; it is lent until `take_back`."""
+        self._lent = True
+        return str(self._bytes.filename)
+
+    def take_back(self, spots: Spots) -> dict[str, ArrayRecord]:
+        """The records that a node put there, which are only to be read; it is in use as long as one of them is."""
+        whole = self._bytes.view(np.ndarray)  # every array keeps this one alive, and nothing else does
+        whole.flags.writeable = False
+        self._lent, self._read = False, weakref.ref(whole)
+        return {record: to_record({spot.name: _at(whole, spot) for spot in own}) for record, own in spots.items()}
+
+
+class Lender:
+    """All memory that an owner lends."""
+
+    def __init__(self) -> None:
+        self._memories: list[Memory] = []
+
+    def memory(self, content: RecordDict) -> Memory | None:
+        """Memory for an answer about as large as the parameters of an order; None for a small one."""
+        size = _size(_arrays(content))
+        if size < _WORTH_LENDING or not offered():
+            return None
+        for memory in self._memories:
+            if memory.free and memory.size >= size + _SPARE:
+                return memory
+        self._memories = [memory for memory in self._memories if not memory.free]  # the free ones are too small
+        self._memories.append(Memory(size + _SPARE))
+        return self._memories[-1]
+
+
+def put(content: RecordDict, filename: str) -> Spots:
+    """Move the arrays of an answer into memory that was lent for it, if they all fit.
+
+    Args:
+        content: of the answer; its records of arrays are taken out.
+        filename: see `Memory.lend`.
+
+    Returns:
+        For `Memory.take_back`; nothing if nothing was moved.
+    """
+    memory, given = _opened(filename, os.stat(filename).st_ino), _arrays(content)
+    if not _WORTH_LENDING <= _size(given) <= memory.nbytes:
+        return {}
+    found: Spots = {}
+    start = 0
+    for record, arrays in given.items():
+        found[record] = []
+        for name, array in arrays.items():
+            spot = Spot(name, start, array.dtype.str, array.shape)
+            _at(memory, spot)[...] = array
+            found[record].append(spot)
+            start += _room(array)
+        del content[record]
+    return found
+
+
+def _arrays(content: RecordDict) -> dict[str, dict[str, np.ndarray]]:
+    return {name: live_arrays(record) for name, record in content.array_records.items()}
+
+
+def _size(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> int:
+    """Bytes that the arrays of some records take."""
+    return sum(_room(array) for record in arrays.values() for array in record.values())
+
+
+def _room(array: np.ndarray) -> int:
+    return -(-array.nbytes // _ALIGNED) * _ALIGNED
+
+
+def _at(memory: np.ndarray, spot: Spot) -> np.ndarray:
+    kind = np.dtype(spot.dtype)
+    return memory[spot.start : spot.start + math.prod(spot.shape) * kind.itemsize].view(kind).reshape(spot.shape)
+
+
+@lru_cache(maxsize=4)
+def _opened(filename: str, inode: int) -> np.ndarray:
+    """By inode too, see `fedrec.shared.kept_open`."""
+    return np.memmap(filename, dtype=np.uint8, mode="r+").view(np.ndarray)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory lent for answers: what comes back is what was put there, and nobody writes where somebody still reads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+
+from fedrec.live_arrays import live_arrays, to_record
+from fedrec.shared import offered
+from simulations.engines.lent import Lender, Memory, put
+
+pytestmark = pytest.mark.skipif(not offered(), reason="this system has no anonymous shared files")
+
+
+def content(*arrays):
+    return RecordDict({"arrays": to_record({f"a{place}": array for place, array in enumerate(arrays)})})
+
+
+ORDER = content(np.zeros((400, 100), np.float32), np.zeros(3))
+
+
+def answer(seed=0):
+    random = np.random.default_rng(seed)
+    table = random.normal(size=(100, 400)).astype(np.float32)
+    return content(table, table.T[3:9], np.arange(5), np.float64(2.5), np.zeros((0, 4)), np.array([True, False]))
+
+
+def copies(found):
+    return {name: np.array(array) for name, array in live_arrays(found["arrays"]).items()}
+
+
+def assert_equal(found, expected):
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
+    lender, sent = Lender(), answer()
+    sent["metrics"], expected = MetricRecord({"n": 1}), copies(sent)
+    memory = lender.memory(ORDER)
+    spots = put(sent, memory.lend())
+    assert set(sent) == {"metrics"}
+    found = memory.take_back(pickle.loads(pickle.dumps(spots)))
+    arrays = live_arrays(found["arrays"])
+    assert_equal(arrays, expected)
+    with pytest.raises(ValueError, match="read-only"):
+        arrays["a0"][0] = 1
+
+
+def test_another_process_puts_it_there():
+    memory = Lender().memory(ORDER)
+    program = (
+        "import pickle, sys; from tests.simulations.test_lent import answer; from simulations.engines.lent import put\n"
+        "sys.stdout.buffer.write(pickle.dumps(put(answer(7), sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, memory.lend()], capture_output=True, check=True)
+    assert_equal(live_arrays(memory.take_back(pickle.loads(done.stdout))["arrays"]), copies(answer(7)))
+
+
+def test_memory_is_lent_again_when_nothing_of_the_last_answer_is_in_use():
+    lender = Lender()
+    first = lender.memory(ORDER)
+    spots = put(answer(), first.lend())
+    assert not first.free and lender.memory(ORDER) is not first, "an answer may still come"
+    part = live_arrays(first.take_back(spots)["arrays"])["a0"][3:, 5].T
+    kept = part.copy()
+    second = lender.memory(ORDER)
+    assert not first.free and second is not first
+    put(answer(1), second.lend())
+    np.testing.assert_array_equal(part, kept)
+    del part
+    assert first.free and lender.memory(ORDER) is first
+
+
+def test_memory_that_brought_nothing_is_lent_again():
+    lender = Lender()
+    memory = lender.memory(ORDER)
+    memory.lend()
+    assert memory.take_back({}) == {} and lender.memory(ORDER) is memory
+
+
+def test_memory_that_is_too_small_goes():
+    open_files, lender = [], Lender()
+    for size in (0, 10**5, 10**6, 10**5):
+        lender.memory(content(np.zeros(size, np.float32)))
+        gc.collect()
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    none, *one = open_files
+    assert len(set(one)) == 1 and one[0] > none
+    del lender
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == none
+
+
+def test_what_is_small_or_does_not_fit_stays_in_the_answer():
+    lender = Lender()
+    assert lender.memory(content(np.zeros(10))) is None and lender.memory(RecordDict()) is None
+    memory = lender.memory(ORDER)
+    small, large = content(np.zeros(10)), content(np.zeros((400, 200), np.float32))
+    for sent in (small, large, RecordDict({"metrics": MetricRecord({"n": 1})})):
+        names = list(sent)
+        assert put(sent, memory.lend()) == {} and list(sent) == names
+
+
+def test_records_of_flowers_own_arrays_come_back_too():
+    memory, table = Lender().memory(ORDER), np.random.default_rng(0).normal(size=(200, 100))
+    found = memory.take_back(put(RecordDict({"parameters": ArrayRecord([table])}), memory.lend()))
+    (own,) = found["parameters"].to_numpy_ndarrays()
+    np.testing.assert_array_equal(own, table)
+
+
+@pytest.mark.timeout(180)
+def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(run_tiny, monkeypatch):
+    wide = "model.hidden=[256, 128, 64]"
+    serial = run_tiny(wide, output="serial")
+    taken, take_back = [], Memory.take_back
+
+    def noted(memory, spots):
+        taken.append((memory, {name: len(own) for name, own in spots.items()}))
+        return take_back(memory, spots)
+
+    monkeypatch.setattr(Memory, "take_back", noted)
+    result = run_tiny(wide, "engine.name=ray", output="ray")
+    whole = {"arrays": len(serial.parameters)}
+    sums = [memory for memory, found in taken if found == whole]
+    assert len(sums) == 2 * len(serial.rounds) and len(set(map(id, sums))) == 2, "one for each of two nodes"
+    for name, value in serial.parameters.items():
+        np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)
