@@ -52,7 +52,7 @@ def train_in_blocks(
         ClientError: the work on a block failed; names its clients.
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
-    data = [node.population.client(client) for client in clients.tolist()]
+    data = node.population.clients(clients)
     batches = []
     for one in data:
         try:

@@ -26,7 +26,7 @@ from clients.vault import Vault
 from fedrec import registry
 from fedrec.blame import blaming
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.sizing import LARGEST_ON_CPU, cut_blocks
+from fedrec.cohort.sizing import cut_blocks, largest_block
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
@@ -65,8 +65,7 @@ class Node:
         self, batches: Sequence[Batches], parameters: Mapping[str, Tensor], item_tables: Sequence[str]
     ) -> Iterator[list[int]]:
         """Which clients are trained at once, see `cut_blocks`: as many as this node's memory, or cache, is made for."""
-        largest = LARGEST_ON_CPU if self.device.type == "cpu" else None
-        memory = self.experiment.engine.memory_gib
+        memory, largest = self.experiment.engine.memory_gib, largest_block(self.device)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:

@@ -60,8 +60,9 @@ class OwnPopulation(Population):
     def training_clients(self) -> np.ndarray:
         return self.numbers[self.partition.training_clients]
 
-    def client(self, client: int) -> ClientData:
-        return replace(super().client(int(self._places(np.array([client]))[0])), client=client)
+    def clients(self, clients: np.ndarray) -> list[ClientData]:
+        found = zip(super().clients(self._places(clients)), clients.tolist(), strict=True)
+        return [replace(data, client=number) for data, number in found]
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         return super().feature_codes(self._places(clients))

@@ -17,7 +17,7 @@ from clients.steps.base import Update
 from fedrec.cohort.outcome import Outcome
 from fedrec.privacy.mechanisms import Source
 from fedrec.privacy.protection import Protection
-from fedrec.row_sum import Change, RowAccumulator, RowSum
+from fedrec.row_sum import Change, RowAccumulator
 from fedrec.wire import TrainSum, Weighting
 
 
@@ -85,12 +85,7 @@ class Total:
         found: dict[str, Change] = {
             name: value.cpu().numpy().astype(self.arrays[name].dtype) for name, value in self.dense.items()
         }
-        for name, table in self.tables.items():
-            total, kind = table.total(), self.arrays[name].dtype
-            if 2 * len(total.rows) < total.shape[0]:
-                found[name] = RowSum(total.shape, total.rows, total.values.astype(kind), total.drift)
-            else:
-                found[name] = total.dense(self.arrays[name]).astype(kind)
+        found |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
         ordered = {name: found[name] for name in self.arrays if name in found}
         if self.protection is not None and self.protection.silent:
             return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0, self.unclipped)

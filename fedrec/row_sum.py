@@ -13,6 +13,8 @@ import torch
 from fedrec.distinct import distinct
 from fedrec.shared import SharedArray
 
+_PIECE = 2**14  # numbers
+
 
 @dataclass(frozen=True, eq=False)
 class RowSum:
@@ -83,11 +85,18 @@ def apply_changes(theta: Mapping[str, np.ndarray], changes: Mapping[str, Change]
         if isinstance(change, RowSum):
             moved[name] = change.apply(value, rate)
         elif isinstance(value, SharedArray):  # elsewhere the nodes could no longer see it
-            value += (rate * change).astype(value.dtype)
+            _add(np.asarray(value).reshape(-1), rate, np.ascontiguousarray(change).reshape(-1))
             moved[name] = value
         else:
             moved[name] = (value + rate * change).astype(value.dtype, copy=False)
     return moved
+
+
+def _add(values: np.ndarray, rate: float, changes: np.ndarray) -> None:
+    """Add rate times changes, piece by piece, so that what is in between stays in the caches."""
+    for start in range(0, len(values), _PIECE):
+        piece = slice(start, start + _PIECE)
+        values[piece] += (rate * changes[piece]).astype(values.dtype)
 
 
 class RowAccumulator:
@@ -126,12 +135,23 @@ class RowAccumulator:
         order = np.argsort(self.rows[: self.used])
         return RowSum(self.shape, self.rows[: self.used][order], self.values[: self.used][order], self.drift)
 
+    def change(self, table: np.ndarray) -> Change:
+        """The sum so far as a change of the table, in its type; of less than half the rows these alone."""
+        if 2 * self.used < len(table):
+            total = self.total()
+            return RowSum(total.shape, total.rows, total.values.astype(table.dtype), total.drift)
+        if self.drift:
+            return self.total().dense(table).astype(table.dtype)
+        whole = np.zeros(self.shape, dtype=table.dtype)
+        whole[self.rows[: self.used]] = self.values[: self.used].astype(table.dtype)
+        return whole
+
     def reserve(self, more: int) -> None:
         """Make room for so many rows more, or for all that there are."""
         size = min(self.used + more, self.shape[0])
         if size <= len(self.rows):
             return
         grown = min(max(size, 2 * len(self.rows)), self.shape[0])
-        self.rows = np.concatenate([self.rows, np.empty(grown - len(self.rows), dtype=np.int64)])
-        extra = np.zeros((grown - len(self.values), *self.shape[1:]))
-        self.values = np.concatenate([self.values, extra])
+        rows, values = np.empty(grown, dtype=np.int64), np.zeros((grown, *self.shape[1:]))
+        rows[: self.used], values[: self.used] = self.rows[: self.used], self.values[: self.used]
+        self.rows, self.values = rows, values

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_BLOCK = 16  # clients that are trained together
+_BLOCK = 32  # clients that are trained together
 _LEADS = 6  # how many ways of keeping long clients together are tried
 _CLIENT_COST = 40  # examples that take as long as what is done once for a client, whatever it has (measured on a CPU)
 _STEP_COST = 0.1  # what a step of a block costs by itself, in units of what each client in it adds (measured on a CPU)

@@ -16,7 +16,9 @@
 #define WIDEST
 #endif
 #define LANES 16
-#define SPAN 1024  // numbers that stay in the first-level cache
+#define LINE 16   // numbers that memory gives at once
+#define SPAN 128  // numbers of a client that are added up, and as many of it fetched meanwhile
+#define AHEAD 4   // rows, likewise
 
 typedef void (*sgemm_t)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                         const int *, const float *, const int *, const float *, float *, const int *);
@@ -61,6 +63,15 @@ typedef struct {
     float *biases;            // [places], added to the logits; or NULL
     float bias_rate;
 } examples_t;
+
+// A parameter of all clients, and the sum of their updates. fedrec.cohort.compiled._Sum names the same fields.
+typedef struct {
+    double *totals;        // [count]
+    const float *start;    // [count]
+    const float *values;   // [clients][count]
+    ptrdiff_t stride;      // of values: floats from a client to the next
+    ptrdiff_t count;
+} sum_t;
 
 // sums [out] += row [in] times weights [in][out]
 WIDEST static void add_product(float *sums, const float *row, const float *weights, int in, int out) {
@@ -137,19 +148,27 @@ WIDEST static void descend_each(float *values, const float *gradient, const floa
     for (int i = 0; i < count; i++) values[i] -= rates[i] * gradient[i];
 }
 
-// totals [count] += over the clients, share times (values - start); values of a client lie `stride` floats behind those
-// of the one before; a client of share 0 adds nothing, whatever it holds
-WIDEST void fedrec_add_updates(double *totals, const float *start, const float *values, ptrdiff_t stride,
-                               const double *shares, int clients, ptrdiff_t count) {
-    for (ptrdiff_t from = 0; from < count; from += SPAN) {
-        const ptrdiff_t end = count - from < SPAN ? count : from + SPAN;
-        for (int client = 0; client < clients; client++) {
-            const double share = shares[client];
-            const float *own = values + client * stride;
-            if (share != 0)
-                for (ptrdiff_t i = from; i < end; i++) totals[i] += share * ((double)own[i] - start[i]);
+// Asks for what will be needed soon. Clients were trained a while ago, so that their values are in no near cache any more.
+static inline void fetch(const float *values, ptrdiff_t count) {
+    for (ptrdiff_t i = 0; i < count; i += LINE) __builtin_prefetch(values + i);
+}
+
+// totals += over the clients, share times (values - start), of each parameter; a client of share 0 adds nothing, whatever
+// it holds
+WIDEST void fedrec_add_updates(const sum_t *sums, int parameters, const double *shares, int clients) {
+    for (const sum_t *sum = sums; sum < sums + parameters; sum++)
+        for (ptrdiff_t from = 0; from < sum->count; from += SPAN) {
+            const ptrdiff_t end = sum->count - from < SPAN ? sum->count : from + SPAN;
+            const ptrdiff_t ahead = sum->count - end < SPAN ? sum->count - end : SPAN;
+            for (int client = 0; client < clients; client++) {
+                const double share = shares[client];
+                const float *own = sum->values + client * sum->stride, *start = sum->start;
+                double *totals = sum->totals;
+                fetch(own + end, ahead);
+                if (share != 0)
+                    for (ptrdiff_t i = from; i < end; i++) totals[i] += share * ((double)own[i] - start[i]);
+            }
         }
-    }
 }
 
 // Over the clients and the rows of a table that each touched: totals [slot of the row's item][width] += share times (row
@@ -165,6 +184,12 @@ WIDEST ptrdiff_t fedrec_add_row_updates(double *totals, ptrdiff_t *slots, ptrdif
         for (ptrdiff_t n = 0; share != 0 && n < counts[client]; n++) {
             const ptrdiff_t item = touched[client * widest + n];
             const float *row = values + (client * widest + n) * width, *before = start + item * width;
+            if (n + AHEAD < counts[client]) {
+                const ptrdiff_t later = touched[client * widest + n + AHEAD];
+                fetch(row + (ptrdiff_t)AHEAD * width, width);
+                fetch(start + later * width, width);
+                if (slots[later] >= 0) fetch((const float *)(totals + slots[later] * width), 2 * (ptrdiff_t)width);
+            }
             if (slots[item] < 0) {
                 rows[used] = item;
                 slots[item] = used++;

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -59,6 +59,16 @@ class _Examples(ctypes.Structure):
         ("row", ctypes.c_int),
         *((name, _POINTER) for name in ("ends", "places", "labels", "weights", "logits", "biases")),
         ("bias_rate", ctypes.c_float),
+    )
+
+
+class _Sum(ctypes.Structure):
+    """`sum_t` of compiled.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("totals", "start", "values")),
+        ("stride", ctypes.c_ssize_t),
+        ("count", ctypes.c_ssize_t),
     )
 
 
@@ -320,27 +330,39 @@ def at_hand(device: torch.device) -> bool:
     return device.type == "cpu" and torch.get_num_threads() == 1 and library() is not None
 
 
-def add_updates(totals: Tensor, start: Tensor, values: Tensor, shares: Tensor) -> bool:
-    """Add, over the clients, share times (values - start) to totals.
+def add_updates(
+    totals: Mapping[str, Tensor], start: Mapping[str, Tensor], values: Mapping[str, Tensor], shares: Tensor
+) -> set[str]:
+    """Add, over the clients, share times (values - start) to the totals of each parameter.
 
     Args:
-        totals: `float64 [...]`.
-        start: `float32 [...]`.
-        values: `float32 [C, ...]`.
+        totals: `float64 [...]` by name.
+        start: `float32 [...]` by name, of these at least.
+        values: `float32 [C, ...]` by name; a parameter that is not among them did not change.
         shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
 
     Returns:
-        Whether it was done. If not, these are no tensors for the compiled code, or there is none.
+        Names of the parameters that are done. The others' are no tensors for the compiled code, or there is none.
     """
-    found, kinds = library(), (torch.float64, torch.float32, torch.float32, torch.float64)
-    given = totals, start, values[0], shares
-    if found is None or not _lie_flat(given, kinds) or not start.shape == values.shape[1:] == totals.shape:
-        return False
-    if len(shares) != len(values):
-        return False
-    at = totals.data_ptr(), start.data_ptr(), values.data_ptr(), values.stride(0)
-    found.add_updates(*at, shares.data_ptr(), len(shares), totals.numel())
-    return True
+    found, names = library(), [name for name in totals if name in values]
+    if found is None or not _lie_flat([shares], [torch.float64]):
+        return set()
+    sums = {name: _sum_of(totals[name], start[name], values[name], len(shares)) for name in names}
+    fitting = {name: one for name, one in sums.items() if one is not None}
+    found.add_updates(_array(_Sum, list(fitting.values())), len(fitting), shares.data_ptr(), len(shares))
+    return set(fitting)
+
+
+def _sum_of(totals: Tensor, start: Tensor, values: Tensor, clients: int) -> _Sum | None:
+    """A parameter of so many clients for the compiled code; None if it cannot do with these."""
+    if values.shape != (clients, *start.shape) or totals.shape != start.shape:
+        return None
+    if not _lie_flat((totals, start), (torch.float64, torch.float32)):
+        return None
+    stride, *own = values.stride()
+    if values.dtype != torch.float32 or not values.is_cpu or tuple(own) != start.stride():
+        return None
+    return _Sum(totals.data_ptr(), start.data_ptr(), values.data_ptr(), stride, start.numel())
 
 
 def add_row_updates(
@@ -393,8 +415,8 @@ class _Library:
         self.train = own.fedrec_train
         self.add_updates, self.add_row_updates = own.fedrec_add_updates, own.fedrec_add_row_updates
         self.forward.argtypes, self.backward.argtypes = [_POINTER] * 5, [_POINTER] * 6
-        self.add_updates.argtypes = [*[_POINTER] * 3, ctypes.c_ssize_t, _POINTER, ctypes.c_int, ctypes.c_ssize_t]
         size, count = ctypes.c_ssize_t, ctypes.c_int
+        self.add_updates.argtypes = [_POINTER, count, _POINTER, count]
         self.add_row_updates.argtypes = [*[_POINTER] * 3, size, *[_POINTER] * 5, count, size, count]
         self.train.argtypes = [_POINTER] * 5
         for function in (self.forward, self.backward, self.train, self.add_updates):
@@ -427,7 +449,7 @@ def library() -> _Library | None:
 def _fit(parts: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
     """Whether the compiled code can do with these: it looks at nothing but addresses."""
     every = [*parts, *weights, *biases]
-    if any(own.dtype != torch.float32 or own.device.type != "cpu" or not own.numel() for own in every):
+    if any(own.dtype != torch.float32 or not own.is_cpu or not own.numel() for own in every):
         return False
     if any(own.dim() != 3 for own in [*parts, *weights]) or len({len(own) for own in every}) > 1:
         return False
@@ -445,8 +467,7 @@ def _lie_flat(tensors: Sequence[Tensor], kinds: Sequence[torch.dtype] | None = N
     """Whether tensors are of these kinds (float32 by default), on the processor, and without gaps."""
     kinds = [torch.float32] * len(tensors) if kinds is None else kinds
     return all(
-        own.dtype == kind and own.device.type == "cpu" and own.is_contiguous()
-        for own, kind in zip(tensors, kinds, strict=True)
+        own.dtype == kind and own.is_cpu and own.is_contiguous() for own, kind in zip(tensors, kinds, strict=True)
     )
 
 

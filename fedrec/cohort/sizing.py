@@ -5,13 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches
+from fedrec.cohort.compiled import at_hand
 
-LARGEST_ON_CPU = 16
-"""Clients; more no longer fit a processor's cache, and run slower. A GPU wants as many as its memory holds."""
+_ALL_TOGETHER = 16  # clients on a processor; more no longer fit its cache, and run slower
+_ONE_BY_ONE = 32  # the same with compiled code, which needs one client's parameters after the other
 _COPIES = 4  # of a client's parameters: values, gradients, momentum, and what autograd keeps
+
+
+def largest_block(device: torch.device) -> int | None:
+    """Clients per block at most; None: a GPU wants as many as its memory holds."""
+    if device.type != "cpu":
+        return None
+    return _ONE_BY_ONE if at_hand(device) else _ALL_TOGETHER
 
 
 def cut_blocks(
@@ -20,7 +29,7 @@ def cut_blocks(
     item_tables: Sequence[str],
     *,
     memory_gib: float,
-    largest: int | None = LARGEST_ON_CPU,
+    largest: int | None,
 ) -> Iterator[list[int]]:
     """Sort clients by their number of steps, most first, and cut them into blocks of one width that fit the memory.
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,11 +39,9 @@ class Trained:
 
     def losses(self) -> list[float]:
         """Mean loss of each client over its last epoch; NaN for a client that had nothing to learn from."""
-        ends, last, losses = np.array(self.block.steps), np.array(self.block.last_epoch), self.step_losses.numpy()
-        step = np.arange(len(losses))[:, None]
-        wanted = (step >= ends - last) & (step < ends)
-        totals = np.where(wanted, losses, 0.0).sum(0)
-        return np.where(last > 0, totals / np.maximum(last, 1), math.nan).tolist()
+        by_client = self.step_losses.numpy().T
+        own = zip(by_client, self.block.steps, self.block.last_epoch, strict=True)
+        return [float(losses[end - last : end].sum()) / last if last else math.nan for losses, end, last in own]
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         """`float64 [C]`: norm of each client's whole update, sparse and dense parts together.
@@ -75,10 +72,10 @@ class Trained:
                 be among them.
             shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
         """
-        wanted = [name for name in self.values if name in totals]
-        left = [name for name in wanted if not add_updates(totals[name], self.start[name], self.values[name], shares)]
+        done = add_updates(totals, self.start, self.values, shares)
+        left = {name: total for name, total in totals.items() if name in self.values and name not in done}
         if left:
-            self._add_one_by_one({name: totals[name] for name in left}, shares)
+            self._add_one_by_one(left, shares)
 
     def _add_one_by_one(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         """See `add_dense`; a float64 copy of all clients' parameters would cost more."""
@@ -101,14 +98,15 @@ class Trained:
             total: the running sum of its changes.
             shares: `float64 [C]`.
         """
-        drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
         given = self.start[name], self.block.touched, self.block.touched_counts, self.values[name], shares
-        if drifts.any() or not add_row_updates(total, *given):
-            items, client, moved = self._moved(name, shares != 0)
-            change = moved.double().mul_(shares.to(client.device)[client, None])
-            if drifts.any():
-                change -= self.start[name][items].double() * drifts.to(client.device)[client, None]
-            total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
+        if bool((self.untouched == 1).all()) and add_row_updates(total, *given):
+            return
+        drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
+        items, client, moved = self._moved(name, shares != 0)
+        change = moved.double().mul_(shares.to(client.device)[client, None])
+        if drifts.any():
+            change -= self.start[name][items].double() * drifts.to(client.device)[client, None]
+        total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size."""

@@ -154,13 +154,28 @@ class Population:
 
     def client(self, client: int) -> ClientData:
         """The training data of one client."""
-        rows = self._train.rows_of(client)
+        return self.clients(np.array([client]))[0]
+
+    def clients(self, clients: np.ndarray) -> list[ClientData]:
+        """The training data of some clients `int64 [clients]`; sooner there than those of one after the other."""
+        place, rows = self._train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        positives = distinct(items[labels > 0] if self.task == "ranking" else items)
+        own = place * self.interactions.num_items + items  # a number for each client's each item
+        liked = distinct(own[labels > 0] if self.task == "ranking" else own)
+        everyone = np.arange(len(clients) + 1)
+        row_ends = np.searchsorted(place, everyone).tolist()
+        liked_ends = np.searchsorted(liked, everyone * self.interactions.num_items).tolist()
+        liked %= self.interactions.num_items
+        codes = [feature[clients] for feature in self._user_codes]
         times = None if self.interactions.times is None else self.interactions.times[rows]
-        features = tuple(codes[client].copy() for codes in self._user_codes)
         ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
-        return ClientData(client, features, items, labels, positives, times, ratings)
+        found = []
+        for one, client in enumerate(clients.tolist()):
+            span, positives = slice(*row_ends[one : one + 2]), liked[slice(*liked_ends[one : one + 2])]
+            features = tuple(feature[one] for feature in codes)
+            own_times, own_ratings = (None if part is None else part[span] for part in (times, ratings))
+            found.append(ClientData(client, features, items[span], labels[span], positives, own_times, own_ratings))
+        return found
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
         """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for none."""

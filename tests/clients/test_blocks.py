@@ -14,7 +14,7 @@ from clients.evaluation import evaluate_clients
 from clients.hosting import Node
 from clients.steps.sgd import Sgd
 from clients.training import train_clients
-from fedrec.cohort import compiled
+from fedrec.cohort import compiled, sizing
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.sizing import cut_blocks
 from fedrec.data.population import Population
@@ -154,15 +154,15 @@ def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
     assert tight == [[1], [3], [5], [0], [2], [4]]
 
 
-def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
+def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny, monkeypatch):
+    """And a processor as many as suit its cache, which are more with compiled code."""
     node = Node(load_tiny(), 0, 1, None)
     batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
     parameters = {"item.id": torch.zeros(100, 8)}
-    sizes = {}
-    for device in ("cpu", "cuda"):
+    for device, there, sizes in (("cpu", False, [16, 16, 8]), ("cpu", True, [32, 8]), ("cuda", False, [40])):
         node.device = torch.device(device)
-        sizes[device] = [len(block) for block in node.blocks(batches, parameters, ["item.id"])]
-    assert sizes == {"cpu": [16, 16, 8], "cuda": [40]}
+        monkeypatch.setattr(sizing, "at_hand", lambda _, there=there: there)
+        assert [len(block) for block in node.blocks(batches, parameters, ["item.id"])] == sizes
 
 
 def test_batches_are_cut_epoch_by_epoch():
@@ -183,7 +183,7 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
     assert cut(600, 600).items.shape == (2, 600) and cut(600, 599).sizes.tolist() == [599, 1, 599, 1]
     parameters = {"item.id": torch.zeros(100, 8)}
     mixed = [cut(n, 10_000) for n in (600, 20, 700, 30)]
-    assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0)) == [[0, 2], [1, 3]]
+    assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None)) == [[0, 2], [1, 3]]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):

@@ -106,7 +106,9 @@ def odd(world):
 def given(node, odd):
     """A node that hosts these clients."""
     clients, schema = odd
-    node.__dict__["population"] = SimpleNamespace(client=clients.__getitem__, schema=lambda: schema)
+    population = SimpleNamespace(client=clients.__getitem__, clients=lambda ids: [clients[one] for one in ids.tolist()])
+    population.schema = lambda: schema
+    node.__dict__["population"] = population
     node.__dict__.pop("model", None)
     return node
 

@@ -116,19 +116,44 @@ def test_both_passes_and_the_step_are_those_of_torch(on, shape):
         assert torch.equal(before[2], after[2]), "a client that no longer trains moved"
 
 
-@pytest.mark.parametrize("size", [(1,), (1024,), (37, 29), (2049,)])
-def test_sums_of_updates_are_those_of_numpy(on, size):
+def test_sums_of_updates_are_those_of_numpy(on):
     """Of the first three of five clients; the second counts for nothing, and what it holds is not a number."""
-    start, values = draw(*size), draw(5, *size, seed=1)
-    values[1].fill_(torch.nan)
-    shares, totals = torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64), draw(*size, seed=2).double()
-    own = values[[0, 2]].double() - start.double()
-    expected = totals + 0.5 * own[0] - 2 * own[1]
-    assert compiled.add_updates(totals, start, values[:3], shares)
-    torch.testing.assert_close(totals, expected, rtol=1e-12, atol=1e-12)
-    assert not compiled.add_updates(totals, start, values[:2], shares), "fewer clients than shares"
-    assert not compiled.add_updates(totals.float(), start, values[:3], shares), "sums of another precision"
-    assert not compiled.add_updates(totals, start, values[:3, :1], shares) or size == (1,), "another shape"
+    sizes = [(1,), (127,), (128,), (129,), (256, 3), (37, 29), (2049,), (4, 1)]
+    start = {size: draw(*size) for size in sizes}
+    values = {size: draw(5, *size, seed=1)[:3] for size in sizes}
+    for own in values.values():
+        own[1].fill_(torch.nan)
+    shares, totals = torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64), {s: draw(*s, seed=2).double() for s in sizes}
+    moved = {size: own.double() - start[size].double() for size, own in values.items()}
+    expected = {size: totals[size] + 0.5 * own[0] - 2 * own[2] for size, own in moved.items()}
+    stayed = draw(3).double()
+    assert compiled.add_updates({**totals, "stayed": stayed}, {**start, "stayed": draw(3)}, values, shares) == {*sizes}
+    for size, total in totals.items():
+        torch.testing.assert_close(total, expected[size], rtol=1e-12, atol=1e-12)
+    assert torch.equal(stayed, draw(3).double())
+
+
+def test_only_what_suits_compiled_code_is_added_up_by_it(on):
+    shares = torch.ones(3, dtype=torch.float64)
+    fine = draw(6, 2).double(), draw(6, 2), draw(3, 6, 2)
+    cases = {
+        "fine": fine,
+        "fewer-clients": (*fine[:2], draw(2, 6, 2)),
+        "sums-of-another-precision": (draw(6, 2), *fine[1:]),
+        "start-of-another-precision": (fine[0], draw(6, 2).double(), fine[2]),
+        "values-of-another-precision": (*fine[:2], draw(3, 6, 2).double()),
+        "another-shape": (*fine[:2], draw(3, 2, 6)),
+        "sums-of-another-shape": (draw(2, 6).double(), *fine[1:]),
+        "against-the-grain": (*fine[:2], draw(3, 2, 6).transpose(1, 2)),
+        "sums-against-the-grain": (draw(2, 6).double().T, *fine[1:]),
+    }
+    cases = {name: (case[0].clone(memory_format=torch.preserve_format), *case[1:]) for name, case in cases.items()}
+    before = {name: totals.clone() for name, (totals, _, _) in cases.items()}
+    given = ({name: case[place] for name, case in cases.items()} for place in range(3))
+    assert compiled.add_updates(*given, shares) == {"fine"}
+    for name, (totals, _, _) in cases.items():
+        assert name == "fine" or torch.equal(totals, before[name])
+    assert compiled.add_updates({"w": fine[0]}, {"w": fine[1]}, {"w": fine[2]}, shares.float()) == set()
 
 
 def test_sums_of_rows_are_those_of_numpy_and_stay_inside_their_tables(on):

@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
+from fedrec.data.split import Partition
 from fedrec.errors import DataError
 
 
@@ -28,6 +30,28 @@ def test_training_data_of_a_client_in_ranking(world, client, items, labels, posi
 def test_training_data_of_a_client_in_rating(world, client, items, labels, positives):
     data = world("rating").client(client)
     assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (items, labels, positives)
+
+
+@pytest.mark.parametrize("task", ["ranking", "rating"])
+def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interactions(task):
+    random = np.random.default_rng(3)
+    users, items = random.integers(0, 12, 300), random.integers(0, 9, 300)
+    ratings, times = random.integers(1, 6, 300).astype(np.float32), random.integers(0, 99, 300)
+    users[users == 5] = 6  # one has nothing
+    features = FeatureTable(12), FeatureTable(9)
+    data = Interactions("drawn", users, items, np.arange(12), np.arange(9), *features, ratings, times)
+    rows = np.sort(random.permutation(300)[:200])
+    partition = Partition(np.arange(12), rows, np.empty(0, np.int64), np.empty(0, np.int64))
+    population = Population(data, partition, task=task, positive_above=3.0)
+    asked = np.array([7, 0, 11, 5, 7, 2])
+    for client, own in zip(asked.tolist(), population.clients(asked), strict=True):
+        mine = rows[users[rows] == client]
+        assert own.client == client and own.items.tolist() == items[mine].tolist()
+        labels = ratings[mine] > 3 if task == "ranking" else ratings[mine]
+        assert own.labels.tolist() == labels.tolist() and own.times.tolist() == times[mine].tolist()
+        liked = items[mine][ratings[mine] > 3] if task == "ranking" else items[mine]
+        assert own.positives.tolist() == np.unique(liked).tolist() and own.ratings.tolist() == ratings[mine].tolist()
+    assert population.clients(np.empty(0, np.int64)) == []
 
 
 def test_without_a_threshold_every_row_is_positive(world):
