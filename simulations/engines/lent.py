@@ -24,6 +24,7 @@ from fedrec.shared import empty, offered
 _ALIGNED = 64  # bytes: where arrays begin
 _SPARE = 2**16  # bytes beside the parameters that an answer may take
 _WORTH_LENDING = 2**16  # bytes; less comes along with the answer
+_MOST = 64  # memories; nodes that never answer do not give theirs back, and each takes two file descriptors
 
 
 class Spot(NamedTuple):
@@ -77,7 +78,7 @@ class Lender:
         self._memories: list[Memory] = []
 
     def memory(self, content: RecordDict) -> Memory | None:
-        """Memory for an answer about as large as the parameters of an order; None for a small one."""
+        """Memory for an answer about as large as the parameters of an order; None: it is small, or too much is lent."""
         size = _size(_arrays(content))
         if size < _WORTH_LENDING or not offered():
             return None
@@ -85,6 +86,8 @@ class Lender:
             if memory.free and memory.size >= size + _SPARE:
                 return memory
         self._memories = [memory for memory in self._memories if not memory.free]  # the free ones are too small
+        if len(self._memories) == _MOST:
+            return None
         self._memories.append(Memory(size + _SPARE))
         return self._memories[-1]
 

@@ -148,6 +148,8 @@ class RayGrid(LocalGrid):
         try:
             answer: Answer = ray.get(ref)
         except RayError as error:
+            if memory is not None:
+                memory.take_back({})  # its node is dead, or done
             return Message(Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
         if memory is not None:
             for name, record in memory.take_back(answer.spots).items():

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedrec.live_arrays import live_arrays, to_record
 from fedrec.shared import offered
+from simulations.engines import lent
 from simulations.engines.lent import Lender, Memory, put
 
 pytestmark = pytest.mark.skipif(not offered(), reason="this system has no anonymous shared files")
@@ -100,6 +101,17 @@ def test_memory_that_is_too_small_goes():
     del lender
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == none
+
+
+def test_nodes_that_never_answer_use_no_more_than_some(monkeypatch):
+    monkeypatch.setattr(lent, "_MOST", 3)
+    lender, memories = Lender(), []
+    for _ in range(3):
+        memories.append(lender.memory(ORDER))
+        memories[-1].lend()
+    assert lender.memory(ORDER) is None
+    memories[1].take_back({})
+    assert lender.memory(ORDER) is memories[1]
 
 
 def test_what_is_small_or_does_not_fit_stays_in_the_answer():

@@ -15,6 +15,7 @@ from server.callbacks.base import Callback
 from server.execution import execute
 from server.roster import call_roster
 from simulations import runner
+from simulations.engines import lent
 from simulations.engines import ray as engine
 from simulations.engines.ray import open_grid
 
@@ -111,14 +112,19 @@ class Fail(Callback):
         raise AssertionError("a round was run")
 
 
-def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(grid, theta, load_tiny, tmp_path):
-    """The last test: node 3 does not live through it."""
+def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
+    grid, theta, load_tiny, tmp_path, monkeypatch
+):
+    """The last test: node 3 does not live through it, but gives back the memory that was lent to it."""
     import ray
 
+    monkeypatch.setattr(lent, "_WORTH_LENDING", 0)
+    lender = grid._lender
     client = call_roster(grid, timeout=60).presences[1].training[0]
     endless = training(to_record(theta), 3, [client], ENDLESS)
     replies = grid.send_and_receive([endless, training(to_record(theta), 2, [])], timeout=2)
     assert [reply.metadata.src_node_id for reply in replies] == [2]
+    assert [memory.free for memory in lender._memories].count(False) == 1
     ray.kill(grid._actors[1])
     (late,) = grid._collect({endless.metadata.message_id}, 30)
     assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
@@ -128,6 +134,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     with pytest.raises(ClientError, match="1 of 2 nodes failed"):
         execute(other, grid, [Fail()])
     assert other.status()["state"] == "failed"
+    assert lender._memories and all(memory.free for memory in lender._memories)
 
 
 def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):
