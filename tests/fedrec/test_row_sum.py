@@ -65,3 +65,20 @@ def test_accumulator_adds_repeated_rows_and_grows():
     found = sums.total()
     assert (np.diff(found.rows) > 0).all() and found.rows.max() < 45
     np.testing.assert_allclose(found.dense(np.zeros(SHAPE)), total)
+
+
+@pytest.mark.parametrize("drift", [0.0, -0.5])
+@pytest.mark.parametrize("touched", [3, 4, 8])
+def test_a_running_sum_becomes_rows_alone_while_fewer_than_half_of_them_changed(touched, drift):
+    random = np.random.default_rng(touched)
+    table, rows = random.normal(size=(8, 3)).astype(np.float32), random.permutation(8)[:touched]
+    values = random.normal(size=(touched, 3))
+    sums = RowAccumulator(table.shape)
+    sums.add(rows, values / 2, drift)
+    sums.add(rows[::-1].copy(), values[::-1] / 2)
+    expected = drift * table.astype(np.float64)
+    expected[rows] += values
+    found = sums.change(table)
+    assert isinstance(found, RowSum) == (touched < 4)
+    assert (found.values if isinstance(found, RowSum) else found).dtype == np.float32
+    np.testing.assert_allclose(dense_change(found, table), expected, rtol=1e-6, atol=1e-7)

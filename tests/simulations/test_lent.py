@@ -54,6 +54,7 @@ def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
     found = memory.take_back(pickle.loads(pickle.dumps(spots)))
     arrays = live_arrays(found["arrays"])
     assert_equal(arrays, expected)
+    assert not any(array.ctypes.data % 64 for array in arrays.values() if array.size), "each begins a line of the cache"
     with pytest.raises(ValueError, match="read-only"):
         arrays["a0"][0] = 1
 
