@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class SharedArray(np.memmap):
 
     @property
     def place(self) -> tuple[str, str, tuple[int, ...]]:
-        """What `private` needs to open the whole array."""
+        """What `private` and `kept_open` need to open the whole array."""
         return str(self.filename), self.dtype.str, self.shape
 
 
@@ -40,14 +41,14 @@ def offered() -> bool:
     return hasattr(os, "memfd_create")
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
     """Shared zeros, which take memory when they are first written."""
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
     # Others open the memory through this process, while it lives.
     found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=dtype, mode="r+", shape=shape)
     weakref.finalize(found, os.close, descriptor)
-    return found
+    return found  # type: ignore[return-value]  # numpy says that every memmap's constructor gives a plain one
 
 
 def is_shared(array: np.ndarray) -> bool:
@@ -57,21 +58,26 @@ def is_shared(array: np.ndarray) -> bool:
 
 def private(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Open a shared array of a living process: its present values, writes stay one's own."""
-    return np.memmap(filename, dtype=dtype, mode="c", shape=shape).view(np.ndarray)
+    return _mapped(filename, dtype, shape, "c")
 
 
-def kept_open(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+def kept_open(filename: str, dtype: str, shape: tuple[int, ...], *, to_write: bool = False) -> np.ndarray:
     """The same, opened once in this process: for those who only read, as what one writes all others here see for good.
 
-    The memory of what was read stays mapped, where `private` has the system look up every page anew.
+    The memory of what was read stays mapped, where `private` has the system look up every page anew. Where it is opened
+    `to_write`, the owner sees what is written too.
     """
-    return _opened(filename, os.stat(filename).st_ino, dtype, shape)
+    return _opened(filename, os.stat(filename).st_ino, dtype, shape, "r+" if to_write else "c")
 
 
 @lru_cache(maxsize=64)
-def _opened(filename: str, inode: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+def _opened(filename: str, inode: int, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"]) -> np.ndarray:
     """By inode too: the owner may give a name to another array, when it has closed the first."""
-    return private(filename, dtype, shape)
+    return _mapped(filename, dtype, shape, mode)
+
+
+def _mapped(filename: str, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"]) -> np.ndarray:
+    return np.memmap(filename, dtype=dtype, mode=mode, shape=shape).view(np.ndarray)
 
 
 def _shared(array: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@
 #define LANES 16
 #define LINE 16   // numbers that memory gives at once
 #define SPAN 128  // numbers of a client that are added up, and as many of it fetched meanwhile
-#define AHEAD 4   // rows, likewise
 
 typedef void (*sgemm_t)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                         const int *, const float *, const int *, const float *, float *, const int *);
@@ -184,12 +183,6 @@ WIDEST ptrdiff_t fedrec_add_row_updates(double *totals, ptrdiff_t *slots, ptrdif
         for (ptrdiff_t n = 0; share != 0 && n < counts[client]; n++) {
             const ptrdiff_t item = touched[client * widest + n];
             const float *row = values + (client * widest + n) * width, *before = start + item * width;
-            if (n + AHEAD < counts[client]) {
-                const ptrdiff_t later = touched[client * widest + n + AHEAD];
-                fetch(row + (ptrdiff_t)AHEAD * width, width);
-                fetch(start + later * width, width);
-                if (slots[later] >= 0) fetch((const float *)(totals + slots[later] * width), 2 * (ptrdiff_t)width);
-            }
             if (slots[item] < 0) {
                 rows[used] = item;
                 slots[item] = used++;

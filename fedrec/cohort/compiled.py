@@ -344,10 +344,10 @@ def add_updates(
     Returns:
         Names of the parameters that are done. The others' are no tensors for the compiled code, or there is none.
     """
-    found, names = library(), [name for name in totals if name in values]
+    found = library()
     if found is None or not _lie_flat([shares], [torch.float64]):
         return set()
-    sums = {name: _sum_of(totals[name], start[name], values[name], len(shares)) for name in names}
+    sums = {name: _sum_of(totals[name], start[name], values[name], len(shares)) for name in totals if name in values}
     fitting = {name: one for name, one in sums.items() if one is not None}
     found.add_updates(_array(_Sum, list(fitting.values())), len(fitting), shares.data_ptr(), len(shares))
     return set(fitting)

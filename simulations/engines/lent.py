@@ -8,18 +8,15 @@ more; so pages are asked of the system once per run, and not once per answer.
 
 from __future__ import annotations
 
-import math
-import os
 import weakref
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
 from fedrec.live_arrays import live_arrays, to_record
-from fedrec.shared import empty, offered
+from fedrec.shared import empty, kept_open, offered
 
 _ALIGNED = 64  # bytes: where arrays begin
 _SPARE = 2**16  # bytes beside the parameters that an answer may take
@@ -36,6 +33,8 @@ class Spot(NamedTuple):
     shape: tuple[int, ...]
 
 
+Place: TypeAlias = tuple[str, str, tuple[int, ...]]
+"""Of memory, see `SharedArray.place`."""
 Spots: TypeAlias = dict[str, list[Spot]]
 """By record, where its arrays lie."""
 
@@ -48,20 +47,24 @@ class Memory:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
         self._bytes = empty((size,), np.dtype(np.uint8))
         self._lent = False
         self._read: weakref.ref[np.ndarray] | None = None
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self._bytes.nbytes
 
     @property
     def free(self) -> bool:
         """Whether it is neither lent nor holds anything that is in use."""
         return not self._lent and (self._read is None or self._read() is None)
 
-    def lend(self) -> str:
+    def lend(self) -> Place:
         """What a node opens it with; it is lent until `take_back`."""
         self._lent = True
-        return str(self._bytes.filename)
+        return self._bytes.place
 
     def take_back(self, spots: Spots) -> dict[str, ArrayRecord]:
         """The records that a node put there, which are only to be read; it is in use as long as one of them is."""
@@ -92,17 +95,17 @@ class Lender:
         return self._memories[-1]
 
 
-def put(content: RecordDict, filename: str) -> Spots:
+def put(content: RecordDict, place: Place) -> Spots:
     """Move the arrays of an answer into memory that was lent for it, if they all fit.
 
     Args:
         content: of the answer; its records of arrays are taken out.
-        filename: see `Memory.lend`.
+        place: see `Memory.lend`.
 
     Returns:
         For `Memory.take_back`; nothing if nothing was moved.
     """
-    memory, given = _opened(filename, os.stat(filename).st_ino), _arrays(content)
+    memory, given = kept_open(*place, to_write=True), _arrays(content)
     if not _WORTH_LENDING <= _size(given) <= memory.nbytes:
         return {}
     found: Spots = {}
@@ -132,11 +135,4 @@ def _room(array: np.ndarray) -> int:
 
 
 def _at(memory: np.ndarray, spot: Spot) -> np.ndarray:
-    kind = np.dtype(spot.dtype)
-    return memory[spot.start : spot.start + math.prod(spot.shape) * kind.itemsize].view(kind).reshape(spot.shape)
-
-
-@lru_cache(maxsize=4)
-def _opened(filename: str, inode: int) -> np.ndarray:
-    """By inode too, see `fedrec.shared.kept_open`."""
-    return np.memmap(filename, dtype=np.uint8, mode="r+").view(np.ndarray)
+    return np.ndarray(spot.shape, spot.dtype, buffer=memory, offset=spot.start)

@@ -157,7 +157,7 @@ class RayGrid(LocalGrid):
         return answer.message
 
 
-def _packed(message: Message, without: list[str], memory: str | None) -> bytes:
+def _packed(message: Message, without: list[str], memory: lent.Place | None) -> bytes:
     """Metadata and content of a message, the names of the records that it is without, and memory for its answer.
 
     Ray, which also packs what no other process can import, takes twice as long.

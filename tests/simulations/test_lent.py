@@ -63,9 +63,11 @@ def test_another_process_puts_it_there():
     memory = Lender().memory(ORDER)
     program = (
         "import pickle, sys; from tests.simulations.test_lent import answer; from simulations.engines.lent import put\n"
-        "sys.stdout.buffer.write(pickle.dumps(put(answer(7), sys.argv[1])))"
+        "sys.stdout.buffer.write(pickle.dumps(put(answer(7), pickle.load(sys.stdin.buffer))))"
     )
-    done = subprocess.run([sys.executable, "-c", program, memory.lend()], capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(memory.lend()), capture_output=True, check=True
+    )
     assert_equal(live_arrays(memory.take_back(pickle.loads(done.stdout))["arrays"]), copies(answer(7)))
 
 
