@@ -14,7 +14,7 @@ RUN useradd --uid 10001 --create-home fedrec \
        /var/lib/fedrec/runs
 
 WORKDIR /opt/fedrec
-COPY constraints.txt pyproject.toml hatch_build.py README.md LICENSE ./
+COPY constraints.txt pyproject.toml README.md LICENSE ./
 # torch first and by its exact version, without CUDA: from the CPU index where it can be reached.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --constraint constraints.txt --extra-index-url "$TORCH_INDEX" "$(grep -E '^torch==' constraints.txt)"

@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-SOURCES := pyproject.toml constraints.txt hatch_build.py fedrec/cohort/compiled.c fedrec/cohort/compiled.py
+SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test deploy-test lint benchmark-venvs constraints clean
+.PHONY: help demo test deploy-test lint bench bench-simulators bench-experiments bench-costs benchmark-venvs constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is to make
@@ -25,6 +25,27 @@ lint: $(VENV)/.installed-test  ## Style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+bench: bench-simulators bench-experiments bench-costs  ## All tables of benchmarks/RESULTS.md (hours; FEDREC_DATA=FOLDER)
+
+SIMULATION := $(BIN)/python benchmarks/simulation.py --repeats 3
+RIVALS     := fedrec,flower,pfl,fedjax
+bench-simulators: $(VENV)/.installed-test benchmark-venvs  ## fedrec beside other simulators on equal work
+	$(SIMULATION) --cohort 20 --items 3706 --rounds 12 --contestants $(RIVALS),loop
+	$(SIMULATION) --cohort 100 --items 3706 --rounds 5 --contestants $(RIVALS),loop
+	$(SIMULATION) --cohort 400 --items 3706 --rounds 3 --contestants $(RIVALS),loop
+	$(SIMULATION) --cohort 20 --items 27000 --rounds 8 --contestants $(RIVALS),loop-sparse
+	$(SIMULATION) --cohort 20 --items 200000 --rounds 5 --contestants $(RIVALS),loop-sparse
+
+bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside a plain PyTorch loop
+	$(BIN)/python benchmarks/experiments.py
+
+MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.mean-interactions=20 \
+	--set 'evaluation.baselines=[]' --set evaluation.every=0 --set evaluation.final-users=50 --set rounds=40
+bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy costs, a million users
+	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
+	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
+	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
 
 benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks
 
@@ -45,10 +66,12 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable .
+	$(BIN)/python -m fedrec.cohort.kernel.warm_up
 	@touch $@
 
 $(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable '.[test]'
+	$(BIN)/python -m fedrec.cohort.kernel.warm_up
 	@touch $@ $(VENV)/.installed
 
 benchmarks/.venvs/%/.installed: benchmarks/requirements-%.txt

@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: fedrec and the loops only")
     parser.add_argument("--memory-gib", type=float, default=1.0, help="for the users that fedrec trains at once")
     parser.add_argument("--clip", type=float, default=0.0, help="clip each user's whole update to this L2 norm")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the run that memory is looked at in")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     if not 0 <= given.clip < float("inf"):
@@ -150,7 +151,7 @@ def main() -> None:
             command(name, task)  # ends here when one is unknown or not installed
         changes = check(names, Path(folder), task)
         print(f"squared change in one round: {changes}", file=sys.stderr, flush=True)
-        peaks = memory(names, Path(folder), task, given.rounds)
+        peaks = {} if given.no_memory else memory(names, Path(folder), task, given.rounds)
         print(f"peak MiB: {peaks}", file=sys.stderr, flush=True)
         task = written(task, Path(folder), "work", given.rounds)
         for repeat in range(given.repeats):
@@ -165,7 +166,8 @@ def main() -> None:
         per_cpu = found["users_per_cpu_second"][name]
         print(
             f"{name:15s} {speed:8.1f} users/s  {names[0]} is {first / speed:6.2f}x  "
-            f"{per_cpu:8.1f} users/CPU s  {found['peak_mib'][name]:6d} MiB"
+            f"{per_cpu:8.1f} users/CPU s"
+            + (f"  {found['peak_mib'][name]:6d} MiB" if name in found["peak_mib"] else "")
             + (f"  GPU busy {found['gpu_busy'][name]:4.0%}" if "gpu_busy" in found else "")
         )
     if given.json:

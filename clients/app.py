@@ -39,7 +39,7 @@ app = ClientApp(mods=[_for_the_network])
 def hello(message: Message, context: Context) -> Message:
     """Say which clients this node hosts."""
     node = node_of(context)
-    presence = wire.Presence(node.partition, node.training, node.evaluated, node.work, node.memory_mib)
+    presence = wire.Presence(node.partition, node.training, node.evaluated, node.work, node.memory_mib, node.paths)
     return Message(wire.pack_presence(presence), reply_to=message)
 
 

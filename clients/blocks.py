@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fast path of a node: its clients are trained in blocks (`fedrec.cohort`) instead of one after the other."""
+"""Clients of a node that are trained in blocks (`fedrec.cohort`), by autograd or in native code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeGuard
 
 import numpy as np
 from torch import Tensor
@@ -12,22 +11,18 @@ from torch import Tensor
 from clients.faults import Versions, refuse_wrong_block
 from clients.hosting import Node
 from clients.local import private_parameters, run_step
-from clients.steps.base import CohortStep, Step
+from clients.paths import TrainingPath
+from clients.steps.base import CohortStep
 from fedrec.blame import named
 from fedrec.cohort.outcome import Outcome
 from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
 
-def in_blocks(step: Step, node: Node, parameters: dict[str, Tensor]) -> TypeGuard[CohortStep]:
-    """Whether the clients of a step can be trained in blocks; not where whole item tables are private."""
-    wanted = node.experiment.engine.path == "cohort" and isinstance(step, CohortStep)
-    return wanted and not set(step.private_names(list(parameters))) & set(node.model.item_tables)
-
-
 def train_in_blocks(
     node: Node,
     step: CohortStep,
+    path: TrainingPath,
     parameters: dict[str, Tensor],
     clients: np.ndarray,
     stream_name: str,
@@ -39,6 +34,7 @@ def train_in_blocks(
     Args:
         node: the node.
         step: what they do.
+        path: `kernel` or `blocks`.
         parameters: the global parameters.
         clients: `int64`.
         stream_name: stream that they draw from.
@@ -53,6 +49,7 @@ def train_in_blocks(
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
     data = node.population.clients(clients)
+    train = step.train_in_kernel if path.name == "kernel" else step.train_block
     batches = []
     for one in data:
         try:
@@ -62,14 +59,14 @@ def train_in_blocks(
         except Exception as error:
             raise _blame(node, step, parameters, [one.client], stream_name, round_) from error
     before = round_ if before_round is None else before_round
-    for places in node.blocks(batches, parameters, node.model.item_tables):
+    for places in node.blocks(batches, parameters, node.model.item_tables, path.name):
         users = [data[place].features for place in places]
         untouched = Versions(parameters)
         try:
             block = step.block(users, [batches[place] for place in places], node.device)
             own = private_parameters(node, step, parameters, clients[places], before)
             with node.products():
-                trained = step.train_block(parameters, block, own) if own else step.train_block(parameters, block)
+                trained = train(parameters, block, own) if own else train(parameters, block)
         except FedrecError:
             raise
         except Exception as error:

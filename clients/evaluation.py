@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from clients.blocks import in_blocks, train_in_blocks
+from clients.blocks import train_in_blocks
 from clients.generated import generated_errors
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
-from clients.steps.base import Step
+from clients.steps.base import CohortStep, Step
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Section
 from fedrec.generated import Generated
@@ -163,8 +163,9 @@ def _fine_tuned(
 def _tuned_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    if in_blocks(step, node, parameters):
-        for places, trained in train_in_blocks(node, step, parameters, clients, "fine-tune", round_, round_ + 1):
+    path = node.path(step)
+    if isinstance(step, CohortStep) and path.name != "reference":
+        for places, trained in train_in_blocks(node, step, path, parameters, clients, "fine-tune", round_, round_ + 1):
             for member, place in enumerate(places):
                 yield place, trained.parameters_of(member)
         return

@@ -19,6 +19,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from clients.faults import tried
+from clients.paths import PathName, TrainingPath, training_path
 from clients.state import PrivateState
 from clients.steps.base import Step
 from clients.uploads import UploadLedger
@@ -61,11 +62,19 @@ class Node:
         if experiment.engine.threads is not None:
             torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores
 
+    def path(self, step: Step) -> TrainingPath:
+        """How it trains the clients of a step."""
+        return training_path(step, self.model, self.experiment.engine)
+
     def blocks(
-        self, batches: Sequence[Batches], parameters: Mapping[str, Tensor], item_tables: Sequence[str]
+        self,
+        batches: Sequence[Batches],
+        parameters: Mapping[str, Tensor],
+        item_tables: Sequence[str],
+        path: PathName = "blocks",
     ) -> Iterator[list[int]]:
         """Which clients are trained at once, see `cut_blocks`: as many as this node's memory, or cache, is made for."""
-        memory, largest = self.experiment.engine.memory_gib, largest_block(self.device)
+        memory, largest = self.experiment.engine.memory_gib, largest_block(self.device, path)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
@@ -103,6 +112,11 @@ class Node:
         """
         keeps = any(self.step(section).keeps for section in self.experiment.steps())
         return None if keeps else self.population.known_counts(self.training)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """How it trains the clients of each of the experiment's steps, by the step's name."""
+        return {section.name: str(self.path(self.step(section))) for section in self.experiment.steps()}
 
     @property
     def memory_mib(self) -> float:

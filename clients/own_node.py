@@ -86,6 +86,10 @@ class OwnNode(Node):
         return None
 
     @property
+    def paths(self) -> dict[str, str]:
+        return {}
+
+    @property
     def memory_mib(self) -> float:
         return 0.0
 

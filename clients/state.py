@@ -8,7 +8,6 @@ state. Flower's `Context.state` is not used: it lives in memory only.
 
 from __future__ import annotations
 
-import io
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from clients.private_file import PrivateFile
+from fedrec.parcel import Part, opened, packed
 
 
 class PrivateState:
@@ -83,11 +83,9 @@ class PrivateState:
 
 
 def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
-    return buffer.getvalue()
+    whole = {name: np.asarray(value) for name, value in arrays.items()}
+    return packed(Part(name, value.dtype.str, value.shape, "raw", value.tobytes()) for name, value in whole.items())
 
 
 def _decode(blob: bytes) -> dict[str, np.ndarray]:
-    with np.load(io.BytesIO(blob), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+    return {part.name: np.frombuffer(part.data, part.dtype).reshape(part.shape).copy() for part in opened(blob)}

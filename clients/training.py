@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training round on one node: train the clients that were asked for, one after the other, and add their updates.
+"""A training round on one node: train the clients that were asked for and add their updates.
 
-This is the reference path. Sums are taken in ascending order of client id and in float64, so that they depend neither
-on the order of messages nor, up to the last float32 digit, on how many nodes share the work.
+Sums are taken in float64 and in an order that the clients' data fix, so that they depend neither on the order of
+messages nor, up to the last float32 digit, on how many nodes share the work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.blocks import in_blocks, train_in_blocks
+from clients.blocks import train_in_blocks
 from clients.faults import refuse_non_finite, watch_plug_in
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
 from clients.state import PrivateState
-from clients.steps.base import GeneratedStep, Step, Update
+from clients.steps.base import CohortStep, GeneratedStep, Step, Update
 from clients.total import Total
 from clients.uploads import permitted
 from fedrec.cohort.outcome import Outcome
@@ -53,9 +53,10 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     )
     untouched = watch_plug_in(step, arrays)
     for worker, part in step.assign(clients):
-        if in_blocks(worker, node, parameters):
+        path = node.path(worker)
+        if isinstance(worker, CohortStep) and path.name != "reference":
             kept: dict[int, dict[str, np.ndarray]] = {}
-            for places, trained in train_in_blocks(node, worker, parameters, part, "client", order.round):
+            for places, trained in train_in_blocks(node, worker, path, parameters, part, "client", order.round):
                 members = part[places].tolist()
                 total.add_block(members, _without_private(worker, trained, members, kept))
             if kept:

@@ -98,8 +98,9 @@ class EngineConfig(Config):
     """Of the matrix products in local training: `float32`, or `bf16` on CUDA; parameters and sums stay float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, as batches of one client are too small to share and waiting costs time."""
-    path: Literal["cohort", "reference"] = "cohort"
-    """`cohort` trains many clients at once where the step can; `reference` one by one. Equal up to rounding."""
+    path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
+    """How clients are trained, equal up to rounding: `kernel` in native code, refused where it does not fit; `blocks`
+    many clients at once by autograd; `reference` one by one; `auto`: the fastest that fits."""
     memory_gib: float = Field(default=1.0, gt=0)
     """Memory in GiB that a node may use for the clients that it trains at once."""
     ray_address: str | None = None

@@ -260,15 +260,12 @@ def default_folder(experiment: Experiment) -> Path:
 
 
 def _environment() -> dict[str, Any]:
-    from fedrec.cohort.compiled import library  # PyTorch, which who only reads run folders need not wait for
-
-    packages = ("fedrec", "flwr", "ray", "torch", "numpy", "pandas", "autodp", "pydantic")
+    packages = ("fedrec", "flwr", "ray", "torch", "numpy", "numba", "pandas", "autodp", "pydantic")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "compiled": library() is not None,
         "packages": {name: _version(name) for name in packages},
     }
 

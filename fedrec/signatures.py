@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedrec.blame import named
@@ -68,3 +68,15 @@ def _takes(own: Any, contract: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def speaks_for(cls: type, name: str, others: Sequence[str]) -> bool:
+    """Whether a method is as new as those that it says something of.
+
+    A subclass that overrides one of the `others`, and not the method `name` itself, inherits what is no longer true.
+    """
+
+    def age(method: str) -> int:
+        return next(place for place, owner in enumerate(cls.__mro__) if method in vars(owner))
+
+    return all(age(name) <= age(other) for other in others)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -147,6 +147,7 @@ class Presence:
         work: `int64`, number of training rows of each of `training`, said only by nodes of a simulation that hold all
             clients' data: they may train each other's clients. None: only the host can train a client.
         memory_mib: memory that its process has held at most, if it says so.
+        paths: how it trains the clients of each of the experiment's steps, by the step's name, if it says so.
     """
 
     partition: int
@@ -154,6 +155,7 @@ class Presence:
     evaluated: np.ndarray
     work: np.ndarray | None = None
     memory_mib: float = 0.0
+    paths: Mapping[str, str] = field(default_factory=dict)
 
 
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
@@ -356,7 +358,8 @@ def pack_presence(presence: Presence) -> RecordDict:
     if presence.work is not None:
         arrays["work"] = presence.work
     metrics = MetricRecord({"partition-id": presence.partition, "memory-mib": presence.memory_mib})
-    return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
+    config = ConfigRecord({"paths": json.dumps(dict(presence.paths))})
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics, CONFIG: config})
 
 
 def unpack_presence(content: RecordDict) -> Presence:
@@ -364,7 +367,8 @@ def unpack_presence(content: RecordDict) -> Presence:
     arrays, metrics = own_arrays(content), content[METRICS]
     partition = int(metrics["partition-id"])  # type: ignore[index]
     memory = float(metrics["memory-mib"])  # type: ignore[index]
-    return Presence(partition, arrays["training"], arrays["evaluated"], arrays.get("work"), memory)
+    paths = json.loads(str(_config_of(content).get("paths", "{}")))
+    return Presence(partition, arrays["training"], arrays["evaluated"], arrays.get("work"), memory, paths)
 
 
 def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:

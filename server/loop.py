@@ -48,6 +48,7 @@ from server.replies import answers
 from server.roster import call_roster
 from server.secure_sums import refuse_non_additive, secure_sums
 from server.strategy_state import make_strategy, restore_strategy, strategy_state
+from server.training_paths import announce_paths
 from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
@@ -103,6 +104,7 @@ class Loop:
         """
         state = self._held(self._start())
         give_back_memory()  # the parameters as they came
+        announce_paths(self.roster, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         self._forecast(state)
         state, stop = self._remaining(state)

@@ -19,6 +19,7 @@ from fedrec.cohort.outcome import Outcome
 from fedrec.config import Config
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
+from fedrec.signatures import speaks_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,22 @@ class CohortStep(Step):
             own: what the clients have kept of their private parameters, `[C, ...]` each, unchanged; they start from
                 these instead. Never item tables. Given where `private_names` names some.
         """
+
+    def kernel_refusal(self) -> str | None:
+        """Why native code cannot take this step, in a few words; None: it can, and `train_in_kernel` does it."""
+        return f"step {type(self).__name__} has no kernel"
+
+    def train_in_kernel(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Outcome:
+        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
+        raise NotImplementedError
+
+    def declared_refusal(self) -> str | None:
+        """What `kernel_refusal` says, unless a subclass changed what the kernel would do."""
+        if speaks_for(type(self), "train_in_kernel", ("update", "batches", "block", "train_block")):
+            return self.kernel_refusal()
+        return f"step {type(self).__name__} changes what the kernel of its base class does"
 
 
 class GeneratedStep(Step):

@@ -36,13 +36,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from clients.steps._factors import FactoredGradients, Recorder
+from clients.steps._histories import HistoryBatches, HistoryBlock
 from clients.steps._own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep, clipped_mean
 from clients.steps.base import CohortStep, Update
 from clients.steps.vae import annealed, generator_of, needs_vae
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.factors import FactoredGradients, Recorder
-from fedrec.cohort.histories import HistoryBatches, HistoryBlock
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.updates import Updates
 from fedrec.data.population import ClientData

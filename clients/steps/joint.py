@@ -22,10 +22,10 @@ from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending, descend
-from fedrec.cohort.sequences import SessionBatches, SessionBlock, SessionObjective
 from fedrec.cohort.trained import Trained
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
+from fedrec.pretext.blocks import SessionBatches, SessionBlock, SessionObjective
 from fedrec.pretext.task import SessionConfig, SessionTask
 
 

@@ -2,7 +2,7 @@
 """Local mini-batch SGD on one client's data (PrivRec algorithm 1, lines 9 to 18).
 
 `update` is the reference: one client at a time, full tables, autograd. `train_block` does the same for many clients at
-once (`fedrec.cohort`), from the same random draws.
+once (`fedrec.cohort`), and `train_in_kernel` in native code (`fedrec.cohort.kernel`), from the same random draws.
 
 Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so they are settings.
 The paper turns ratings of 3 and below into negatives; here `low-rated` chooses, and unobserved items are drawn as
@@ -30,6 +30,7 @@ from clients.steps.base import CohortStep, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
+from fedrec.cohort.kernel.suitability import kernel_refusal
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.cohort.trained import Trained
 from fedrec.data.population import ClientData
@@ -90,6 +91,22 @@ class Sgd(CohortStep):
         """See `CohortStep.train_block`."""
         trained = recommender_part(parameters)
         found = descend(self.model, trained, block, self._settings(list(trained)), own=own)
+        return replace(found, start=parameters)
+
+    def kernel_refusal(self) -> str | None:
+        """See `CohortStep.kernel_refusal`."""
+        return kernel_refusal(self.model, self.config.sgd(), self.device)
+
+    def train_in_kernel(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> Trained:
+        """See `CohortStep.train_in_kernel`."""
+        from fedrec.cohort.kernel.training import train_block  # Numba, which who trains otherwise need not wait for
+
+        declared, trained = self.model.declared_kernel(), recommender_part(parameters)
+        if declared is None:
+            raise TypeError(f"Expected a model that declares a kernel, got {type(self.model).__name__}.")
+        found = train_block(declared, trained, block, self._settings(list(trained)), own)
         return replace(found, start=parameters)
 
     def private_names(self, names: list[str]) -> list[str]:

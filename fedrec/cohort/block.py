@@ -25,7 +25,7 @@ class Block:
         places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end, `[C * R]`, of every
             item that a step needs: those of its examples, in their order, and then any others (`Batches.references`).
         labels: `float32 [S, C, B]`.
-        weights: `float32 [S, C, B]`, one over the size of the batch, 0 for padding: the loss is a weighted sum.
+        sizes: `int64 [S, C]`, number of examples in each batch; what comes after them is padding.
         touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.
         touched_counts: number of real rows of each client.
         examples: `[C]`, number of examples of each client in an epoch.
@@ -37,7 +37,7 @@ class Block:
     items: Tensor
     places: Tensor
     labels: Tensor
-    weights: Tensor
+    sizes: Tensor
     touched: Tensor
     touched_counts: tuple[int, ...]
     examples: tuple[int, ...]
@@ -58,63 +58,55 @@ class Block:
         needed = [batch.references() for batch in batches]
         items = np.zeros(shape, dtype=np.int64)
         rows = np.zeros((*shape[:2], max(own.shape[1] for own, _ in needed)), dtype=np.int64)
-        labels, weights = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-        places, touched = np.arange(width), []
+        labels, sizes = np.zeros(shape, dtype=np.float32), np.zeros(shape[:2], dtype=np.int64)
+        touched = []
         for place, batch in enumerate(batches):
-            real = places < batch.sizes[:, None]
             references, named = needed[place]
             own, index = np.unique(references[named], return_inverse=True)
             items[: steps[place], place] = batch.items
             rows[: steps[place], place, : references.shape[1]][named] = index
             labels[: steps[place], place] = batch.labels
-            weights[: steps[place], place] = real / np.maximum(batch.sizes, 1)[:, None]
+            sizes[: steps[place], place] = batch.sizes
             touched.append(own)
         table = np.zeros((len(batches), max(1, max(map(len, touched)))), dtype=np.int64)
         for place, own in enumerate(touched):
             table[place, : len(own)] = own
         rows += (np.arange(len(batches)) * table.shape[1])[:, None]
         codes = tuple(torch.from_numpy(np.stack(feature)).to(device) for feature in zip(*users, strict=True))
-        items, rows, labels, weights, table = (
-            torch.from_numpy(array).to(device) for array in (items, rows, labels, weights, table)
+        items, rows, labels, sizes, table = (
+            torch.from_numpy(array).to(device) for array in (items, rows, labels, sizes, table)
         )
         active = tuple(int((steps > step).sum()) for step in range(shape[0]))
-        return cls(
-            users=codes,
-            active=active,
-            items=items,
-            places=rows,
-            labels=labels,
-            weights=weights,
-            touched=table,
-            touched_counts=tuple(map(len, touched)),
-            examples=tuple(batch.examples for batch in batches),
-            last_epoch=tuple(batch.last_epoch for batch in batches),
-        )
-
-    def steps_of(self, active: int) -> range:
-        """The steps in which exactly the first `active` clients train."""
-        first = self.active.index(active)
-        return range(first, first + self.active.count(active))
+        counts, examples = tuple(map(len, touched)), tuple(batch.examples for batch in batches)
+        last_epoch = tuple(batch.last_epoch for batch in batches)
+        return cls(codes, active, items, rows, labels, sizes, table, counts, examples, last_epoch)
 
     @cached_property
     def steps(self) -> list[int]:
         """Number of steps of each client."""
         return (np.array(self.active)[:, None] > np.arange(len(self))).sum(0).tolist()
 
-    def beginning(self) -> Block:
-        """The first step of the first client, which has one."""
-        return Block(
-            users=tuple(codes[:1] for codes in self.users),
-            active=(1,),
-            items=self.items[:1, :1],
-            places=self.places[:1, :1],
-            labels=self.labels[:1, :1],
-            weights=self.weights[:1, :1],
-            touched=self.touched[:1],
-            touched_counts=self.touched_counts[:1],
-            examples=self.examples[:1],
-            last_epoch=(1,),
-        )
+    @cached_property
+    def weights(self) -> Tensor:
+        """`float32 [S, C, B]`: one over the size of the batch, 0 for padding; a mean loss is a sum with these."""
+        places = torch.arange(self.items.shape[2], device=self.items.device)
+        return (places < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
+
+    def begins(self, late_epochs: int) -> Tensor:
+        """`int64 [C]`: the step in which the last so many epochs of each client begin."""
+        return torch.tensor(self.steps) - late_epochs * torch.tensor(self.last_epoch)
+
+    def last_epoch_means(self, losses: Tensor) -> np.ndarray:
+        """Means over each client's last epoch of what every step gave.
+
+        Args:
+            losses: `[S, C]`.
+
+        Returns:
+            `float64 [C]`; NaN for a client without steps.
+        """
+        own = zip(losses.double().numpy(force=True).T, self.steps, self.last_epoch, strict=True)
+        return np.array([one[end - last : end].sum() / last if last else np.nan for one, end, last in own])
 
     def __len__(self) -> int:
         return len(self.examples)

@@ -1,28 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGD on all clients of a block at once."""
+"""SGD on all clients of a block at once, by autograd over a leading cohort dimension."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.cohort.compiled import at_hand
-from fedrec.cohort.fused import FusedDescent
-from fedrec.cohort.repetition import Rehearsal, Trainees
 from fedrec.cohort.sgd import Group, SgdSettings
-from fedrec.cohort.tape import Ended, NotTaped, Tape
 from fedrec.cohort.trained import Trained
 from fedrec.models.base import Model
-
-_AHEAD = 32  # steps whose item inputs are made at once
 
 
 class Objective(Protocol):
@@ -46,80 +37,14 @@ class Recommending:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._views: _Views | None = None
 
     def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
         """See `Objective`."""
-        views = self._views_of(block, active)
-        place = step - views.first
-        items = views.items_of(self.model, place)
-        predicted = self.model.predict(parameters, views.users, items, rows=views.slots)
-        return self.model.loss(predicted, views.labels[place], views.weights[place])
-
-    def rehearsal(
-        self, block: Block, tape: Tape, leaves: Mapping[str, Tensor], rows: Mapping[str, Tensor]
-    ) -> Rehearsal:
-        """What the layers on a tape are, which the first step of a block of one client was taken with."""
-        views = self._views_of(block, 1)
-        inputs = getattr(views.items[0], "inputs", ())
-        return Rehearsal(tape.layers, leaves, rows, views.users, inputs, views.labels[0], views.weights[0])
-
-    def _views_of(self, block: Block, active: int) -> _Views:
-        """The views of these clients, made again when there are others."""
-        if self._views is None or self._views.block is not block or self._views.active != active:
-            earlier = self._views if self._views is not None and self._views.block is block else None
-            self._views = _Views.of(self.model, block, active, earlier)
-        return self._views
-
-
-@dataclass(frozen=True, eq=False)
-class _Views:
-    """What belongs to the first `active` clients of a block in the steps that are theirs; made once for these steps.
-
-    Attributes:
-        block: the clients.
-        active: how many of them.
-        first: the first of their steps, from which on `items`, `labels` and `weights` are.
-        users: what the model makes of their features.
-        slots: places of a step's items among its gathered rows, `int64 [active, B]`.
-        items: by step, `int64 [active, B]`.
-        labels: by step, `float32 [active, B]`.
-        weights: by step, `float32 [active, B]`.
-    """
-
-    block: Block
-    active: int
-    first: int
-    users: tuple[Tensor, ...]
-    slots: Tensor
-    items: tuple[Tensor, ...]
-    labels: tuple[Tensor, ...]
-    weights: tuple[Tensor, ...]
-
-    def items_of(self, model: Model, place: int) -> Tensor:
-        """A step's items `int64 [active, B]` with their `Model.item_inputs`, made for `_AHEAD` steps at once."""
-        if not hasattr(self.items[place], "inputs"):
-            for done in self.items[:place]:
-                vars(done).pop("inputs", None)
-            coming = self.items[place : place + _AHEAD]
-            with torch.inference_mode(False):  # autograd may come upon them, if a later step needs it
-                made = [own.unbind() for own in model.item_inputs(torch.stack(coming))]
-            for number, items in enumerate(coming):
-                items.inputs = tuple(own[number] for own in made)  # type: ignore[attr-defined]
-        return self.items[place]
-
-    @classmethod
-    def of(cls, model: Model, block: Block, active: int, earlier: _Views | None) -> _Views:
-        """The views; what the model made of the users is made once, of all that `earlier` had."""
-        slots = torch.arange(block.items.shape[2], device=block.items.device).expand(active, -1)
-        if earlier is not None and earlier.active > active:
-            users = tuple(own[:active] for own in earlier.users)
-        else:
-            users = model.user_inputs(tuple(codes[:active] for codes in block.users))
-        steps = block.steps_of(active)
-        span = slice(steps.start, steps.stop)
-        views = (numbers[span, :active].unbind() for numbers in (block.items, block.labels, block.weights))
-        return cls(block, active, steps.start, users, slots, *views)
+        users = tuple(codes[:active] for codes in block.users)
+        items = block.items[step, :active]
+        rows = torch.arange(items.shape[1], device=items.device).expand_as(items)
+        predicted = self.model.predict(parameters, users, items, rows=rows)
+        return self.model.loss(predicted, block.labels[step, :active], block.weights[step, :active])
 
 
 def descend(
@@ -151,45 +76,11 @@ def descend(
     if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
         raise ValueError("Expected item tables of one rate, all late or none, with decay, momentum or a pull.")
     cohort, objective = _Cohort.of(start, own or {}, block, sgd, item_tables), objective or Recommending(model)
-    losses, taped = torch.zeros(len(block.active), len(block), device=block.touched.device), cohort.fusible
-    repeated = _repeated(model, start, cohort) if taped and isinstance(objective, Recommending) else None
-    if repeated is not None:
-        losses[:, : block.active[0]] = repeated
-    for active in dict.fromkeys(block.active if repeated is None else ()):
-        steps = block.steps_of(active)
-        if taped:
-            with _Prefix(cohort, objective, active, taped=True) as prefix:
-                done = prefix.taped_steps()
-            losses[steps.start : steps.start + len(done), :active] = done
-            steps = steps[len(done) :]
-        if steps:
-            taped = False
-            cohort.join()
-            with _Prefix(cohort, objective, active, taped=False) as prefix:
-                losses[steps.start : steps.stop, :active] = torch.stack([prefix.step(step) for step in steps])
-    cohort.join()
-    return Trained(start, block, cohort.values(), tuple(item_tables), cohort.untouched.value.view(-1), losses.cpu())
-
-
-def _repeated(model: Model, start: Mapping[str, Tensor], cohort: _Cohort) -> Tensor | None:
-    """All steps in compiled code, if it can take them: losses `[S, a]` of the clients that have any, or None.
-
-    What happens in a step is seen in one of a single client, on a copy of the parameters.
-    """
-    block = cohort.block
-    fusible = all(group.fusible for group in cohort.tables.values())
-    if not block.active or not model.repeats or not fusible or not at_hand(block.items.device):
-        return None
-    own = {name: group.value[:1] for name, group in cohort.dense.items()}
-    alone = _Cohort.of(start, own, block.beginning(), cohort.untouched.sgd, list(cohort.tables))
-    recommending = Recommending(model)
-    with _Prefix(alone, recommending, 1, taped=True) as prefix:
-        rehearsal = prefix.rehearsed(recommending)
-        recipe = None if rehearsal is None else rehearsal.recipe()
-    if recipe is None:
-        return None
-    users = model.user_inputs(tuple(codes[: block.active[0]] for codes in block.users))
-    return recipe.train(Trainees(block, cohort.dense, cohort.tables, users, model.item_inputs(block.touched)))
+    losses = torch.zeros(len(block.active), len(block), device=block.touched.device)
+    for step, active in enumerate(block.active):
+        losses[step, :active] = cohort.step(objective, step, active)
+    means = block.last_epoch_means(losses)
+    return Trained(start, block, cohort.values(), tuple(item_tables), cohort.untouched.value.view(-1), means)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,128 +120,32 @@ class _Cohort:
         factors = torch.ones(cohort, 1, device=block.touched.device)
         return cls(block, tables, dense, Group(factors, 1.0, sgd, next(iter(item_tables), ""), block))
 
-    @property
-    def fusible(self) -> bool:
-        """Whether layers may take the steps of all parameters but the tables."""
-        return all(group.fusible for group in self.dense.values())
+    def step(self, objective: Objective, step: int, active: int) -> Tensor:
+        """One step of the first `active` clients; returns each one's loss before it."""
+        places = self.block.places[step, :active].flatten()
+        rows = {name: group.rows(places, active) for name, group in self.tables.items()}
+        leaves = {name: group.value[:active].detach() for name, group in self.dense.items()}
+        moving = [name for name, group in (*self.dense.items(), *self.tables.items()) if group.moves(step)]
+        given = {**leaves, **rows}
+        for name in moving:
+            given[name].requires_grad_()
+        loss = objective(given, self.block, step, active)
+        gradients = self._gradients(loss, {name: given[name] for name in moving})
+        for name, group in self.dense.items():
+            group.descend(gradients.get(name), active, step)
+        for name, group in self.tables.items():
+            group.descend_rows(gradients.get(name), places, active, step)
+        self.untouched.descend(None, active, step)
+        return loss.detach()
 
-    def join(self) -> None:
-        """Make every parameter whole again."""
-        for group in self.dense.values():
-            group.join()
+    @staticmethod
+    def _gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """The gradient of each client's loss by its own leaves; None where it does not depend on one."""
+        if not loss.requires_grad:  # nothing moves in this step
+            return {}
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+        return dict(zip(leaves, found, strict=True))
 
     def values(self) -> dict[str, Tensor]:
         """All parameters as they are now."""
         return {name: group.value for name, group in {**self.dense, **self.tables}.items()}
-
-
-class _Prefix:
-    """The first `active` clients of a block, those that still train: views of what belongs to them.
-
-    The views are made once for all steps with the same clients, because making them costs as much as a small product.
-    """
-
-    def __init__(self, cohort: _Cohort, objective: Objective, active: int, taped: bool) -> None:
-        self.cohort, self.objective, self.active = cohort, objective, active
-        device = cohort.block.items.device
-        self.anchor = torch.zeros((), device=device, requires_grad=True)
-        self.ones = torch.ones(active, device=device)
-        self._steps = cohort.block.steps_of(active)
-        places = cohort.block.places[self._steps.start : self._steps.stop, :active]
-        self._places = places.reshape(len(self._steps), -1).unbind()
-        self.leaves = {name: group.value[:active].detach() for name, group in cohort.dense.items()}
-        self.descents: dict[str, FusedDescent] = {}
-        for name, group in cohort.dense.items():
-            if group.fusible:
-                whole = group if taped else None
-                self.descents[name] = FusedDescent(self.leaves[name], group.rate, self.anchor, whole)
-                self.leaves[name].descent = self.descents[name]  # type: ignore[attr-defined]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Part leaves from their marks: they name each other, so the memory of the block would never be free again."""
-        for name in self.descents:
-            del self.leaves[name].descent  # type: ignore[attr-defined]
-        self.descents.clear()
-
-    def rehearsed(self, recommending: Recommending) -> Rehearsal | None:
-        """The first forward pass of one client, after which nothing has moved; None: a tape cannot follow it."""
-        with torch.no_grad():
-            _, rows, _ = self._begin(0)
-            tape = self._tape(rows)
-            try:
-                recommending({**self.leaves, **rows}, self.cohort.block, 0, self.active)
-                return recommending.rehearsal(self.cohort.block, tape, self.leaves, rows)
-            except NotTaped:
-                return None
-            finally:
-                tape.close()
-
-    def taped_steps(self) -> Tensor:
-        """All steps of these clients without autograd, or those before the first whose objective needs it.
-
-        Returns:
-            Each one's loss before each step that was done, `[steps, active]`.
-        """
-        endings: list[Ended] = []
-        with contextlib.suppress(NotTaped):
-            with torch.no_grad():  # not inference mode, which is faster: what a model keeps now must do for autograd
-                endings.append(self._taped_step(self._steps.start))
-            with torch.inference_mode():
-                for step in self._steps[1:]:
-                    endings.append(self._taped_step(step))
-        grouped = itertools.groupby(endings, key=operator.itemgetter(0))
-        losses = [ending.losses([context for _, context in own]) for ending, own in grouped]
-        return torch.cat([self.ones.new_empty(0, self.active), *losses])
-
-    def step(self, step: int) -> Tensor:
-        """One step of these clients; returns each one's loss before it."""
-        active = self.active
-        places, rows, moving = self._begin(step)
-        for descent in self.descents.values():
-            descent.claimed, descent.tape = False, None
-        for leaf in [*self.leaves.values(), *(rows[name] for name in moving)]:
-            leaf.requires_grad_()
-        loss = self.objective({**self.leaves, **rows}, self.cohort.block, step, active)
-        left = [name for name in self.leaves if name not in self.descents or not self.descents[name].claimed]
-        inputs = [self.anchor, *(self.leaves[name] for name in left), *(rows[name] for name in moving)]
-        gradients = iter(torch.autograd.grad(loss, inputs, self.ones, allow_unused=True)[1:])
-        for name in left:
-            self.cohort.dense[name].descend(next(gradients), active, step)
-        for name in moving:
-            self.cohort.tables[name].descend_rows(next(gradients), places, active, step)
-        self.cohort.untouched.descend(None, active, step)
-        return loss.detach()
-
-    def _taped_step(self, step: int) -> Ended:
-        """`step` without autograd; raises `NotTaped` if the objective needs it, and then nothing has changed.
-
-        Returns:
-            What its losses are computed from later.
-        """
-        places, rows, moving = self._begin(step)
-        tape = self._tape(rows)
-        try:
-            loss = self.objective({**self.leaves, **rows}, self.cohort.block, step, self.active)
-            gradients, ending = tape.gradients(loss, [rows[name] for name in moving])
-        finally:
-            tape.close()
-        for name, gradient in zip(moving, gradients, strict=True):
-            self.cohort.tables[name].descend_rows(gradient, places, self.active, step)
-        return ending
-
-    def _tape(self, rows: Mapping[str, Tensor]) -> Tape:
-        """Takes note of the layers of the forward pass that comes."""
-        tape = Tape(rows.values())
-        for descent in self.descents.values():
-            descent.claimed, descent.tape = False, tape
-        return tape
-
-    def _begin(self, step: int) -> tuple[Tensor, dict[str, Tensor], list[str]]:
-        """Places of a step's item rows, the rows themselves by table, and the tables that move."""
-        tables = self.cohort.tables
-        places = self._places[step - self._steps.start]
-        rows = {name: group.rows(places, self.active) for name, group in tables.items()}
-        return places, rows, [name for name, group in tables.items() if group.moves(step)]

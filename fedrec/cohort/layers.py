@@ -9,39 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.cohort.fused import (
-    Activation,
-    Biased,
-    WeightedCrossEntropy,
-    claimed,
-    fused_perceptron,
-    fused_rows,
-    joined,
-)
-from fedrec.cohort.tape import Tape
+from fedrec.cohort.kernel.declaration import Activation
 
-_ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+_ACTIVATIONS = {"identity": lambda values: values, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`.
-
-    A table with the attribute `gathered` holds the wanted rows already, in their order, and is given back.
-    """
-    if getattr(table, "gathered", False):
-        return table
+    """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`."""
     cohort, rows, width = table.shape
     if cohort == 1 or table.stride(0) == 0:  # one table for all: expanding it must not copy it per client
         return F.embedding(index, table[0])
     shift = torch.arange(cohort, device=index.device).view(-1, *[1] * (index.dim() - 1)) * rows
     return F.embedding(index + shift, table.reshape(cohort * rows, width))
-
-
-def first_rows(gathered: Tensor, count: int) -> Tensor:
-    """The first `count` of rows that hold the wanted ones already, `[C, N, d]`, marked as such; see `gather_rows`."""
-    rows = gathered[:, :count]
-    rows.gathered = True  # type: ignore[attr-defined]
-    return rows
 
 
 def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -75,14 +54,7 @@ def row_shares(index: Tensor, rows: int) -> Tensor:
 
 
 def mixed_rows(shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
-    """Weighted sums of the rows of tables, joined: each `[C, B, R]` and `[C, R, d]` give `[C, B, sum of d]`.
-
-    Raises:
-        ValueError: during local training, a table is used a second time (see `FusedDescent`).
-    """
-    fused = claimed(tables)
-    if fused is not None:
-        return fused_rows(fused, shares, tables)
+    """Weighted sums of the rows of tables, joined: each `[C, B, R]` and `[C, R, d]` give `[C, B, sum of d]`."""
     return joined([torch.bmm(s.to(t.dtype), t) for s, t in zip(shares, tables, strict=True)])
 
 
@@ -100,13 +72,7 @@ def perceptron(
 
     Returns:
         `[C, B, out]` of the last layer; `[C, B]` if it has one output.
-
-    Raises:
-        ValueError: during local training, a weight is used a second time (see `FusedDescent`).
     """
-    fused = claimed([*weights, *biases])
-    if fused is not None:
-        return fused_perceptron(fused, parts, weights, activation)
     hidden = _first_product([joined(group) for group in parts], weights[0], biases[0])
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         hidden = torch.baddbmm(bias.unsqueeze(1), _ACTIVATIONS[activation](hidden), weight)
@@ -114,24 +80,19 @@ def perceptron(
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum over the last dimension of the cross-entropy of logits, `[C, B] -> [C]`.
-
-    Where a tape follows (`fedrec.cohort.tape`) its numbers come later, and NaN stands for them.
-    """
-    tape: Tape | None = getattr(logits, "tape", None)
-    if tape is not None:
-        return tape.apply(WeightedCrossEntropy, (logits,), logits, labels, weights)
-    return WeightedCrossEntropy.apply(logits.float(), labels, weights)  # type: ignore[return-value]
+    """Weighted sum over the last dimension of the cross-entropy of logits, `[..., B] -> [...]`."""
+    logits = logits.to(torch.promote_types(logits.dtype, labels.dtype))  # bfloat16 becomes float32
+    # Not by way of torch.nn.functional, whose checks take longer than the work.
+    return torch.binary_cross_entropy_with_logits(logits, labels, weights, None, 0).sum(-1)
 
 
-def added_biases(logits: Tensor, biases: Tensor) -> Tensor:
-    """Logits `[C, B]` with the gathered biases of their items, `[C, B, 1]`, added."""
-    tape: Tape | None = getattr(logits, "tape", None)
-    return logits + biases.squeeze(-1) if tape is None else tape.apply(Biased, (logits, biases), logits, biases)
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts `[..., i]` side by side, `[..., sum of i]`; one alone is given back."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
 
 
 def _first_product(groups: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
-    hidden, start = bias.unsqueeze(1), 0
+    hidden = bias.unsqueeze(1)
     for group in sorted(range(len(groups)), key=lambda place: groups[place].shape[1]):
         start = sum(other.shape[2] for other in groups[:group])
         hidden = torch.baddbmm(hidden, groups[group], weight[:, start : start + groups[group].shape[2]])

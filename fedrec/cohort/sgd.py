@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,20 +44,6 @@ class SgdSettings:
         """Step size of one parameter."""
         return self.learning_rate * self.rates.get(name, 1.0)
 
-    def begins(self, name: str, block: Block) -> Tensor | None:
-        """`int64 [C]`: the first step, from 0, in which a late parameter of each client moves; None: not late."""
-        if name not in self.late:
-            return None
-        return torch.tensor(block.steps) - self.late_epochs * torch.tensor(block.last_epoch)
-
-
-class StandIn(Protocol):
-    """Something that takes the steps of a parameter meanwhile, such as `fedrec.cohort.held.HeldMix`."""
-
-    def settle(self) -> None:
-        """Give the parameter what it has moved by."""
-        ...
-
 
 @dataclass(eq=False)
 class Group:
@@ -72,8 +57,6 @@ class Group:
         block: the clients.
         buffer: momentum, like `value`; None without.
         rate: step size.
-        held: what stands for it until `join`; None: nothing.
-        seen: what its rows counted when a layer last mixed them.
     """
 
     value: Tensor
@@ -82,44 +65,13 @@ class Group:
     name: str
     block: Block
     buffer: Tensor | None = field(init=False)
-    held: StandIn | None = field(init=False, default=None)
-    seen: Sequence[Tensor] = field(init=False, default=())
-    _parts: dict[tuple[int, int], Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.buffer = torch.zeros_like(self.value) if self.sgd.momentum else None
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
-        self.rate, self._begins = self.sgd.rate(self.name), self.sgd.begins(self.name, self.block)
-
-    @property
-    def fusible(self) -> bool:
-        """Whether a layer may take the step in its backward pass: it knows one rate for all, and no autocast."""
-        lower = torch.is_autocast_enabled(self.value.device.type)
-        return self.sgd.plain and self._begins is None and not lower
-
-    def part(self, start: int, count: int) -> Tensor:
-        """Some rows of a weight, `[C, count, out]`, as a tensor of its own, which replaces them until `join`.
-
-        A batched product that changes a part of a larger tensor in place falls apart into one product per client.
-        """
-        if (start, count) not in self._parts:
-            with torch.inference_mode(False):  # later steps may not be in inference mode, and change it all the same
-                self._parts[start, count] = self.value.narrow(1, start, count).contiguous()
-        return self._parts[start, count]
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether parts stand for some rows, which `value` does not know of until `join`."""
-        return bool(self._parts)
-
-    def join(self) -> None:
-        """Make `value` whole again."""
-        if self.held is not None:
-            self.held.settle()
-        for (start, count), part in self._parts.items():
-            self.value.narrow(1, start, count).copy_(part)
-        self._parts.clear()
+        self.rate = self.sgd.rate(self.name)
+        self._begins = self.block.begins(self.sgd.late_epochs) if self.name in self.sgd.late else None
 
     def moves(self, step: int) -> bool:
         """Whether the gradient of this step can matter to any client."""
@@ -129,9 +81,7 @@ class Group:
 
     def rows(self, places: Tensor, active: int) -> Tensor:
         """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`, a copy."""
-        rows = self._flat.index_select(0, places).view(active, -1, self.value.shape[-1])
-        rows.gathered = True  # type: ignore[attr-defined]
-        return rows
+        return self._flat.index_select(0, places).view(active, -1, self.value.shape[-1])
 
     def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int, step: int) -> None:
         """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered twice gets both."""

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.compiled import at_hand
 
 _ALL_TOGETHER = 16  # clients on a processor; more no longer fit its cache, and run slower
-_ONE_BY_ONE = 32  # the same with compiled code, which needs one client's parameters after the other
+_ONE_BY_ONE = 32  # the same in the kernel, which needs one client's parameters after the other
 _COPIES = 4  # of a client's parameters: values, gradients, momentum, and what autograd keeps
 
 
-def largest_block(device: torch.device) -> int | None:
+def largest_block(device: torch.device, path: str) -> int | None:
     """Clients per block at most; None: a GPU wants as many as its memory holds."""
     if device.type != "cpu":
         return None
-    return _ONE_BY_ONE if at_hand(device) else _ALL_TOGETHER
+    return _ONE_BY_ONE if path == "kernel" else _ALL_TOGETHER
 
 
 def cut_blocks(

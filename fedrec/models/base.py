@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.cohort.kernel.declaration import KernelModel
 from fedrec.cohort.layers import weighted_cross_entropy
-from fedrec.cohort.repetition import is_repeatable, repeatable
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
+from fedrec.signatures import speaks_for
 
 Parameters = Mapping[str, Tensor]
 
@@ -97,37 +98,26 @@ class Model(ABC):
 
         Args:
             parameters: each `[C, ...]`.
-            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category; or what
-                `user_inputs` makes of them.
-            items: `int64 [C, B]`; may have the attribute `inputs`, see `item_inputs`.
+            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
+            items: `int64 [C, B]`.
             rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items themselves.
 
         Returns:
             `[C, B]`: logits for ranking, ratings for rating.
         """
 
-    def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What `predict` may be given instead of the users' codes, `[C, ...]` each: made once, for all steps."""
-        return users
+    def kernel(self) -> KernelModel | None:
+        """What the model is, for training in native code; None: nothing that native code knows.
 
-    def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
-        """What `predict` makes of items alone, for several steps at once, because many small look-ups take longer.
-
-        Args:
-            items: `int64 [..., C, B]`.
-
-        Returns:
-            `[..., C, B, *]` each. `predict` gets those of its step as the attribute `inputs` of its items; where items
-            have none, it makes them itself.
+        It has to say the same as `predict` and `loss`. A subclass that overrides one of these has to override this too:
+        see `declared_kernel`.
         """
-        return ()
+        return None
 
-    @property
-    def repeats(self) -> bool:
-        """Whether every step of training is like the first; see `fedrec.cohort.repetition.repeatable`."""
-        return is_repeatable(self.predict) and is_repeatable(self.loss)
+    def declared_kernel(self) -> KernelModel | None:
+        """What `kernel` gives, unless `predict` or `loss` come from a subclass of the class that it comes from."""
+        return self.kernel() if speaks_for(type(self), "kernel", ("predict", "loss")) else None
 
-    @repeatable
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error.
 
@@ -135,6 +125,7 @@ class Model(ABC):
         """
         if weights is not None and self.schema.task == "ranking":
             return weighted_cross_entropy(predictions, labels, weights)
+        labels = labels.to(torch.promote_types(labels.dtype, predictions.dtype))
         measure = F.binary_cross_entropy_with_logits if self.schema.task == "ranking" else F.mse_loss
         losses = measure(predictions, labels, reduction="none")
         return losses.mean(-1) if weights is None else (losses * weights).sum(-1)

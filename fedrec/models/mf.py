@@ -20,6 +20,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from fedrec.cohort.kernel.declaration import KernelModel, Layer
 from fedrec.cohort.layers import gather_rows
 from fedrec.config import Config
 from fedrec.models.base import Model, Parameters, Schema
@@ -80,3 +81,14 @@ class Mf(Model):
             return product.squeeze(-1)
         summed = (product + gather_rows(parameters["item.bias"], rows)).squeeze(-1)
         return summed + parameters["user.bias"] + parameters["bias"]
+
+    def kernel(self) -> KernelModel:
+        """See `Model.kernel`: q_i . p_u is one layer without features, whose weight is p_u."""
+        return KernelModel(
+            layers=(Layer("user.factors"),),
+            activation="identity",
+            loss="logistic" if self.schema.task == "ranking" else "squared",
+            item_table="item.factors",
+            item_bias="item.bias" if self.config.biases else None,
+            offsets=("user.bias", "bias") if self.config.biases else (),
+        )

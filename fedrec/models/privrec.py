@@ -28,8 +28,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.cohort.layers import added_biases, gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
-from fedrec.cohort.repetition import repeatable
+from fedrec.cohort.kernel.declaration import Activation, ItemFeature, KernelModel, Layer
+from fedrec.cohort.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
@@ -45,7 +45,7 @@ class PrivRecConfig(Config):
     """Width of the embedding of each categorical feature (paper: 64)."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (256, 128, 64, 32)
     """Widths of the hidden layers (paper: four layers, widths not given)."""
-    activation: Literal["relu", "sigmoid", "tanh"] = "relu"
+    activation: Activation = "relu"
     """Activation of the hidden layers."""
     embedding_std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial embeddings."""
@@ -95,34 +95,38 @@ class PrivRec(Model):
             parameters["item.bias"] = torch.zeros(self.schema.num_items, 1)
         return parameters
 
-    @repeatable
     def predict(
         self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
-        user = _joined_means(tables, [own if own.dim() == 3 else own.unsqueeze(1) for own in users])
+        user = _joined_means(tables, [own.unsqueeze(1) for own in users])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
-        inputs: tuple[Tensor, ...] = getattr(items, "inputs", None) or self.item_inputs(items)
-        item += [feature.rows(parameters, own) for feature, own in zip(self._item_features, inputs, strict=True)]
+        item += [feature.rows(parameters, items) for feature in self._item_features]
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
         logits = perceptron(parts, weights, biases, self.config.activation)
         if self.config.item_bias:
-            logits = added_biases(logits, gather_rows(parameters["item.bias"], items if rows is None else rows))
+            logits = logits + gather_rows(parameters["item.bias"], items if rows is None else rows).squeeze(-1)
         return logits
 
-    def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """See `Model.user_inputs`: shares of the categories, `float32 [C, 1, R]`, where no feature has many."""
-        sizes = [size for _, size in self.schema.user_features]
-        if max(sizes, default=0) > _FEW_CATEGORIES:
-            return users
-        return tuple(row_shares(codes, size).unsqueeze(1) for codes, size in zip(users, sizes, strict=True))
+    def kernel(self) -> KernelModel:
+        """See `Model.kernel`."""
+        return self._kernel
 
-    def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
-        """See `Model.item_inputs`: of each feature, shares `float32 [..., R]` or codes `int64 [..., w]`."""
-        return tuple(feature.inputs(items) for feature in self._item_features)
+    @cached_property
+    def _kernel(self) -> KernelModel:
+        features = self.schema.item_features.features
+        return KernelModel(
+            layers=tuple(map(Layer, self._weights, self._biases)),
+            activation=self.config.activation,
+            loss="logistic" if self.schema.task == "ranking" else "squared",
+            user_tables=tuple(self._user_tables),
+            item_table="item.id",
+            item_features=tuple(ItemFeature(f"item.{feature.name}", feature.padded()) for feature in features),
+            item_bias="item.bias" if self.config.item_bias else None,
+        )
 
 
 def _principal_components(features: FeatureTable, width: int) -> Tensor:
@@ -155,14 +159,13 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
-    """Means of the rows of tables `[C, R, d]` that users' codes `int64 [C, B, w]` or shares `[C, B, R]` name.
+    """Means of the rows of tables `[C, R, d]` that users' codes `int64 [C, B, w]` name.
 
     Returns:
         `[C, B, d]` each, or some of them joined.
     """
     if tables and all(table.shape[1] <= _FEW_CATEGORIES for table in tables):
-        pairs = zip(users, tables, strict=True)
-        shares = [own if own.is_floating_point() else row_shares(own, table.shape[1]) for own, table in pairs]
+        shares = [row_shares(own, table.shape[1]) for own, table in zip(users, tables, strict=True)]
         return [mixed_rows(shares, tables)]
     return [pooled_rows(table, own) for own, table in zip(users, tables, strict=True)]
 
@@ -174,7 +177,12 @@ class _ItemFeature:
         self.name = f"item.{feature.name}"
         self._feature, self._few = feature, len(feature.categories) <= _FEW_CATEGORIES
 
-    def inputs(self, items: Tensor) -> Tensor:
+    def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
+        """Means of the rows of its table that items `int64 [C, B]` name, `[C, B, d]`."""
+        table, own = parameters[self.name], self._of(items)
+        return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
+
+    def _of(self, items: Tensor) -> Tensor:
         """`int64 [...]` gives how much each category counts, `float32 [..., R]`; if there are many, which are there."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
@@ -182,11 +190,6 @@ class _ItemFeature:
         for index in self._tables[1:]:
             wanted = index.index_select(0, wanted)
         return own.index_select(0, wanted).view(*items.shape, -1)
-
-    def rows(self, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """Means of the rows of its table that `inputs` name, `[C, B, d]`."""
-        table = parameters[self.name]
-        return mixed_rows([inputs], [table]) if self._few else pooled_rows(table, inputs)
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:

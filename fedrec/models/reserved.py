@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedrec.cohort.kernel.declaration import KernelModel
 from fedrec.config import Config
 from fedrec.experiment import Section, component_settings
 from fedrec.models.base import Model, Parameters, Schema
@@ -53,18 +54,9 @@ class Reserved(Model):
         """See `Model.predict`."""
         return self.base.predict(parameters, users, items, rows)
 
-    @property
-    def repeats(self) -> bool:
-        """See `Model.repeats`."""
-        return self.base.repeats
-
-    def user_inputs(self, users: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """See `Model.user_inputs`."""
-        return self.base.user_inputs(users)
-
-    def item_inputs(self, items: Tensor) -> tuple[Tensor, ...]:
-        """See `Model.item_inputs`."""
-        return self.base.item_inputs(items)
+    def kernel(self) -> KernelModel | None:
+        """See `Model.kernel`."""
+        return self.base.declared_kernel()
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """See `Model.loss`."""

@@ -36,11 +36,11 @@ def doctor() -> None:
 def _checks() -> Iterator[tuple[str, Check]]:
     yield "python", _python
     yield "our packages", _origins
-    for package in ("flwr", "torch", "numpy", "pandas", "autodp", "ray", "pydantic"):
+    for package in ("flwr", "torch", "numpy", "numba", "pandas", "autodp", "ray", "pydantic"):
         yield package, lambda package=package: _version(package)
     yield "flower", _flower
     yield "devices", _devices
-    yield "compiled steps", _compiled
+    yield "kernel", _kernel
     yield "shared memory", _shared_memory
     yield "data", _data
     yield "runs", _runs
@@ -87,13 +87,17 @@ def _devices() -> str:
     return f"{cores} cores, {', '.join(cuda) or 'no CUDA device'}"
 
 
-def _compiled() -> str:
-    """Without them everything works, but slower."""
-    from fedrec.cohort.compiled import library
+def _kernel() -> str:
+    """Compiled on first use, and then kept."""
+    from fedrec.cohort.kernel.compilation import cache_folder, is_compiled
 
-    if library() is not None:
-        return "yes"
-    return "no; on Linux with a C compiler (and x86-64), installing fedrec anew makes them and local training faster"
+    folder = cache_folder()
+    if is_compiled():
+        return f"compiled, in {folder}"
+    existing = next(parent for parent in folder.parents if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise _Ailment(f"{existing} cannot be written, so each process compiles for itself (15 s); set FEDREC_CACHE")
+    return f"will be compiled once (15 s), into {folder}"
 
 
 def _shared_memory() -> str:

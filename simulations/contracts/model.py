@@ -81,21 +81,16 @@ class ModelContract(RunContract):
             found, wanted = model.predict(compact, users, items, rows=places), model.predict(slices, users, items)
             assert_close({"predictions": found}, {"predictions": wanted}, "compact tables against whole ones")
 
-    def test_user_inputs_give_the_same_predictions(self) -> None:
-        """What `user_inputs` makes of the codes may stand in their place."""
+    def test_what_it_declares_for_the_kernel_is_what_it_is(self) -> None:
+        """A declared kernel names all parameters of the model, and its item tables."""
         for model in self._item_models():
-            slices, users, items = _inputs(model, 2, 4)
-            made = model.predict(slices, model.user_inputs(users), items)
-            assert_close({"predictions": made}, {"predictions": model.predict(slices, users, items)}, "user_inputs")
-
-    def test_item_inputs_give_the_same_predictions(self) -> None:
-        """What `item_inputs` makes of the items of several steps may come with those of each step."""
-        for model in self._item_models():
-            slices, users, items = _inputs(model, 2, 4)
-            wanted = model.predict(slices, users, items)
-            steps = torch.stack([items.flip(1), items])
-            items.inputs = tuple(own[1] for own in model.item_inputs(steps))  # type: ignore[attr-defined]
-            assert_close({"predictions": model.predict(slices, users, items)}, {"predictions": wanted}, "item_inputs")
+            declared = model.declared_kernel()
+            if declared is None:
+                continue
+            names = set(model.initial(torch.Generator().manual_seed(0)))
+            named = {*declared.dense, *declared.item_tables}
+            assert_that(named == names, f"the kernel has parameters {sorted(named)}, the model {sorted(names)}")
+            assert_that(set(declared.item_tables) == set(model.item_tables), f"item tables {declared.item_tables}")
 
     def test_scores_are_those_of_the_catalogue(self) -> None:
         """`[C, items]`, the predictions of every item."""
@@ -137,15 +132,16 @@ class ModelContract(RunContract):
             assert_that(torch.equal(model.predict(received, users, items), wanted), "sent parameters predict otherwise")
 
     def test_clients_together_learn_what_they_learn_one_by_one(self) -> None:
-        """Training in blocks equals the per-client reference."""
+        """Training in the kernel, where the model declares one, and in blocks equals the per-client reference."""
         sums: list[dict[str, Any]] = []
-        for path in ("cohort", "reference"):
+        for path in ("auto", "blocks", "reference"):
             node = Node(self.small(f"engine.path={path}"), 0, 1, None)
             arrays = {name: value.numpy() for name, value in node.initial().items()}
             reply = train_clients(node, arrays, wire.TrainOrder(1, node.training))
             sums.append({name: dense_change(change, arrays[name]) for name, change in reply.total.items()})
-        assert_close(sums[0], sums[1], "blocks against one by one")
-        assert_that(any(np.any(value) for value in sums[1].values()), "training moves nothing")
+        assert_close(sums[0], sums[2], "the fastest path against one by one")
+        assert_close(sums[1], sums[2], "blocks against one by one")
+        assert_that(any(np.any(value) for value in sums[2].values()), "training moves nothing")
 
     def _item_models(self) -> Iterator[Model]:
         """Those that predict items one by one."""

@@ -60,7 +60,7 @@ class StrategyContract(RunContract):
 
     def test_cohorts_give_what_clients_give_one_by_one(self, tmp_path: Path) -> None:
         """Training in blocks ends where the per-client reference ends."""
-        fast = self.run(tmp_path / "fast", "engine.path=cohort").parameters
+        fast = self.run(tmp_path / "fast", "engine.path=auto").parameters
         slow = self.run(tmp_path / "slow", "engine.path=reference").parameters
         assert_close(fast, slow, "blocks against one by one", rtol=1e-3)
 

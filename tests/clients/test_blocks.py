@@ -14,14 +14,13 @@ from clients.evaluation import evaluate_clients
 from clients.hosting import Node
 from clients.steps.sgd import Sgd
 from clients.training import train_clients
-from fedrec.cohort import compiled, sizing
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.sizing import cut_blocks
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
 from fedrec.rng import stream, torch_stream
-from fedrec.row_sum import dense_change
 from fedrec.wire import EvaluateOrder, TrainOrder
+from tests.clients.rounding import assert_within_rounding, exact_sums, numbers, whole
 
 SETTINGS = {
     "plain": {},
@@ -48,27 +47,22 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(params=["compiled", "operations"])
-def code(request, monkeypatch):
-    """With the compiled inner loops, and with PyTorch's operations in their place."""
-    if request.param == "operations":
-        monkeypatch.setattr(compiled, "library", lambda: None)
-    elif compiled.library() is None:
-        pytest.skip("no compiled code here")
+NOT_PLAIN = {"momentum", "weight-decay", "proximal", "everything", "late-everything"}  # not for the kernel
+PATHS = ["kernel", "blocks"]
 
 
 @pytest.fixture
-def pair(load_tiny, code):
+def pair(load_tiny):
     """Two nodes that differ in nothing but the path, and the initial parameters."""
 
-    def make(*overrides):
-        nodes = {}
-        for path in ("cohort", "reference"):
-            experiment = load_tiny(f"engine.path={path}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
-            nodes[path] = Node(experiment, 0, 1, None)
-        parameters = nodes["reference"].model.initial(torch_stream(0, "init"))
-        assert set(parameters) == set(nodes["cohort"].model.initial(torch_stream(0, "init")))
-        return nodes["cohort"], nodes["reference"], {name: value.numpy() for name, value in parameters.items()}
+    def make(path, *overrides):
+        nodes = []
+        for own in (path, "reference"):
+            experiment = load_tiny(f"engine.path={own}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
+            nodes.append(Node(experiment, 0, 1, None))
+        parameters = nodes[1].model.initial(torch_stream(0, "init"))
+        assert set(parameters) == set(nodes[0].model.initial(torch_stream(0, "init")))
+        return *nodes, {name: value.numpy() for name, value in parameters.items()}
 
     return make
 
@@ -83,33 +77,28 @@ def toml(value):
     return repr(value)
 
 
-def whole(reply, arrays):
-    """A node's sums as whole arrays."""
-    return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
-
-
-def assert_same(got, expected):
-    for name, value in expected.items():
-        torch.testing.assert_close(torch.as_tensor(got[name]), torch.as_tensor(value), rtol=1e-4, atol=2e-6)
+def cases(settings):
+    """A path and a case, but for those that the kernel does not take."""
+    return [(path, case) for path in PATHS for case in settings if path == "blocks" or case not in NOT_PLAIN]
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
-@pytest.mark.parametrize("case", SETTINGS)
-def test_sums_are_equal(pair, case, weighting):
-    fast, slow, arrays = pair("step.epochs=3", *options(SETTINGS[case]))
+@pytest.mark.parametrize(("path", "case"), cases(SETTINGS))
+def test_sums_are_equal(pair, path, case, weighting):
+    fast, slow, arrays = pair(path, "step.epochs=3", *options(SETTINGS[case]))
     order = TrainOrder(1, np.arange(0, 18), weighting)
     got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
-    assert_same(whole(got, arrays), whole(expected, arrays))
+    assert_within_rounding(whole(got, arrays), whole(expected, arrays), exact_sums(slow, arrays, order))
     assert (got.clients, got.weight, got.examples) == (expected.clients, expected.weight, expected.examples)
     assert got.losses == expected.losses and got.loss == pytest.approx(expected.loss, rel=1e-4)
     assert case == "no-epoch" or any(np.abs(value).max() > 1e-3 for value in whole(expected, arrays).values())
 
 
-@pytest.mark.parametrize("case", ["plain", "everything"])
+@pytest.mark.parametrize(("path", "case"), cases(["plain", "everything"]))
 @pytest.mark.parametrize("task", ["ranking", "rating"])
-def test_odd_clients(pair, world, case, task):
+def test_odd_clients(pair, world, path, case, task):
     """Client 0 has one positive, 1 the same item twice, 2 only a low rating, 3 nothing at all."""
-    fast, slow, _ = pair("step.epochs=2", *options(SETTINGS[case]))
+    fast, slow, _ = pair(path, "step.epochs=2", *options(SETTINGS[case]))
     population: Population = world(task)
     for node in (fast, slow):
         node.__dict__["population"] = population
@@ -117,31 +106,52 @@ def test_odd_clients(pair, world, case, task):
     parameters = slow.model.initial(torch_stream(0, "init"))
     step = fast.step(fast.experiment.step)
     clients = np.arange(4)
-    for places, outcome in train_in_blocks(fast, step, parameters, clients, "client", 1):
+    for places, outcome in train_in_blocks(fast, step, fast.path(step), parameters, clients, "client", 1):
         for member, place in enumerate(places):
             data = population.client(place)
             update = slow.step(slow.experiment.step).update(parameters, data, stream(0, "client", place, 1))
+            wide = {name: value.double() for name, value in parameters.items()}
+            exact = slow.step(slow.experiment.step).update(wide, data, stream(0, "client", place, 1)).delta
             whole = outcome.parameters_of(member)
-            assert_same({n: v[0] - parameters[n] for n, v in whole.items()}, update.delta)
+            got = {name: (value[0] - parameters[name]).numpy() for name, value in whole.items()}
+            assert_within_rounding(got, numbers(update.delta), numbers(exact))
             norm = math.sqrt(sum(float(delta.double().square().sum()) for delta in update.delta.values()))
             assert float(outcome.norms()[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
             loss = outcome.losses()[member]
             assert (math.isnan(loss) and math.isnan(update.loss)) or loss == pytest.approx(update.loss, rel=1e-4)
 
 
-def test_evaluation_with_fine_tuning_is_equal(pair):
-    fast, slow, arrays = pair("evaluation.fine-tune.epochs=3")
+@pytest.mark.parametrize("path", PATHS)
+def test_evaluation_with_fine_tuning_is_equal(pair, path):
+    fast, slow, arrays = pair(path, "evaluation.fine-tune.epochs=3")
     order = EvaluateOrder(1, None)
     got, expected = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
     assert got.index.equals(expected.index)
     np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), atol=1e-9)
 
 
-def test_a_run_is_equal_on_both_paths(run_tiny, saved_parameters, code):
-    fast = run_tiny("engine.path=cohort", output="fast")
+@pytest.mark.parametrize("path", PATHS)
+def test_a_run_is_equal_to_the_reference(run_tiny, saved_parameters, path):
+    fast = run_tiny(f"engine.path={path}", output="fast")
     slow = run_tiny("engine.path=reference", output="slow")
-    assert_same(saved_parameters(fast.folder), saved_parameters(slow.folder))
+    wanted = saved_parameters(slow.folder)
+    for name, value in saved_parameters(fast.folder).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-4, atol=1e-5 * np.abs(wanted[name]).max())
     assert fast.metrics == pytest.approx(slow.metrics)
+
+
+def test_a_clients_update_is_the_same_to_the_bit_in_any_company(pair):
+    """The kernel trains one after the other, and nothing goes from one to the next."""
+    fast, _, arrays = pair("kernel", "model.hidden=[8, 5]", "model.activation='tanh'", "step.epochs=3")
+    together = {}
+    parameters = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    step = fast.step(fast.experiment.step)
+    for clients in (np.arange(18), np.arange(3, 9), np.array([7])):
+        for places, outcome in train_in_blocks(fast, step, fast.path(step), parameters, clients, "client", 1):
+            for member, place in enumerate(places):
+                own = outcome.parameters_of(member)
+                first = together.setdefault(int(clients[place]), own)
+                assert all(torch.equal(first[name], own[name]) for name in own)
 
 
 def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
@@ -154,15 +164,14 @@ def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
     assert tight == [[1], [3], [5], [0], [2], [4]]
 
 
-def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny, monkeypatch):
-    """And a processor as many as suit its cache, which are more with compiled code."""
+def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
+    """And a processor as many as suit its cache, which are more in the kernel."""
     node = Node(load_tiny(), 0, 1, None)
     batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
     parameters = {"item.id": torch.zeros(100, 8)}
-    for device, there, sizes in (("cpu", False, [16, 16, 8]), ("cpu", True, [32, 8]), ("cuda", False, [40])):
+    for device, path, sizes in (("cpu", "blocks", [16, 16, 8]), ("cpu", "kernel", [32, 8]), ("cuda", "blocks", [40])):
         node.device = torch.device(device)
-        monkeypatch.setattr(sizing, "at_hand", lambda _, there=there: there)
-        assert [len(block) for block in node.blocks(batches, parameters, ["item.id"])] == sizes
+        assert [len(block) for block in node.blocks(batches, parameters, ["item.id"], path)] == sizes
 
 
 def test_batches_are_cut_epoch_by_epoch():
@@ -188,7 +197,7 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
     """Client 5's own work fails, so a block with it fails, and the error is that of client 5 alone."""
-    fast, _, arrays = pair()
+    fast, _, arrays = pair("blocks")
     healthy = Sgd.update
 
     def update(self, parameters, data, random):

@@ -24,7 +24,7 @@ PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "se
 def nodes(tiny_experiment):
     """A node with canaries and one without, of the same experiment."""
 
-    def make(path="cohort"):
+    def make(path="auto"):
         table = tiny_experiment()
         table["engine"]["path"] = path
         audited = {
@@ -43,7 +43,7 @@ def parameters(node):
     return {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
 
 
-@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting):
     audited, plain = nodes(path)
@@ -73,7 +73,7 @@ def test_the_others_are_trained_in_blocks(nodes, monkeypatch):
 
     blocks = []
     real = training.train_in_blocks
-    monkeypatch.setattr(training, "train_in_blocks", lambda *a: blocks.append(a[3].tolist()) or real(*a))
+    monkeypatch.setattr(training, "train_in_blocks", lambda *a: blocks.append(a[4].tolist()) or real(*a))
     train_clients(audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1])))
     assert blocks == [audited.training[:4].tolist()]
 

@@ -25,7 +25,7 @@ def nodes(load_tiny, world):
 
     def make(task):
         found = {}
-        for path in ("cohort", "reference"):
+        for path in ("auto", "reference"):
             model = "model={name='metamf', user=3, memory=4, generator=5, embedding=4, rank=2, hidden=3, user-std=1.0}"
             found[path] = Node(load_tiny(f"engine.path={path}", model, "step={name='metamf'}"), 0, 1, None)
             found[path].__dict__["population"] = world(task)
@@ -48,7 +48,7 @@ def order(clients=CLIENTS):
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 def test_blocks_give_what_single_clients_give(nodes, task):
     both = nodes(task)
-    arrays = message(both["cohort"]).arrays()
+    arrays = message(both["auto"]).arrays()
     got, expected = (train_each(node, arrays, order()) for node in both.values())
     assert got.examples.tolist() == expected.examples.tolist() and (got.examples == 0).any()
     np.testing.assert_allclose(got.losses, expected.losses, rtol=1e-5)
@@ -61,7 +61,7 @@ def test_blocks_give_what_single_clients_give(nodes, task):
 
 def test_a_rating_counts_as_often_as_it_is_there(nodes):
     """Client 1 has ratings 5 and 4 of item 1 and nothing else in training: their mean decides."""
-    node = nodes("rating")["cohort"]
+    node = nodes("rating")["auto"]
     given = message(node, np.array([1]))
     reply = train_each(node, given.arrays(), order(np.array([1])))
     values = {name: torch.from_numpy(value) for name, value in given.values.items()}
@@ -75,20 +75,20 @@ def test_a_rating_counts_as_often_as_it_is_there(nodes):
 
 
 def test_rows_that_nobody_asked_for_are_refused(nodes):
-    node = nodes("rating")["cohort"]
+    node = nodes("rating")["auto"]
     arrays = message(node).arrays()
     with pytest.raises(ClientError, match="not those that the clients need"):
         train_each(node, {**arrays, "items": (arrays["items"] + 1) % 6}, order())
 
 
 def test_evaluation_wants_held_out_items_once(nodes):
-    wanted = wanted_items(nodes("rating")["cohort"], WantedOrder(1, np.array([1, 0]), "evaluate", STEP))
+    wanted = wanted_items(nodes("rating")["auto"], WantedOrder(1, np.array([1, 0]), "evaluate", STEP))
     assert wanted.clients.tolist() == [0, 1]
     assert np.split(wanted.items, wanted.offsets[1:-1])[0].tolist() == [2, 3] and wanted.items[2:].tolist() == [4]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
-    node, healthy = nodes("rating")["cohort"], MetaMf.update
+    node, healthy = nodes("rating")["auto"], MetaMf.update
 
     def update(self, parameters, data, random):
         if data.client == 1:

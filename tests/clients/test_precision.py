@@ -35,7 +35,7 @@ def sums(load_tiny, first_sums):
     return train
 
 
-@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("case", STEPS)
 def test_updates_are_near_those_of_float32(sums, case, path):
     """bfloat16 keeps 8 bits: a relative error of 2e-3 in each product, and somewhat more after several steps."""
@@ -51,7 +51,7 @@ def test_updates_are_near_those_of_float32(sums, case, path):
 @pytest.mark.parametrize("case", STEPS)
 def test_every_step_sees_what_the_one_before_moved(sums, case):
     """Blocks and single clients round alike, so they agree better with each other than with float32."""
-    (blocks, _), (single, _) = sums("bf16", "cohort", *STEPS[case]), sums("bf16", "reference", *STEPS[case])
+    (blocks, _), (single, _) = sums("bf16", "auto", *STEPS[case]), sums("bf16", "reference", *STEPS[case])
     exact, _ = sums("float32", "reference", *STEPS[case])
 
     def distance(one, other):
@@ -64,8 +64,8 @@ def test_a_step_that_clips_its_own_uploads_keeps_float32(sums):
     """What rounding adds after clipping no epsilon would count."""
     noisy = ["model={name='vae', hidden=6, latent=3}", "step={name='dpvae', participations=2}", "split={name='ratio'}"]
     with pytest.raises(ExperimentError, match="beyond the clip norm"):
-        sums("bf16", "cohort", *noisy)
-    assert sums("float32", "cohort", *noisy)
+        sums("bf16", "auto", *noisy)
+    assert sums("float32", "auto", *noisy)
 
 
 def test_outside_local_training_products_are_float32():

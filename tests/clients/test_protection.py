@@ -32,11 +32,11 @@ def pair(load_tiny):
 
     def make(*overrides):
         nodes = {}
-        for path in ("cohort", "reference"):
+        for path in ("auto", "reference"):
             experiment = load_tiny(f"engine.path={path}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
             nodes[path] = Node(experiment, 0, 1, None)
         parameters = nodes["reference"].model.initial(torch_stream(0, "init"))
-        return nodes["cohort"], nodes["reference"], {name: value.numpy() for name, value in parameters.items()}
+        return nodes["auto"], nodes["reference"], {name: value.numpy() for name, value in parameters.items()}
 
     return make
 

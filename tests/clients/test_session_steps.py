@@ -64,7 +64,7 @@ def pair(load_tiny, tiny_experiment):
         table = "{" + ", ".join([f'name = "{name}"', *(f"{k} = {toml(v)}" for k, v in options.items())]) + "}"
         nodes = [
             Node(load_tiny(f"engine.path={path}", f"step={table}", "evaluation.fine-tune={}"), 0, 1, None)
-            for path in ("cohort", "reference")
+            for path in ("auto", "reference")
         ]
         for node in nodes:
             if population is not None:
@@ -114,7 +114,7 @@ def test_odd_clients(pair, world, name, case, task):
     fast, slow, parameters = pair(name, case, world(task))
     step, reference = fast.step(fast.experiment.step), slow.step(slow.experiment.step)
     seen = 0
-    for places, trained in train_in_blocks(fast, step, parameters, np.arange(4), "client", 1):
+    for places, trained in train_in_blocks(fast, step, fast.path(step), parameters, np.arange(4), "client", 1):
         for member, place in enumerate(places):
             data = fast.population.client(place)
             update = reference.update(parameters, data, stream(0, "client", place, 1))
@@ -210,7 +210,8 @@ def test_a_client_trained_in_a_block_has_the_encoders_of_the_start(load_tiny):
     staged = "strategy={name='two-stage', stage-one={rounds=1, step={name='contrastive', hidden=6}}}"
     node = Node(load_tiny(staged), 0, 1, None)
     parameters = node.initial()
-    for _, trained in train_in_blocks(node, node.step(node.experiment.step), parameters, np.arange(3), "client", 1):
+    step = node.step(node.experiment.step)
+    for _, trained in train_in_blocks(node, step, node.path(step), parameters, np.arange(3), "client", 1):
         own = trained.parameters_of(0)
         assert set(own) == set(parameters) and not torch.equal(own["layer0.bias"][0], parameters["layer0.bias"])
         assert all(torch.equal(own[name][0], parameters[name]) for name in parameters if name.startswith("session."))

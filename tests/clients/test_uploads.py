@@ -43,7 +43,7 @@ def test_a_run_that_goes_back_takes_later_uploads_back(tmp_path):
     assert not ledger.take(ids(1), 4, 3, fresh=False)[0]
 
 
-@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("path", ["auto", "reference"])
 def test_a_node_adds_nothing_of_those_who_refuse(load_tiny, tmp_path, path):
     node = Node(load_tiny(*VAE, STEP, f"engine.path={path}"), 0, 1, tmp_path)
     arrays = {name: value.numpy() for name, value in node.initial().items()}

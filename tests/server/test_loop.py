@@ -81,6 +81,7 @@ def test_callbacks_are_told_in_order(run_tiny):
     users = len(result.users)
     assert recorder.told == [
         ("stage", "fitting baselines"),
+        ("stage", "training paths: step sgd: kernel"),
         ("start", 1, 2),
         ("round", 1),
         ("round", 2),

@@ -133,7 +133,7 @@ def assert_same_moves(got, expected, start, rtol=1e-4):
         )
 
 
-@pytest.mark.parametrize("path", ["cohort", "reference"])
+@pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_one_round_is_one_central_step(experiment, saved_parameters, tmp_path, task, weighting, path):

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending
-from fedrec.cohort.layers import first_rows
 from fedrec.pretext.task import SessionTask
 from fedrec.pretext.views import ViewLayout
 
@@ -108,7 +107,7 @@ class SessionObjective:
         if self.recommending is None:
             return loss
         tables = {name: parameters[name] for name in self.recommending.model.item_tables}
-        examples = {name: first_rows(rows, block.items.shape[2]) for name, rows in tables.items()}
+        examples = {name: rows[:, : block.items.shape[2]] for name, rows in tables.items()}
         return loss + self.weight * self.recommending({**parameters, **examples}, block, step, active)
 
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of a shipped experiment on one node, one thread: users per second in training, and the final evaluation.
+
+Arguments: experiment, step, path, users per round, rounds, seed of the users, whether to evaluate.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clients.evaluation import evaluate_clients
+from clients.hosting import Node
+from clients.training import train_clients
+from fedrec.experiment import Section, load
+from fedrec.models.base import Model
+from fedrec.row_sum import dense_change
+from fedrec.wire import EvaluateOrder, TrainOrder
+
+Numbers = dict[str, np.ndarray]
+
+
+def node_of(name: str, path: str, *overrides: str) -> Node:
+    """The only node of a shipped experiment, with a folder for private parameters."""
+    torch.set_num_threads(1)
+    experiment = load(name, [f"engine.path={path}", "engine.device=cpu", *overrides])
+    return Node(experiment, 0, 1, Path(tempfile.mkdtemp()))
+
+
+def section_of(node: Node, step: str) -> Section:
+    """The settings of one of the experiment's steps, by name."""
+    return next(section for section in node.experiment.steps() if section.name == step)
+
+
+def orders(node: Node, step: str, users: int, rounds: int, **changes: Any) -> list[TrainOrder]:
+    """Orders for so many users, drawn anew in each round, but from the same seed for every contestant."""
+    section, random = section_of(node, step), np.random.default_rng(0)
+    settings = {"name": section.name, **section.options, **changes}
+    drawn = (
+        np.sort(random.choice(node.training, min(users, len(node.training)), replace=False)) for _ in range(rounds)
+    )
+    return [TrainOrder(number, clients, step=settings) for number, clients in enumerate(drawn, start=1)]
+
+
+def trained(node: Node, arrays: Numbers, order: TrainOrder) -> tuple[float, Numbers]:
+    """Seconds of one round's training, and the sums of updates."""
+    begun = time.perf_counter()
+    reply = train_clients(node, arrays, order)
+    return time.perf_counter() - begun, {n: dense_change(change, arrays[n]) for n, change in reply.total.items()}
+
+
+def evaluated(node: Node, arrays: Numbers) -> float:
+    """Seconds of the evaluation at the end of a run: all test users, without and with fine-tuning."""
+    order = EvaluateOrder(1, None)
+    shared = EvaluateOrder(
+        1, None, step={"name": node.experiment.step.name, **node.experiment.step.options, "epochs": 0}
+    )
+    begun = time.perf_counter()
+    for own in (shared, order):
+        evaluate_clients(node, arrays, own)
+    return time.perf_counter() - begun
+
+
+def initial(node: Node) -> Numbers:
+    """The parameters that the first round starts from."""
+    return {name: value.numpy() for name, value in node.initial().items()}
+
+
+def model_of(node: Node) -> Model:
+    """The node's model."""
+    return node.model
+
+
+def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: bool) -> None:
+    """Train, and print what was seen as JSON."""
+    node = node_of(name, path)
+    arrays = initial(node)
+    taken = str(node.path(node.step(section_of(node, step))))
+    seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)][1:]
+    report = {"users": min(users, len(node.training)), "seconds": seconds, "path": taken}
+    if evaluation:
+        report["evaluation"] = evaluated(node, arrays)
+    report["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "True")

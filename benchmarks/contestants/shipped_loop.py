@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same step as most people write it: PyTorch modules with whole tables, `torch.optim.SGD`, one user at a time.
+
+There is a module for PrivRec's network and one for matrix factorization; the variational autoencoder and
+self-supervised training take fedrec's own `reference` path, which is such a loop. Arguments as for `shipped.py`,
+without the path.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
+from clients.hosting import Node
+from clients.steps.sgd import Sgd
+from fedrec.experiment import Section
+from fedrec.models.mf import Mf
+from fedrec.models.privrec import PrivRec
+from fedrec.rng import stream
+from fedrec.wire import TrainOrder
+
+ACTIVATIONS = {"identity": nn.Identity(), "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+
+
+class PrivRecNet(nn.Module):
+    """PrivRec's network for one user at a time; parameters by fedrec's names, with `_` for the dot."""
+
+    def __init__(self, model: PrivRec, start: Numbers) -> None:
+        super().__init__()
+        self.values = nn.ParameterDict({n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()})
+        self.users = [f"user_{name}" for name, _ in model.schema.user_features]
+        self.features = []
+        for feature in model.schema.item_features.features:
+            codes = torch.from_numpy(feature.padded())
+            self.features.append((f"item_{feature.name}", codes.clamp(min=0), (codes >= 0).float().unsqueeze(-1)))
+        self.depth, self.activation = len(model.config.hidden) + 1, ACTIVATIONS[model.config.activation]
+
+    def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
+        parts = [
+            self.values[n][codes].mean(0).expand(len(items), -1) for n, codes in zip(self.users, user, strict=True)
+        ]
+        parts.append(F.embedding(items, self.values["item_id"]))
+        for name, codes, present in self.features:
+            there = present[items]
+            rows = F.embedding(codes[items], self.values[name]) * there
+            parts.append(rows.sum(1) / there.sum(1).clamp(min=1))
+        hidden = torch.cat(parts, 1)
+        for layer in range(self.depth):
+            hidden = self.activation(hidden) if layer else hidden
+            hidden = torch.addmm(self.values[f"layer{layer}_bias"], hidden, self.values[f"layer{layer}_weight"])
+        outputs = hidden.squeeze(1)
+        return (
+            outputs + F.embedding(items, self.values["item_bias"]).squeeze(1) if "item_bias" in self.values else outputs
+        )
+
+
+class MfNet(nn.Module):
+    """Matrix factorization for one user at a time."""
+
+    def __init__(self, model: Mf, start: Numbers) -> None:
+        super().__init__()
+        self.values = nn.ParameterDict({n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()})
+
+    def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
+        outputs = F.embedding(items, self.values["item_factors"]) @ self.values["user_factors"]
+        if "bias" not in self.values:
+            return outputs
+        biases = F.embedding(items, self.values["item_bias"]).squeeze(1)
+        return outputs + biases + self.values["user_bias"] + self.values["bias"]
+
+
+class PlainLoop:
+    """One user after the other, each from the global parameters.
+
+    Args:
+        node: gives users' data, and what the settings mean.
+        step: the step.
+        start: the global parameters.
+    """
+
+    def __init__(self, node: Node, step: Sgd, start: Numbers) -> None:
+        self.node, self.step, self.start = node, step, start
+        model = node.model
+        self.net = MfNet(model, start) if isinstance(model, Mf) else PrivRecNet(model, start)  # type: ignore[arg-type]
+        self.measure = F.mse_loss if model.schema.task == "rating" else F.binary_cross_entropy_with_logits
+        sgd = step._settings(list(start))
+        by_name = {name: self.net.values[name.replace(".", "_")] for name in start}
+        self.late = [by_name[name] for name in sgd.late if sgd.rate(name)]
+        self.rates = {value: sgd.rate(name) for name, value in by_name.items() if sgd.rate(name)}
+        for value in by_name.values():
+            value.requires_grad_(value in self.rates)
+        self.private, self.kept = set(step.private_names(list(start))), {}
+
+    def round(self, order: TrainOrder) -> tuple[float, Numbers]:
+        """Seconds of a round, and the sums of updates."""
+        begun = time.perf_counter()
+        start = {name: torch.from_numpy(value) for name, value in self.start.items()}
+        total = {name: torch.zeros_like(value) for name, value in start.items()}
+        for client in order.clients.tolist():  # type: ignore[union-attr]
+            self._train(client, order.round, start)
+            for name, value in start.items():
+                found = self.net.values[name.replace(".", "_")].detach()
+                if name in self.private:
+                    self.kept[client, name] = found.clone()
+                else:
+                    total[name] += found - value
+        return time.perf_counter() - begun, {name: value.numpy() for name, value in total.items()}
+
+    def _train(self, client: int, round_: int, start: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in start.items():
+                self.net.values[name.replace(".", "_")].copy_(self.kept.get((client, name), value))
+        data, config = self.node.population.client(client), self.step.config
+        user = [torch.from_numpy(codes) for codes in data.features]
+        early = torch.optim.SGD(self._groups(late=False), lr=1.0)
+        every = torch.optim.SGD(self._groups(late=True), lr=1.0)
+        random = stream(self.node.experiment.seed, "client", client, round_)
+        for epoch, (items, labels) in enumerate(self.step._epochs(data, random)):
+            late = epoch >= config.epochs - config.late_epochs
+            for value in self.late:
+                value.requires_grad_(late)
+            batches = (torch.from_numpy(part).split(config.batch_size) for part in (items, labels))
+            self._epoch(every if late else early, user, zip(*batches, strict=True))
+
+    def _epoch(self, optimiser: torch.optim.SGD, user: list[Tensor], batches: zip) -> None:  # type: ignore[type-arg]
+        for items, labels in batches:
+            optimiser.zero_grad()
+            self.measure(self.net(user, items), labels).backward()
+            optimiser.step()
+
+    def _groups(self, late: bool) -> list[dict[str, object]]:
+        moving = [value for value in self.rates if late or not any(value is own for own in self.late)]
+        return [{"params": [value], "lr": self.rates[value]} for value in moving]
+
+
+def rounds_of(name: str, step: str, users: int, rounds: int, **changes: object) -> list[tuple[float, Numbers]]:
+    """Seconds and sums of some rounds, by the plain loop or, for other models, by the reference path."""
+    node = node_of(name, "reference")
+    arrays, given = initial(node), orders(node, step, users, rounds, **changes)
+    made = node.step(Section.model_validate(given[0].step))
+    if type(made) is not Sgd or not isinstance(node.model, PrivRec | Mf):
+        return [trained(node, arrays, order) for order in given]
+    names = node.model.initial(torch.Generator()).keys()
+    loop = PlainLoop(node, made, {name: arrays[name] for name in names})
+    return [loop.round(order) for order in given]
+
+
+def main(name: str, step: str, users: int, rounds: int) -> None:
+    """Train, and print the seconds of each round but the first as JSON."""
+    seconds = [taken for taken, _ in rounds_of(name, step, users, rounds + 1)]
+    print(json.dumps({"users": users, "seconds": seconds[1:]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first layer of a declared model in compiled code: embeddings times weights, and the step of both.
+
+What belongs to the user is the same for all examples of a batch, so its product is taken once. A feature of the items
+has few categories: its table is multiplied by its part of the weights, `[categories, out]`, and examples add up rows of
+the product, which takes `categories` instead of `batch` rows per product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fedrec.cohort.kernel.blas import add_product
+from fedrec.cohort.kernel.memory import FAST, matrix
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+@njit(**FAST)
+def forward_inputs(network, own, batch, scratch, hidden):
+    """Outputs `[n, out]` of the first layer, before the activation."""
+    base = scratch.base
+    bias = network.layers[0, 3]
+    for o in range(base.size):
+        base[o] = own.dense[bias + o] if bias >= 0 else _ZERO
+    for place in range(len(network.users)):
+        _add_user(network.users[place], network, own, scratch, base)
+    for example in range(len(hidden)):
+        row = hidden[example]
+        for o in range(base.size):
+            row[o] = base[o]
+    width = own.rows.shape[1]
+    if width:
+        gathered = scratch.gathered[: len(hidden)]
+        for example in range(len(hidden)):
+            source, target = own.rows[batch.places[example] - own.first_row], gathered[example]
+            for i in range(width):
+                target[i] = source[i]
+        add_product(_ONE, gathered, False, _weights(network, own, network.item_start, width), False, _ONE, hidden)
+    for place in range(len(network.features)):
+        _add_feature(network.features[place], network, own, batch, scratch, hidden)
+
+
+@njit(**FAST)
+def backward_inputs(network, own, batch, rates, scratch, gradient):
+    """The step of everything that the first layer is made of, given the gradient `[n, out]` of its outputs."""
+    summed = scratch.base
+    summed[:] = 0
+    for example in range(len(gradient)):
+        row = gradient[example]
+        for o in range(summed.size):
+            summed[o] += row[o]
+    bias, weight_rate = network.layers[0, 3], rates.weights[0]
+    if bias >= 0:
+        for o in range(summed.size):
+            own.dense[bias + o] -= rates.biases[0] * summed[o]
+    for place in range(len(network.users)):
+        _descend_user(network.users[place], network, own, rates.users[place], weight_rate, scratch, summed)
+    width = own.rows.shape[1]
+    if width:
+        _descend_rows(network, own, batch, rates, scratch, gradient)
+    for place in range(len(network.features)):
+        _descend_feature(
+            network.features[place], network, own, batch, rates.features[place], weight_rate, scratch, gradient
+        )
+
+
+@njit(**FAST)
+def _weights(network, own, start, rows):
+    """Some rows of the first layer's weights."""
+    out = network.layers[0, 2]
+    return matrix(own.dense, network.layers[0, 0] + start * out, rows, out)
+
+
+@njit(**FAST)
+def _codes(codes):
+    """How many of a row of codes are no padding."""
+    count = 0
+    for code in codes:
+        count += code >= 0
+    return count
+
+
+@njit(**FAST)
+def _add_user(user, network, own, scratch, base):
+    """The part of one of the user's features; the mean of its rows is kept for the way back."""
+    table, width, start, first, last = user[0], user[1], user[2], user[3], user[4]
+    mean = scratch.user[start : start + width]
+    mean[:] = 0
+    codes = own.codes[first:last]
+    count = max(1, _codes(codes))
+    for code in codes:
+        if code >= 0:
+            for i in range(width):
+                mean[i] += own.dense[table + code * width + i] / np.float32(count)
+    weights = _weights(network, own, start, width)
+    for i in range(width):
+        row = weights[i]
+        for o in range(base.size):
+            base[o] += mean[i] * row[o]
+
+
+@njit(**FAST)
+def _descend_user(user, network, own, rate, weight_rate, scratch, summed):
+    table, width, start, first, last = user[0], user[1], user[2], user[3], user[4]
+    mean = scratch.user[start : start + width]
+    weights = _weights(network, own, start, width)
+    codes = own.codes[first:last]
+    share = rate / np.float32(max(1, _codes(codes)))
+    for i in range(width):
+        row, total, factor = weights[i], _ZERO, weight_rate * mean[i]
+        for o in range(summed.size):
+            total += row[o] * summed[o]
+        for o in range(summed.size):
+            row[o] -= factor * summed[o]
+        for code in codes:
+            if code >= 0:
+                own.dense[table + code * width + i] -= share * total
+
+
+@njit(**FAST)
+def _descend_rows(network, own, batch, rates, scratch, gradient):
+    """The step of the items' own rows, and of the weights that they meet; a row that was gathered twice gets both."""
+    width, examples = own.rows.shape[1], len(gradient)
+    gathered, weights = scratch.gathered[:examples], _weights(network, own, network.item_start, width)
+    to_rows = scratch.to_rows[:examples]
+    if rates.item:
+        add_product(_ONE, gradient, False, weights, True, _ZERO, to_rows)
+    if rates.weights[0]:
+        add_product(-rates.weights[0], gathered, True, gradient, False, _ONE, weights)
+    if rates.item:
+        for example in range(examples):
+            target, source = own.rows[batch.places[example] - own.first_row], to_rows[example]
+            for i in range(width):
+                target[i] -= rates.item * source[i]
+
+
+@njit(**FAST)
+def _add_feature(feature, network, own, batch, scratch, hidden):
+    table, width, start = feature[0], feature[1], feature[2]
+    first, last, categories = feature[3], feature[4], feature[5]
+    projected = matrix(scratch.projected, 0, categories, hidden.shape[1])
+    rows = matrix(own.dense, table, categories, width)
+    add_product(_ONE, rows, False, _weights(network, own, start, width), False, _ZERO, projected)
+    for example in range(len(hidden)):
+        item, target = batch.items[example], hidden[example]
+        share = network.item_shares[item, feature[6]]
+        for column in range(first, last):
+            code = network.item_codes[item, column]
+            if code < 0:
+                break
+            for o in range(target.size):
+                target[o] += share * projected[code, o]
+
+
+@njit(**FAST)
+def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient):
+    table, width, start = feature[0], feature[1], feature[2]
+    first, last, categories = feature[3], feature[4], feature[5]
+    by_category = matrix(scratch.projected, 0, categories, gradient.shape[1])
+    by_category[:] = 0
+    for example in range(len(gradient)):
+        item, source = batch.items[example], gradient[example]
+        share = network.item_shares[item, feature[6]]
+        for column in range(first, last):
+            code = network.item_codes[item, column]
+            if code < 0:
+                break
+            for o in range(source.size):
+                by_category[code, o] += share * source[o]
+    rows, weights = matrix(own.dense, table, categories, width), _weights(network, own, start, width)
+    to_rows = matrix(scratch.to_table, 0, categories, width)
+    if rate:
+        add_product(_ONE, by_category, False, weights, True, _ZERO, to_rows)
+    if weight_rate:
+        add_product(-weight_rate, rows, True, by_category, False, _ONE, weights)
+    if rate:
+        for category in range(categories):
+            for i in range(width):
+                rows[category, i] -= rate * to_rows[category, i]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the parameters of a declared model lie in memory, and the numbers that tell compiled code so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.cohort.kernel.activations import CODES
+from fedrec.cohort.kernel.declaration import KernelModel
+from fedrec.cohort.kernel.memory import Network, Rates, whole_lines
+from fedrec.cohort.sgd import SgdSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Places of the dense parameters in one vector per client.
+
+    Attributes:
+        model: what was declared.
+        shapes: shape of every parameter of the model.
+        user_widths: number of codes of each feature of the users.
+        places: place of each dense parameter in the vector.
+        size: length of the vector.
+    """
+
+    model: KernelModel
+    shapes: Mapping[str, tuple[int, ...]]
+    user_widths: tuple[int, ...]
+    places: dict[str, int] = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._refuse_misfits()
+        sizes = [whole_lines(int(np.prod(self.shapes[name]))) for name in self.model.dense]
+        ends = np.cumsum([0, *sizes]).tolist()
+        object.__setattr__(self, "places", dict(zip(self.model.dense, ends, strict=False)))
+        object.__setattr__(self, "size", ends[-1])
+
+    @property
+    def width(self) -> int:
+        """Width of the rows of the item table; 0 without one."""
+        return self.shapes[self.model.item_table][1] if self.model.item_table is not None else 0
+
+    def network(self) -> Network:
+        """The model as numbers."""
+        start, users, features = 0, [], []
+        ends = np.cumsum([0, *self.user_widths]).tolist()
+        for place, name in enumerate(self.model.user_tables):
+            users.append([self.places[name], self.shapes[name][1], start, ends[place], ends[place + 1]])
+            start += self.shapes[name][1]
+        item_start, start, column = start, start + self.width, 0
+        for number, feature in enumerate(self.model.item_features):
+            categories, width = self.shapes[feature.table]
+            columns = column, column + feature.codes.shape[1]
+            features.append([self.places[feature.table], width, start, *columns, categories, number])
+            start, column = start + width, columns[1]
+        return Network(
+            _table(users, 5),
+            _table(features, 7),
+            *self.model.item_codes,
+            item_start,
+            _table(self._layers(), 4),
+            np.array([self.places[name] for name in self.model.offsets], dtype=np.int64),
+            CODES[self.model.activation],
+            self.model.loss == "logistic",
+        )
+
+    def rates(self, sgd: SgdSettings, late: bool) -> Rates:
+        """Step sizes, before late parameters move or from then on."""
+
+        def rate(name: str | None) -> float:
+            return 0.0 if name is None or (name in sgd.late and not late) else sgd.rate(name)
+
+        layers, features = self.model.layers, self.model.item_features
+        return Rates(
+            _rates(rate(name) for name in self.model.user_tables),
+            _rates(rate(feature.table) for feature in features),
+            _rates(rate(layer.weight) for layer in layers),
+            _rates(rate(layer.bias) for layer in layers),
+            _rates(rate(name) for name in self.model.offsets),
+            np.float32(rate(self.model.item_table)),
+            np.float32(rate(self.model.item_bias)),
+        )
+
+    def _refuse_misfits(self) -> None:
+        """Raise ValueError where shapes do not fit each other: native code looks at nothing but addresses."""
+        tables = [*self.model.user_tables, *(feature.table for feature in self.model.item_features)]
+        inputs = sum(self.shapes[name][1] for name in tables) + self.width
+        wanted: dict[str, tuple[int, ...]] = {name: (1,) for name in self.model.offsets}
+        for layer in self.model.layers:
+            outputs = self.shapes[layer.weight][1:] or (1,)
+            wanted[layer.weight] = (inputs, *self.shapes[layer.weight][1:])
+            if layer.bias is not None:
+                wanted[layer.bias] = outputs
+            inputs = outputs[0]
+        if inputs != 1:
+            raise ValueError(f"Expected a last layer of one output, got {inputs}.")
+        if len(self.model.user_tables) != len(self.user_widths):
+            raise ValueError(f"Expected a table for each of {len(self.user_widths)} features of the users.")
+        for name, shape in wanted.items():
+            if tuple(self.shapes[name]) != shape:
+                raise ValueError(f"Expected parameter {name!r} of shape {shape}, got {tuple(self.shapes[name])}.")
+        for feature in self.model.item_features:
+            if feature.codes.max(initial=-1) >= self.shapes[feature.table][0]:
+                raise ValueError(f"Expected codes of {feature.table!r} below {self.shapes[feature.table][0]}.")
+
+    def _layers(self) -> list[list[int]]:
+        found = []
+        for layer in self.model.layers:
+            inputs, *outputs = self.shapes[layer.weight]
+            bias = -1 if layer.bias is None else self.places[layer.bias]
+            found.append([self.places[layer.weight], inputs, *(outputs or [1]), bias])
+        return found
+
+
+def dense_vectors(layout: Layout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int) -> np.ndarray:
+    """The dense parameters of every client, `float32 [C, P]`; those of `own`, `[C, ...]`, instead of the start's."""
+    found = torch.empty(clients, layout.size).numpy()  # PyTorch's memory begins a cache line
+    for name, place in layout.places.items():
+        values = own[name] if name in own else start[name].expand(clients, *start[name].shape)
+        found[:, place : place + start[name].numel()] = values.reshape(clients, -1).numpy()
+    return found
+
+
+def _table(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def _rates(values: object) -> np.ndarray:
+    return np.array(list(values), dtype=np.float32)  # type: ignore[call-overload]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records that compiled code works on: a declared model as numbers, one client, its batch, and room to work in.
+
+All dense parameters of a client lie end to end in one vector, so that compiled code is made once for all models.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+"""Options of compiled loops: sums may be taken in vector lanes, and NaN and infinity are what they are."""
+
+
+class Network(NamedTuple):
+    """A declared model as numbers. A parameter is named by its place in the vector of dense parameters.
+
+    Attributes:
+        users: `int64 [U, 5]`, per feature of the users: place of the table, width, first row in the first weight,
+            first and last column in the users' codes.
+        features: `int64 [F, 7]`, per feature of the items: the same, with columns of `item_codes`, the number of
+            categories, and the column of `item_shares`.
+        item_codes: `int64 [items, width]`, codes of all features side by side, the real ones first, -1 for none.
+        item_shares: `float32 [items, F]`, one over the number of codes.
+        item_start: first row of the first weight that meets the items' rows.
+        layers: `int64 [L, 4]`: place of the weight, inputs, outputs, place of the bias or -1.
+        offsets: `int64 [O]`, places of the offsets.
+        activation: see `fedrec.cohort.kernel.activations`.
+        logistic: whether the loss is logistic; else it is squared.
+    """
+
+    users: np.ndarray
+    features: np.ndarray
+    item_codes: np.ndarray
+    item_shares: np.ndarray
+    item_start: int
+    layers: np.ndarray
+    offsets: np.ndarray
+    activation: int
+    logistic: bool
+
+
+class Rates(NamedTuple):
+    """Step sizes `float32`, by kind of parameter; 0 where one stands still.
+
+    Attributes:
+        users: `[U]`.
+        features: `[F]`.
+        weights: `[L]`.
+        biases: `[L]`.
+        offsets: `[O]`.
+        item: of the item table.
+        item_bias: of the items' biases.
+    """
+
+    users: np.ndarray
+    features: np.ndarray
+    weights: np.ndarray
+    biases: np.ndarray
+    offsets: np.ndarray
+    item: np.float32
+    item_bias: np.float32
+
+
+class Client(NamedTuple):
+    """What one client trains.
+
+    Attributes:
+        dense: `float32 [P]`.
+        rows: `float32 [R, d]`, the rows of the item table that it touches; `[R, 0]` without an item table.
+        biases: `float32 [R, 1]`, their biases; `[R, 0]` without.
+        codes: `int64 [W]`, the codes of the user's features side by side.
+        first_row: what has to be subtracted from a place to get the row.
+    """
+
+    dense: np.ndarray
+    rows: np.ndarray
+    biases: np.ndarray
+    codes: np.ndarray
+    first_row: int
+
+
+class Batch(NamedTuple):
+    """The examples of a step.
+
+    Attributes:
+        items: `int64 [n]`.
+        places: `int64 [n]`, rows of the items, see `Client.first_row`.
+        labels: `float32 [n]`.
+    """
+
+    items: np.ndarray
+    places: np.ndarray
+    labels: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Room for what a step computes, used again in each.
+
+    Attributes:
+        user: `[sum of widths]`, means of the rows of the users' tables.
+        base: `[out]` of the first layer.
+        gathered: `[B, d]`, rows of the item table.
+        to_rows: `[B, d]`, their gradients.
+        projected: `[most categories * out]`.
+        to_table: `[most categories * width]`.
+        hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
+        gradients: two of the largest of these.
+    """
+
+    user: np.ndarray
+    base: np.ndarray
+    gathered: np.ndarray
+    to_rows: np.ndarray
+    projected: np.ndarray
+    to_table: np.ndarray
+    hidden: np.ndarray
+    gradients: np.ndarray
+
+
+@njit(**FAST)
+def matrix(vector, place, rows, columns):
+    """A part of a vector as `[rows, columns]`, in the same memory."""
+    return vector[place : place + rows * columns].reshape(rows, columns)
+
+
+LINE = 16
+"""Numbers in a cache line. Products round differently by where in a line their matrices begin, so all begin one."""
+
+
+@njit(**FAST)
+def whole_lines(count):
+    """The least multiple of a cache line that holds so many numbers."""
+    return (count + LINE - 1) // LINE * LINE
+
+
+@njit(**FAST)
+def aligned(rows, columns):
+    """Room for `float32 [rows, columns]` that begins a cache line."""
+    room = np.empty(rows * columns + LINE, np.float32)
+    start = (-room.ctypes.data // 4) % LINE
+    return room[start : start + rows * columns].reshape(rows, columns)
+
+
+@njit(**FAST)
+def scratch_for(network, examples, width):
+    """Room for steps of so many examples, with rows of this width."""
+    inputs, categories, table, outputs, widest = 0, 0, 0, 0, 0
+    for user in network.users:
+        inputs = max(inputs, user[2] + user[1])
+    for feature in network.features:
+        categories, table = max(categories, feature[5]), max(table, feature[5] * feature[1])
+    for layer in network.layers:
+        outputs, widest = outputs + layer[2], max(widest, layer[2])
+    return Scratch(
+        aligned(1, inputs)[0],
+        aligned(1, network.layers[0, 2])[0],
+        aligned(examples, width),
+        aligned(examples, width),
+        aligned(1, categories * network.layers[0, 2])[0],
+        aligned(1, table)[0],
+        aligned(1, outputs * examples)[0],
+        aligned(2, whole_lines(widest * examples)),
+    )

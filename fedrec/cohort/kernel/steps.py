@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All steps of SGD of one client after the other in compiled code, so that each one's parameters stay in the caches."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fedrec.cohort.kernel.activations import activate, sigmoid, through_activation
+from fedrec.cohort.kernel.blas import add_product
+from fedrec.cohort.kernel.compilation import compiled
+from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs
+from fedrec.cohort.kernel.memory import FAST, Batch, Client, matrix, scratch_for
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+@compiled
+def train_clients(network, rates, examples, steps, begins, last_epoch, first_rows, dense, rows, biases, codes, losses):
+    """Take every step of C clients.
+
+    Args:
+        network: the model.
+        rates: step sizes before late parameters move, and from then on.
+        examples: items, places and labels, `[S, C, B]` each, and the number of examples `int64 [S, C]`.
+        steps: `int64 [C]`, number of steps.
+        begins: `int64 [C]`, the first step in which late parameters move.
+        last_epoch: `int64 [C]`, number of steps in the last epoch.
+        first_rows: `int64 [C]`, see `Client.first_row`.
+        dense: `float32 [C, P]`, trained in place.
+        rows: `float32 [C, R, d]`, likewise.
+        biases: `float32 [C, R, 1]` or `[C, R, 0]`, likewise.
+        codes: `int64 [C, W]`, of the users' features.
+        losses: `float64 [C]`, written: mean loss over the last epoch; stays as it is without steps.
+    """
+    items, places, labels, counts = examples
+    scratch = scratch_for(network, items.shape[2], rows.shape[2])
+    for client in range(len(steps)):
+        own = Client(dense[client], rows[client], biases[client], codes[client], first_rows[client])
+        total, measured = 0.0, steps[client] - last_epoch[client]
+        for step in range(steps[client]):
+            n = counts[step, client]
+            batch = Batch(items[step, client, :n], places[step, client, :n], labels[step, client, :n])
+            moving = rates[1] if step >= begins[client] else rates[0]
+            total += _step(network, own, batch, moving, scratch, step >= measured)
+        if last_epoch[client]:
+            losses[client] = total / last_epoch[client]
+
+
+@njit(**FAST)
+def _step(network, own, batch, rates, scratch, measured):
+    """One step on a batch; gives the mean loss before it, or 0 where it is not measured."""
+    outputs = _forward(network, own, batch, scratch)
+    loss = _mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
+    gradient = outputs  # in the same memory
+    for n in range(len(outputs)):
+        wanted = batch.labels[n]
+        error = sigmoid(outputs[n, 0]) - wanted if network.logistic else np.float32(2) * (outputs[n, 0] - wanted)
+        gradient[n, 0] = error / np.float32(len(outputs))
+    _descend_sums(network, own, batch, rates, gradient)
+    _backward(network, own, batch, rates, scratch, gradient)
+    return loss
+
+
+@njit(**FAST)
+def _layer(network, place):
+    """Place of a layer's weight, inputs, outputs, and place of its bias."""
+    own = network.layers[place]
+    return own[0], own[1], own[2], own[3]
+
+
+@njit(**FAST)
+def _forward(network, own, batch, scratch):
+    """Predictions `[n, 1]`; what each layer gives stays in `scratch.hidden`."""
+    n, place = len(batch.items), 0
+    hidden = matrix(scratch.hidden, 0, n, network.layers[0, 2])
+    forward_inputs(network, own, batch, scratch, hidden)
+    for layer in range(1, len(network.layers)):
+        weight, inputs, out, bias = _layer(network, layer)
+        activate(hidden, network.activation)
+        place += n * inputs
+        following = matrix(scratch.hidden, place, n, out)
+        for example in range(n):
+            for o in range(out):
+                following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
+        add_product(_ONE, hidden, False, matrix(own.dense, weight, inputs, out), False, _ONE, following)
+        hidden = following
+    total = _ZERO
+    for offset in network.offsets:
+        total += own.dense[offset]
+    for example in range(n):
+        hidden[example, 0] += total
+    if own.biases.shape[1]:
+        for example in range(n):
+            hidden[example, 0] += own.biases[batch.places[example] - own.first_row, 0]
+    return hidden
+
+
+@njit(**FAST)
+def _mean_loss(outputs, labels, logistic):
+    total = 0.0
+    for n in range(len(outputs)):
+        y, wanted = np.float64(outputs[n, 0]), np.float64(labels[n])
+        if logistic:
+            total += max(y, 0.0) - y * wanted + np.log1p(np.exp(-abs(y))) if y == y else y
+        else:
+            total += (y - wanted) ** 2
+    return total / len(outputs)
+
+
+@njit(**FAST)
+def _descend_sums(network, own, batch, rates, gradient):
+    """The step of what is added to the outputs: offsets and the items' biases."""
+    total = _ZERO
+    for n in range(len(gradient)):
+        total += gradient[n, 0]
+    for place in range(len(network.offsets)):
+        own.dense[network.offsets[place]] -= rates.offsets[place] * total
+    if own.biases.shape[1] and rates.item_bias:
+        for n in range(len(gradient)):
+            own.biases[batch.places[n] - own.first_row, 0] -= rates.item_bias * gradient[n, 0]
+
+
+@njit(**FAST)
+def _backward(network, own, batch, rates, scratch, gradient):
+    """The step of all layers and of the inputs; each passes on its gradient before it moves."""
+    n, place, half = len(gradient), 0, 0
+    for layer in range(len(network.layers) - 1):
+        place += n * network.layers[layer, 2]
+    for layer in range(len(network.layers) - 1, 0, -1):
+        weight, inputs, out, bias = _layer(network, layer)
+        place -= n * inputs
+        hidden, weights = matrix(scratch.hidden, place, n, inputs), matrix(own.dense, weight, inputs, out)
+        before = matrix(scratch.gradients[half], 0, n, inputs)
+        add_product(_ONE, gradient, False, weights, True, _ZERO, before)
+        if rates.weights[layer]:
+            add_product(-rates.weights[layer], hidden, True, gradient, False, _ONE, weights)
+        if bias >= 0 and rates.biases[layer]:
+            for example in range(n):
+                for o in range(out):
+                    own.dense[bias + o] -= rates.biases[layer] * gradient[example, o]
+        through_activation(before, hidden, network.activation)
+        gradient, half = before, 1 - half
+    backward_inputs(network, own, batch, rates, scratch, gradient)

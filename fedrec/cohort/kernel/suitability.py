@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether native code can train a model with given settings, and why not."""
+
+from __future__ import annotations
+
+import torch
+
+from fedrec.cohort.sgd import SgdSettings
+from fedrec.models.base import Model
+
+_MOST_CATEGORIES = 1024  # of an item feature; a product with all rows of its table is taken in every step
+
+
+def kernel_refusal(model: Model, sgd: SgdSettings, device: torch.device) -> str | None:
+    """Why native code cannot train a model, in a few words; None: it can.
+
+    Args:
+        model: the model.
+        sgd: settings of the gradient steps.
+        device: where clients are trained.
+    """
+    if device.type != "cpu":
+        return f"the kernel runs on the CPU, not on {device.type}"
+    if not sgd.plain:
+        return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
+    declared = model.declared_kernel()
+    if declared is None:
+        return f"model {type(model).__name__} declares no kernel"
+    most = max((int(feature.codes.max(initial=-1)) + 1 for feature in declared.item_features), default=0)
+    if most > _MOST_CATEGORIES:
+        return f"an item feature has {most:,} categories, of {_MOST_CATEGORIES:,} at most"
+    return None

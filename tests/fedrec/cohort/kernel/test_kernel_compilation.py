@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled code is kept between processes, belongs to its source, and is no condition for training."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedrec.cohort.kernel as kernel
+from fedrec.cohort.kernel import compilation
+
+ADDITION = """
+import numpy as np
+from fedrec.cohort.kernel.sums import add_dense
+totals = np.zeros(3)
+add_dense(totals, np.zeros(3, np.float32), np.ones((2, 3), np.float32), np.ones(2))
+print(totals.tolist(), sum(add_dense.stats.cache_hits.values()), sum(add_dense.stats.cache_misses.values()))
+"""
+
+
+def add(cache, root=None):
+    """Sums in a process of its own: what it printed."""
+    environment = {
+        **os.environ,
+        "FEDREC_CACHE": str(cache),
+        "PYTHONPATH": str(root or Path(kernel.__file__).parents[3]),
+    }
+    command = [sys.executable, "-c", ADDITION]
+    done = subprocess.run(command, env=environment, cwd=cache.parent, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tmp_path):
+    """A copy with another path and other times, as Flower makes; a changed source is compiled anew."""
+    cache = tmp_path / "cache"
+    assert add(cache) == "[2.0, 2.0, 2.0] 0 1"
+    assert add(cache) == "[2.0, 2.0, 2.0] 1 0"
+    copy = tmp_path / "copy"
+    shutil.copytree(
+        Path(kernel.__file__).parents[2],
+        copy / "fedrec",
+        ignore=shutil.ignore_patterns("__pycache__"),
+        copy_function=shutil.copy,
+    )
+    assert add(cache, copy) == "[2.0, 2.0, 2.0] 1 0"
+    source = copy / "fedrec" / "cohort" / "kernel" / "activations.py"  # another file than that of the function
+    source.write_text(source.read_text() + "\n")
+    assert add(cache, copy) == "[2.0, 2.0, 2.0] 0 1"
+    assert len(list(cache.glob("kernel-*"))) == 2
+
+
+def test_where_nothing_can_be_written_each_process_compiles(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert add(blocked).startswith("[2.0, 2.0, 2.0]")
+
+
+def test_the_folder_is_that_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDREC_CACHE", str(tmp_path))
+    assert compilation.cache_folder().parent == tmp_path and not compilation.is_compiled()
+    monkeypatch.delenv("FEDREC_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compilation.cache_folder().parent == tmp_path / ".cache" / "fedrec"
+
+
+@pytest.mark.parametrize("name", ["CompileResultCacheImpl", "FunctionCache", "_CacheLocator"])
+def test_numba_has_what_its_cache_is_changed_by(name):
+    """Not in Numba's documentation: a release may rename them."""
+    import numba.core.caching
+
+    assert hasattr(numba.core.caching, name)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the kernel against numpy in float64: products, activations, sums."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numba import njit
+
+from fedrec.cohort.kernel import activations
+from fedrec.cohort.kernel.blas import add_product
+from fedrec.cohort.kernel.memory import aligned
+from fedrec.cohort.kernel.sums import add_dense, add_rows, powers
+
+F = np.float32
+SIZES = [(1, 1, 1), (5, 1, 7), (1, 6, 4), (4, 6, 1), (3, 4, 5), (130, 65, 33)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("transposed", list(itertools.product([False, True], repeat=2)), ids=str)
+@pytest.mark.parametrize("factors", [(1.0, 0.0), (-0.5, 1.0), (2.0, 0.25)], ids=str)
+def test_products_are_those_of_numpy(size, transposed, factors):
+    rows, inner, columns = size
+    random = np.random.default_rng(sum(size))
+    a = random.normal(size=(inner, rows) if transposed[0] else (rows, inner)).astype(F)
+    b = random.normal(size=(columns, inner) if transposed[1] else (inner, columns)).astype(F)
+    out = random.normal(size=(rows, columns)).astype(F)
+    alpha, beta = factors
+    wide = [(m.T if t else m).astype(float) for m, t in zip((a, b), transposed, strict=True)]
+    wanted = alpha * wide[0] @ wide[1] + beta * out
+    if not beta:
+        out[:] = np.nan  # what was there may be anything
+    add_product(F(alpha), a, transposed[0], b, transposed[1], F(beta), out)
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+FUNCTIONS = {
+    activations.IDENTITY: (lambda x: x, lambda y: np.ones_like(y)),
+    activations.RELU: (lambda x: np.maximum(x, 0), lambda y: (y > 0).astype(float)),
+    activations.SIGMOID: (lambda x: 1 / (1 + np.exp(-x)), lambda y: y * (1 - y)),
+    activations.TANH: (np.tanh, lambda y: 1 - y**2),
+}
+
+
+@pytest.mark.parametrize("code", FUNCTIONS)
+def test_activations_are_within_two_units_in_the_last_place(code):
+    values = np.concatenate([np.linspace(-20, 20, 9001), np.linspace(-1e-3, 1e-3, 1001), [-300.0, 300.0]]).astype(F)
+    found = values.copy().reshape(3, -1) if values.size % 3 == 0 else values.copy().reshape(1, -1)
+    activations.activate(found, code)
+    function, derivative = FUNCTIONS[code]
+    with np.errstate(over="ignore"):
+        wanted = function(values.astype(float))
+    np.testing.assert_allclose(found.reshape(-1), wanted, rtol=2.5e-7, atol=1e-38)
+    gradients = np.full_like(found, 2.0)
+    activations.through_activation(gradients, found, code)
+    np.testing.assert_allclose(
+        gradients.reshape(-1), 2 * derivative(found.reshape(-1).astype(float)), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("code", FUNCTIONS)
+def test_no_number_stays_no_number(code):
+    values = np.array([[np.nan, 1.0]], dtype=F)
+    activations.activate(values, code)
+    assert np.isnan(values[0, 0]) and np.isfinite(values[0, 1])
+
+
+def test_memory_begins_a_cache_line():
+    address = njit(lambda rows, columns: aligned(rows, columns).ctypes.data)
+    assert all(address(rows, columns) % 64 == 0 for rows in (1, 3, 50) for columns in (1, 7, 64))
+
+
+def test_dense_sums_leave_out_clients_of_share_zero():
+    random = np.random.default_rng(0)
+    start, values = random.normal(size=1500).astype(F), random.normal(size=(4, 1500)).astype(F)
+    values[2] = np.nan
+    totals, shares = random.normal(size=1500), np.array([1.0, -0.25, 0.0, 3.0])
+    wanted = totals + sum(shares[c] * (values[c].astype(float) - start) for c in (0, 1, 3))
+    add_dense(totals, start, values, shares)
+    np.testing.assert_allclose(totals, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_powers_of_changes(order):
+    random = np.random.default_rng(0)
+    start, values = random.normal(size=700).astype(F), random.normal(size=(3, 2, 700)).astype(F)[:, 1]
+    np.testing.assert_allclose(
+        powers(start, values, order), (np.abs(values - start).astype(float) ** order).sum(1), rtol=1e-12
+    )
+
+
+def test_row_sums_give_each_item_a_slot():
+    random = np.random.default_rng(0)
+    start, values = random.normal(size=(9, 3)).astype(F), random.normal(size=(3, 2, 3)).astype(F)
+    touched, counts, shares = np.array([[4, 7], [7, 0], [1, 2]]), np.array([2, 1, 2]), np.array([1.0, 2.0, 0.0])
+    totals, slots, rows = np.zeros((5, 3)), np.full(9, -1), np.zeros(5, dtype=np.int64)
+    used = add_rows(totals, slots, rows, 0, start, touched, counts, values, shares)
+    assert used == 2 and rows[:2].tolist() == [4, 7] and np.flatnonzero(slots >= 0).tolist() == [4, 7]
+    seventh = values[0, 1].astype(float) - start[7] + 2 * (values[1, 0].astype(float) - start[7])
+    np.testing.assert_allclose(totals[:2], [values[0, 0].astype(float) - start[4], seventh], rtol=1e-12)

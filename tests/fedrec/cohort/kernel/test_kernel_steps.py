@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel against autograd in float64: every activation, depth, loss, kind of input, and late parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.kernel.declaration import ItemFeature, KernelModel, Layer
+from fedrec.cohort.kernel.training import train_block
+from fedrec.cohort.sgd import SgdSettings
+
+ITEMS, WIDTH = 40, 6
+GENRES = np.where(
+    np.random.default_rng(0).random((ITEMS, 3)) < 0.6, np.random.default_rng(1).integers(5, size=(ITEMS, 3)), -1
+)
+ERAS = np.random.default_rng(2).integers(4, size=(ITEMS, 1))
+ACTIVATIONS = {"identity": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+
+
+def model_of(hidden=(8, 5), activation="relu", loss="logistic", **changes):
+    """A model with two features of the users, two of the items, a bias per item and an offset."""
+    widths = [4 * WIDTH + WIDTH, *hidden, 1]
+    layers = tuple(Layer(f"w{place}", f"b{place}") for place in range(len(widths) - 1))
+    features = ItemFeature("genres", GENRES), ItemFeature("eras", ERAS)
+    given = KernelModel(
+        layers, activation, loss, ("gender", "age"), "items", features, item_bias="item.bias", offsets=("offset",)
+    )
+    return dataclasses.replace(given, **changes), widths
+
+
+def start_of(widths, seed=0, scale=0.5):
+    random = torch.Generator().manual_seed(seed)
+    shapes = {
+        "gender": (2, WIDTH),
+        "age": (7, WIDTH),
+        "genres": (5, WIDTH),
+        "eras": (4, WIDTH),
+        "items": (ITEMS, WIDTH),
+    }
+    shapes |= {"item.bias": (ITEMS, 1), "offset": (1,)}
+    for place, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        shapes |= {f"w{place}": (inputs, outputs), f"b{place}": (outputs,)}
+    scales = {name: shape[0] ** -0.5 if name.startswith("w") else scale for name, shape in shapes.items()}
+    return {name: torch.randn(shape, generator=random) * scales[name] for name, shape in shapes.items()}
+
+
+def clients_of(counts=(23, 8, 1, 0), epochs=3, batch=8, seed=3):
+    """Users' codes and batches, those with the most steps first; the last client has nothing."""
+    random = np.random.default_rng(seed)
+    users, batches = [], []
+    for count in counts:
+        codes = np.array([1, -1] if count % 2 else [-1, -1])
+        users.append((np.array([count % 2]), codes if count != 8 else np.array([2, 5])))
+        items = random.integers(ITEMS, size=count)
+        labels = (random.random(count) < 0.5).astype(np.float32)
+        orders = [random.permutation(count) for _ in range(epochs)]
+        batches.append(Batches.cut([(items[order], labels[order]) for order in orders], batch))
+    return users, batches
+
+
+def mean_of(table, codes):
+    real = codes >= 0
+    return (table[codes.clamp(min=0)] * real.unsqueeze(-1)).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1)
+
+
+def predicted(model, p, user, items):
+    """Plain torch, one client."""
+    parts = [
+        mean_of(p[name], torch.from_numpy(codes)).expand(len(items), -1)
+        for name, codes in zip(model.user_tables, user, strict=True)
+    ]
+    if model.item_table:
+        parts.append(p[model.item_table][items])
+    parts += [mean_of(p[feature.table], torch.from_numpy(feature.codes)[items]) for feature in model.item_features]
+    hidden = torch.cat(parts, 1)
+    for place, layer in enumerate(model.layers):
+        hidden = ACTIVATIONS[model.activation](hidden) if place else hidden
+        hidden = hidden @ p[layer.weight].view(hidden.shape[1], -1)
+        hidden = hidden + p[layer.bias] if layer.bias else hidden
+    outputs = hidden[:, 0] + sum(p[name] for name in model.offsets)
+    return outputs + p[model.item_bias][items, 0] if model.item_bias else outputs
+
+
+def by_autograd(model, start, user, batches, sgd):
+    """One client in float64; parameters afterwards and the mean loss of its last epoch."""
+    p = {name: value.double().clone() for name, value in start.items()}
+    begins, losses = len(batches.sizes) - sgd.late_epochs * batches.last_epoch, []
+    for step, size in enumerate(batches.sizes):
+        for value in p.values():
+            value.requires_grad_()
+        items, labels = (
+            torch.from_numpy(batches.items[step, :size]),
+            torch.from_numpy(batches.labels[step, :size]).double(),
+        )
+        outputs = predicted(model, p, user, items)
+        measure = F.binary_cross_entropy_with_logits if model.loss == "logistic" else F.mse_loss
+        loss = measure(outputs, labels)
+        found = torch.autograd.grad(loss, list(p.values()), allow_unused=True, materialize_grads=True)
+        losses.append(loss.item())
+        with torch.no_grad():
+            for (name, value), gradient in zip(p.items(), found, strict=True):
+                rate = 0.0 if name in sgd.late and step < begins else sgd.rate(name)
+                p[name] = value.detach() - rate * gradient
+    return p, np.mean(losses[len(losses) - batches.last_epoch :]) if batches.last_epoch else np.nan
+
+
+def check(model, start, sgd=None, clients=None, own=None):
+    """Every client's update within rounding of autograd's, its loss too; gives the trained block."""
+    sgd, (users, batches) = sgd or SgdSettings(0.3), clients or clients_of()
+    block = Block.of(users, batches, torch.device("cpu"))
+    before = {name: value.clone() for name, value in start.items()}
+    trained = train_block(model, start, block, sgd, own)
+    assert all(torch.equal(before[name], start[name]) for name in start)
+    moved = 0.0
+    for place, (user, own_batches) in enumerate(zip(users, batches, strict=True)):
+        begin = start | {name: value[place] for name, value in (own or {}).items()}
+        wanted, loss = by_autograd(model, begin, user, own_batches, sgd)
+        got = trained.parameters_of(place)
+        for name, value in wanted.items():
+            update, exact = got[name][0].double() - begin[name].double(), value - begin[name].double()
+            scale = max(float(begin[name].abs().max()), float(exact.abs().max()))
+            np.testing.assert_allclose(
+                update.numpy(), exact.numpy(), rtol=1e-4, atol=4e-6 * scale, err_msg=f"{name} of {place}"
+            )
+            moved = max(moved, float(exact.abs().max()))
+        np.testing.assert_allclose(trained.losses()[place], loss, rtol=1e-5)
+    assert moved > 1e-2
+    return trained
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("hidden", [(), (7,), (8, 5), (16, 8, 8, 4)], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_updates_are_those_of_autograd(activation, hidden, loss):
+    model, widths = model_of(hidden, activation, loss)
+    check(model, start_of(widths), SgdSettings(0.3 if loss == "logistic" else 0.02))
+
+
+def test_wide_layers_and_batches():
+    """Where products go to the BLAS, of sizes that are no multiple of a vector's."""
+    model, widths = model_of((70, 33), "tanh")
+    check(model, start_of(widths, scale=0.2), clients=clients_of((300, 129), batch=128))
+
+
+@pytest.mark.parametrize(
+    "late", [{"items"}, {"items", "item.bias", "w0", "gender"}, {"offset", "genres", "b1"}], ids=str
+)
+@pytest.mark.parametrize("epochs", [0, 1, 2, 5])
+def test_late_parameters_and_rates(late, epochs):
+    model, widths = model_of(activation="tanh")
+    rates = {"items": 3.0, "age": 0.0, "w1": 0.5, "b0": 2.0, "item.bias": 4.0}
+    check(model, start_of(widths), SgdSettings(0.2, rates=rates, late=frozenset(late), late_epochs=epochs))
+
+
+@pytest.mark.parametrize("still", ["items", "genres", "gender", "w0", "w1", "b0", "b2", "item.bias", "offset"])
+def test_a_rate_of_zero_keeps_a_parameter(still):
+    model, widths = model_of()
+    start = start_of(widths)
+    trained = check(model, start, SgdSettings(0.3, rates={still: 0.0}))
+    assert torch.equal(trained.parameters_of(0)[still][0], start[still])
+
+
+def test_without_features_bias_and_offset():
+    model, _ = model_of((5,), "sigmoid", user_tables=(), item_features=(), item_bias=None, offsets=())
+    start = {name: value for name, value in start_of([WIDTH, 5, 1]).items() if name in (*model.dense, "items")}
+    users, batches = clients_of()
+    check(model, start, clients=([()] * len(users), batches))
+
+
+def test_items_by_features_alone():
+    model, _ = model_of((5,), user_tables=("gender",), item_table=None, item_bias=None)
+    start = {name: value for name, value in start_of([3 * WIDTH, 5, 1]).items() if name in model.dense}
+    users, batches = clients_of()
+    check(model, start, clients=([user[:1] for user in users], batches))
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_factorization_with_factors_of_the_clients_own(loss):
+    """q_i . p_u + b_i + b_u + b, where p_u and b_u are each client's own."""
+    model = KernelModel(
+        (Layer("p"),), "identity", loss, item_table="q", item_bias="item.bias", offsets=("user.bias", "b")
+    )
+    random = torch.Generator().manual_seed(0)
+    shapes = {"p": (5,), "q": (ITEMS, 5), "item.bias": (ITEMS, 1), "user.bias": (1,), "b": (1,)}
+    start = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    users, batches = clients_of()
+    own = {"p": torch.randn(4, 5, generator=random), "user.bias": torch.randn(4, 1, generator=random)}
+    check(model, start, SgdSettings(0.05, late=frozenset({"q"})), ([()] * len(users), batches), own)
+
+
+def test_one_step_of_a_factorization_by_hand():
+    """p = (1, 2), q = (3, 1), r = 4: the error is 3 + 2 - 4 = 1, so p moves by -.1 * 2 * q and q by -.1 * 2 * p."""
+    model = KernelModel((Layer("p"),), "identity", "squared", item_table="q")
+    start = {"p": torch.tensor([1.0, 2.0]), "q": torch.tensor([[9.0, 9.0], [3.0, 1.0]])}
+    batches = Batches.cut([(np.array([1]), np.array([4.0], dtype=np.float32))], 1)
+    trained = train_block(model, start, Block.of([()], [batches], torch.device("cpu")), SgdSettings(0.1))
+    own = trained.parameters_of(0)
+    torch.testing.assert_close(own["p"][0], torch.tensor([1 - 0.6, 2 - 0.2]))
+    torch.testing.assert_close(own["q"][0], torch.tensor([[9.0, 9.0], [3 - 0.2, 1 - 0.4]]))
+    assert trained.losses() == [1.0]
+
+
+def test_what_diverges_is_no_number_and_stays_with_its_client():
+    """A client whose labels are infinite gets NaN; its neighbour in the block is as it is alone."""
+    model, widths = model_of(loss="squared")
+    users, batches = clients_of((9, 9))
+    batches[0].labels[0, 0] = np.inf
+    start = start_of(widths)
+    both = train_block(model, start, Block.of(users, batches, torch.device("cpu")), SgdSettings(0.02))
+    alone = train_block(model, start, Block.of(users[1:], batches[1:], torch.device("cpu")), SgdSettings(0.02))
+    assert not both.parameters_of(0)["b0"].isfinite().all()
+    assert all(torch.equal(both.parameters_of(1)[name], value) for name, value in alone.parameters_of(0).items())
+
+
+def without(start, name):
+    return {key: value for key, value in start.items() if key != name}
+
+
+MISFITS = {
+    "a parameter is missing": lambda start: without(start, "b1"),
+    "a parameter too many": lambda start: start | {"other": torch.zeros(1)},
+    "a bias of another length": lambda start: start | {"b1": torch.zeros(3)},
+    "a weight of other inputs": lambda start: start | {"w0": start["w0"][:-1]},
+    "two outputs": lambda start: start | {"w2": torch.zeros(5, 2), "b2": torch.zeros(2)},
+    "two offsets": lambda start: start | {"offset": torch.zeros(2)},
+    "too few items": lambda start: start | {"items": start["items"][:20]},
+    "too few biases of items": lambda start: start | {"item.bias": start["item.bias"][:20]},
+    "too few categories of items": lambda start: start | {"genres": start["genres"][:2]},
+    "too few categories of users": lambda start: start | {"age": start["age"][:4]},
+    "float64": lambda start: start | {"w1": start["w1"].double()},
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_is_refused_and_not_looked_at(case):
+    """Native code would read and write beyond the end of an array."""
+    model, widths = model_of()
+    users, batches = clients_of()
+    with pytest.raises(ValueError, match="Expected"):
+        train_block(
+            model, MISFITS[case](start_of(widths)), Block.of(users, batches, torch.device("cpu")), SgdSettings(0.1)
+        )
