@@ -59,13 +59,13 @@ class TimedSgd(Sgd):
         with self._noted():
             return super().block(users, batches, device)
 
-    def train_block(
+    def train_in_kernel(
         self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
     ) -> Trained:
-        """See `CohortStep.train_block`."""
+        """See `CohortStep.train_in_kernel`."""
         begun = time.monotonic()
         with self._noted():
-            trained = super().train_block(parameters, block, own)
+            trained = super().train_in_kernel(parameters, block, own)
         with open(os.environ[NOTES], "a") as file:
             file.write(f"{os.getpid()} {begun} {self._spent}\n")
         self._spent = 0.0

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clients.faults import tried
 from clients.paths import PathName, TrainingPath, training_path
+from clients.sizing import cut_blocks, largest_block
 from clients.state import PrivateState
 from clients.steps.base import Step
 from clients.uploads import UploadLedger
@@ -27,7 +28,6 @@ from clients.vault import Vault
 from fedrec import registry
 from fedrec.blame import blaming
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.sizing import cut_blocks, largest_block
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device

@@ -39,12 +39,12 @@ from torch import Tensor
 from clients.steps._factors import FactoredGradients, Recorder
 from clients.steps._histories import HistoryBatches, HistoryBlock
 from clients.steps._own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.steps._updates import Updates
 from clients.steps.base import CohortStep, Update
 from clients.steps.vae import annealed, generator_of, needs_vae
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
-from fedrec.cohort.updates import Updates
 from fedrec.data.population import ClientData
 from fedrec.models.base import Model
 from fedrec.priors.user_level import user_priors

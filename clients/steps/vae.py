@@ -24,13 +24,13 @@ from torch import Tensor
 from clients.steps._descent import LocalDescent
 from clients.steps._factors import Recorder
 from clients.steps._histories import HistoryBatches, HistoryBlock, HistoryObjective
+from clients.steps._updates import FactoredUpdates
 from clients.steps.base import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.cohort.updates import FactoredUpdates
 from fedrec.data.population import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model

@@ -80,7 +80,8 @@ def descend(
     for step, active in enumerate(block.active):
         losses[step, :active] = cohort.step(objective, step, active)
     means = block.last_epoch_means(losses)
-    return Trained(start, block, cohort.values(), tuple(item_tables), cohort.untouched.value.view(-1), means)
+    values = {name: group.value for name, group in {**cohort.dense, **cohort.tables}.items()}
+    return Trained(start, block, values, tuple(item_tables), cohort.untouched.value.view(-1), means)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,22 +131,13 @@ class _Cohort:
         for name in moving:
             given[name].requires_grad_()
         loss = objective(given, self.block, step, active)
-        gradients = self._gradients(loss, {name: given[name] for name in moving})
+        gradients: dict[str, Tensor | None] = {}
+        if loss.requires_grad:  # otherwise nothing moves in this step
+            found = torch.autograd.grad(loss.sum(), [given[name] for name in moving], allow_unused=True)
+            gradients = dict(zip(moving, found, strict=True))
         for name, group in self.dense.items():
             group.descend(gradients.get(name), active, step)
         for name, group in self.tables.items():
             group.descend_rows(gradients.get(name), places, active, step)
         self.untouched.descend(None, active, step)
         return loss.detach()
-
-    @staticmethod
-    def _gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """The gradient of each client's loss by its own leaves; None where it does not depend on one."""
-        if not loss.requires_grad:  # nothing moves in this step
-            return {}
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
-        return dict(zip(leaves, found, strict=True))
-
-    def values(self) -> dict[str, Tensor]:
-        """All parameters as they are now."""
-        return {name: group.value for name, group in {**self.dense, **self.tables}.items()}

@@ -12,10 +12,10 @@ import torch
 from clients.blocks import train_in_blocks
 from clients.evaluation import evaluate_clients
 from clients.hosting import Node
+from clients.sizing import cut_blocks
 from clients.steps.sgd import Sgd
 from clients.training import train_clients
 from fedrec.cohort.batches import Batches
-from fedrec.cohort.sizing import cut_blocks
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
 from fedrec.rng import stream, torch_stream

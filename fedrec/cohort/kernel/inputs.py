@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.blas import add_product
 from fedrec.cohort.kernel.memory import FAST, matrix
+from fedrec.cohort.kernel.products import add_product
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -37,7 +37,9 @@ def forward_inputs(network, own, batch, scratch, hidden):
             source, target = own.rows[batch.places[example] - own.first_row], gathered[example]
             for i in range(width):
                 target[i] = source[i]
-        add_product(_ONE, gathered, False, _weights(network, own, network.item_start, width), False, _ONE, hidden)
+        add_product(
+            _ONE, gathered, False, _weights(network, own, network.item_start, width), False, _ONE, hidden, scratch.room
+        )
     for place in range(len(network.features)):
         _add_feature(network.features[place], network, own, batch, scratch, hidden)
 
@@ -126,9 +128,9 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
     gathered, weights = scratch.gathered[:examples], _weights(network, own, network.item_start, width)
     to_rows = scratch.to_rows[:examples]
     if rates.item:
-        add_product(_ONE, gradient, False, weights, True, _ZERO, to_rows)
+        add_product(_ONE, gradient, False, weights, True, _ZERO, to_rows, scratch.room)
     if rates.weights[0]:
-        add_product(-rates.weights[0], gathered, True, gradient, False, _ONE, weights)
+        add_product(-rates.weights[0], gathered, True, gradient, False, _ONE, weights, scratch.room)
     if rates.item:
         for example in range(examples):
             target, source = own.rows[batch.places[example] - own.first_row], to_rows[example]
@@ -142,7 +144,7 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
     first, last, categories = feature[3], feature[4], feature[5]
     projected = matrix(scratch.projected, 0, categories, hidden.shape[1])
     rows = matrix(own.dense, table, categories, width)
-    add_product(_ONE, rows, False, _weights(network, own, start, width), False, _ZERO, projected)
+    add_product(_ONE, rows, False, _weights(network, own, start, width), False, _ZERO, projected, scratch.room)
     for example in range(len(hidden)):
         item, target = batch.items[example], hidden[example]
         share = network.item_shares[item, feature[6]]
@@ -172,9 +174,9 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
     rows, weights = matrix(own.dense, table, categories, width), _weights(network, own, start, width)
     to_rows = matrix(scratch.to_table, 0, categories, width)
     if rate:
-        add_product(_ONE, by_category, False, weights, True, _ZERO, to_rows)
+        add_product(_ONE, by_category, False, weights, True, _ZERO, to_rows, scratch.room)
     if weight_rate:
-        add_product(-weight_rate, rows, True, by_category, False, _ONE, weights)
+        add_product(-weight_rate, rows, True, by_category, False, _ONE, weights, scratch.room)
     if rate:
         for category in range(categories):
             for i in range(width):

@@ -109,6 +109,7 @@ class Scratch(NamedTuple):
         to_table: `[most categories * width]`.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
         gradients: two of the largest of these.
+        room: for what a product transposes, `[numbers of the largest weight or table]`.
     """
 
     user: np.ndarray
@@ -119,6 +120,7 @@ class Scratch(NamedTuple):
     to_table: np.ndarray
     hidden: np.ndarray
     gradients: np.ndarray
+    room: np.ndarray
 
 
 @njit(**FAST)
@@ -134,7 +136,7 @@ LINE = 16
 @njit(**FAST)
 def whole_lines(count):
     """The least multiple of a cache line that holds so many numbers."""
-    return (count + LINE - 1) // LINE * LINE
+    return -(-count // LINE) * LINE
 
 
 @njit(**FAST)
@@ -153,8 +155,9 @@ def scratch_for(network, examples, width):
         inputs = max(inputs, user[2] + user[1])
     for feature in network.features:
         categories, table = max(categories, feature[5]), max(table, feature[5] * feature[1])
+    weight = 0
     for layer in network.layers:
-        outputs, widest = outputs + layer[2], max(widest, layer[2])
+        outputs, widest, weight = outputs + layer[2], max(widest, layer[2]), max(weight, layer[1] * layer[2])
     return Scratch(
         aligned(1, inputs)[0],
         aligned(1, network.layers[0, 2])[0],
@@ -164,4 +167,5 @@ def scratch_for(network, examples, width):
         aligned(1, table)[0],
         aligned(1, outputs * examples)[0],
         aligned(2, whole_lines(widest * examples)),
+        aligned(1, weight)[0],
     )

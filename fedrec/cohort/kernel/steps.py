@@ -7,10 +7,10 @@ import numpy as np
 from numba import njit
 
 from fedrec.cohort.kernel.activations import activate, sigmoid, through_activation
-from fedrec.cohort.kernel.blas import add_product
 from fedrec.cohort.kernel.compilation import compiled
 from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs
 from fedrec.cohort.kernel.memory import FAST, Batch, Client, matrix, scratch_for
+from fedrec.cohort.kernel.products import add_product
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -83,7 +83,7 @@ def _forward(network, own, batch, scratch):
         for example in range(n):
             for o in range(out):
                 following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
-        add_product(_ONE, hidden, False, matrix(own.dense, weight, inputs, out), False, _ONE, following)
+        add_product(_ONE, hidden, False, matrix(own.dense, weight, inputs, out), False, _ONE, following, scratch.room)
         hidden = following
     total = _ZERO
     for offset in network.offsets:
@@ -132,9 +132,9 @@ def _backward(network, own, batch, rates, scratch, gradient):
         place -= n * inputs
         hidden, weights = matrix(scratch.hidden, place, n, inputs), matrix(own.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
-        add_product(_ONE, gradient, False, weights, True, _ZERO, before)
+        add_product(_ONE, gradient, False, weights, True, _ZERO, before, scratch.room)
         if rates.weights[layer]:
-            add_product(-rates.weights[layer], hidden, True, gradient, False, _ONE, weights)
+            add_product(-rates.weights[layer], hidden, True, gradient, False, _ONE, weights, scratch.room)
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):

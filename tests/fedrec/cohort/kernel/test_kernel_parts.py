@@ -10,12 +10,22 @@ import pytest
 from numba import njit
 
 from fedrec.cohort.kernel import activations
-from fedrec.cohort.kernel.blas import add_product
 from fedrec.cohort.kernel.memory import aligned
+from fedrec.cohort.kernel.products import add_product, transpose
 from fedrec.cohort.kernel.sums import add_dense, add_rows, powers
 
 F = np.float32
-SIZES = [(1, 1, 1), (5, 1, 7), (1, 6, 4), (4, 6, 1), (3, 4, 5), (130, 65, 33)]
+SIZES = [
+    (1, 1, 1),
+    (5, 1, 7),
+    (1, 6, 4),
+    (4, 6, 1),
+    (3, 4, 5),
+    (16, 40, 64),
+    (7, 130, 90),
+    (130, 65, 43),
+    (64, 128, 72),
+]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -32,8 +42,15 @@ def test_products_are_those_of_numpy(size, transposed, factors):
     wanted = alpha * wide[0] @ wide[1] + beta * out
     if not beta:
         out[:] = np.nan  # what was there may be anything
-    add_product(F(alpha), a, transposed[0], b, transposed[1], F(beta), out)
+    add_product(F(alpha), a, transposed[0], b, transposed[1], F(beta), out, np.empty(b.size, dtype=F))
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (24, 16), (5, 30), (33, 70)], ids=str)
+def test_transposing_moves_every_number(shape):
+    values, found = np.arange(np.prod(shape)).reshape(shape).astype(F), np.empty(shape[::-1], dtype=F)
+    transpose(values, found)
+    assert np.array_equal(found, values.T)
 
 
 FUNCTIONS = {

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of matrix products in vector registers, as LLVM instructions.
+
+Loops over arrays leave it to the compiler which numbers stay in registers; in a product that decides its speed. These
+pieces say it: one tile of the result stays in registers while the inner dimension runs. LLVM turns vectors of any
+length into those of the processor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_FLOAT, _INT = ir.FloatType(), ir.IntType(64)
+
+WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
+"""Whether vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
+ROWS = 8 if WIDE else 4
+"""Rows of the largest tile, whose numbers and one row of the second factor fill the registers."""
+BLOCK = 8
+"""Rows and columns of the blocks that are transposed at once."""
+
+
+def _at(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
+    """A pointer to the number that lies so many numbers behind an address."""
+    place = builder.inttoptr(address, _FLOAT.as_pointer())
+    for offset in offsets:
+        place = builder.gep(place, [offset])
+    return place
+
+
+def _load(builder: ir.IRBuilder, place: Any, width: int) -> Any:
+    vector = ir.VectorType(_FLOAT, width)
+    return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
+
+
+def _store(builder: ir.IRBuilder, value: Any, place: Any) -> None:
+    builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=4)
+
+
+def _repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
+    """A vector of one number."""
+    vector = ir.VectorType(_FLOAT, width)
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _add_product(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any:
+    """total + one * other, in one instruction where the processor has it."""
+    free: Any = {"flags": ("contract",)}
+    return builder.fadd(total, builder.fmul(one, other, **free), **free)
+
+
+def tile(rows: int, width: int) -> Any:
+    """Makes a function that adds alpha a b to a tile `[rows, width]` of the result.
+
+    Its arguments: alpha; the inner dimension; address of a, numbers from a row of a to the next, and from a column to
+    the next; address of b and numbers from row to row; address of the tile and numbers from row to row.
+    """
+
+    @intrinsic
+    def add_tile(typing, alpha, inner, a, a_row, a_column, b, b_row, out, out_row):
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            alpha, inner, a, a_row, a_column, b, b_row, out, out_row = arguments
+            vector, before = ir.VectorType(_FLOAT, width), builder.block
+            body, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.done")
+            builder.branch(body)
+            builder.position_at_end(body)
+            step = builder.phi(_INT)
+            step.add_incoming(ir.Constant(_INT, 0), before)
+            sums = [builder.phi(vector) for _ in range(rows)]
+            own = _load(builder, _at(builder, b, builder.mul(step, b_row)), width)
+            column = builder.mul(step, a_column)
+            for row, total in enumerate(sums):
+                total.add_incoming(ir.Constant(vector, [0.0] * width), before)
+                place = _at(builder, a, column, builder.mul(a_row, ir.Constant(_INT, row)))
+                factor = _repeated(builder, builder.load(place), width)
+                total.add_incoming(_add_product(builder, factor, own, total), body)
+            following = builder.add(step, ir.Constant(_INT, 1))
+            step.add_incoming(following, body)
+            builder.cbranch(builder.icmp_signed("<", following, inner), body, after)
+            builder.position_at_end(after)
+            factor = _repeated(builder, alpha, width)
+            for row, total in enumerate(sums):
+                added = total.incomings[1][0]
+                place = _at(builder, out, builder.mul(out_row, ir.Constant(_INT, row)))
+                _store(builder, _add_product(builder, factor, added, _load(builder, place, width)), place)
+            return context.get_dummy_value()
+
+        return types.void(alpha, inner, a, a_row, a_column, b, b_row, out, out_row), generate
+
+    return add_tile
+
+
+@intrinsic
+def transpose_block(typing, source, source_row, target, target_row):
+    """Transpose a block of `BLOCK` rows and columns: addresses, and numbers from row to row."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, source_row, target, target_row = arguments
+        places = [ir.Constant(_INT, row) for row in range(BLOCK)]
+        rows = [_load(builder, _at(builder, source, builder.mul(source_row, place)), BLOCK) for place in places]
+        mixed = ir.VectorType(ir.IntType(32), BLOCK)
+        halves = [[BLOCK * (i % 2) + start + i // 2 for i in range(BLOCK)] for start in (0, BLOCK // 2)]
+        for _ in range(BLOCK.bit_length() - 1):  # interleaving rows with those half a block away transposes in the end
+            pairs = zip(rows[: BLOCK // 2], rows[BLOCK // 2 :], strict=True)
+            rows = [builder.shuffle_vector(*pair, ir.Constant(mixed, half)) for pair in pairs for half in halves]
+        for row, place in zip(rows, places, strict=True):
+            _store(builder, row, _at(builder, target, builder.mul(target_row, place)))
+        return context.get_dummy_value()
+
+    return types.void(source, source_row, target, target_row), generate

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Putting clients together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block, _numbered
+
+
+@pytest.mark.parametrize("catalogue", [1, 50, 5_000_000])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_items_are_numbered_as_numpy_does(catalogue, count):
+    """In small catalogues and in ones that are large for what a client names."""
+    items = np.random.default_rng(count).integers(catalogue, size=count)
+    for found, wanted in zip(_numbered(items), np.unique(items, return_inverse=True), strict=True):
+        assert np.array_equal(found, wanted)
+
+
+def test_weights_are_one_over_the_size_of_a_batch_and_begins_are_steps():
+    def cut(count):
+        return Batches.cut([(np.arange(count), np.ones(count, dtype=np.float32))] * 3, 4)
+
+    block = Block.of([(), ()], [cut(6), cut(1)], torch.device("cpu"))
+    assert block.weights[:, 0].tolist() == [[0.25] * 4, [0.5, 0.5, 0, 0]] * 3
+    assert block.weights[:3, 1].tolist() == [[1, 0, 0, 0]] * 3 and not block.weights[3:, 1].any()
+    assert block.steps == [6, 3] and block.begins(1).tolist() == [4, 2] and block.begins(3).tolist() == [0, 0]
+    losses = torch.arange(12.0).view(6, 2)
+    assert block.last_epoch_means(losses).tolist() == [9.0, 5.0]
