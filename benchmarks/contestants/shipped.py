@@ -7,7 +7,6 @@ Arguments: experiment, step, path, users per round, rounds, seed of the users, w
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -21,7 +20,6 @@ from clients.evaluation import evaluate_clients
 from clients.hosting import Node
 from clients.training import train_clients
 from fedrec.experiment import Section, load
-from fedrec.models.base import Model
 from fedrec.row_sum import dense_change
 from fedrec.wire import EvaluateOrder, TrainOrder
 
@@ -74,9 +72,10 @@ def initial(node: Node) -> Numbers:
     return {name: value.numpy() for name, value in node.initial().items()}
 
 
-def model_of(node: Node) -> Model:
-    """The node's model."""
-    return node.model
+def _peak_mib() -> float:
+    """Largest memory of this process; `ru_maxrss` would be that of the process that started it, if larger."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
 
 def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: bool) -> None:
@@ -88,7 +87,7 @@ def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: b
     report = {"users": min(users, len(node.training)), "seconds": seconds, "path": taken}
     if evaluation:
         report["evaluation"] = evaluated(node, arrays)
-    report["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    report["peak_mib"] = _peak_mib()
     print(json.dumps(report))
 
 

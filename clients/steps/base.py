@@ -125,7 +125,8 @@ class CohortStep(Step):
 
     def declared_refusal(self) -> str | None:
         """What `kernel_refusal` says, unless a subclass changed what the kernel would do."""
-        if speaks_for(type(self), "train_in_kernel", ("update", "batches", "block", "train_block")):
+        none = type(self).train_in_kernel is CohortStep.train_in_kernel
+        if none or speaks_for(type(self), "train_in_kernel", ("update", "batches", "block", "train_block")):
             return self.kernel_refusal()
         return f"step {type(self).__name__} changes what the kernel of its base class does"
 

@@ -30,6 +30,11 @@ def test_the_fastest_that_fits_is_taken_and_says_why_it_is_no_faster(load_tiny):
     assert node.paths == {"sgd": "kernel"}
 
 
+def test_a_step_without_a_kernel_says_so(load_tiny):
+    node = Node(load_tiny("step={name='contrastive'}"), 0, 1, None)
+    assert node.paths == {"contrastive": "blocks (step Contrastive has no kernel)"}
+
+
 @pytest.mark.parametrize("path", ["blocks", "reference"])
 def test_a_path_can_be_asked_for(load_tiny, path):
     assert path_of(Node(load_tiny(f"engine.path={path}"), 0, 1, None)) == TrainingPath(path)
