@@ -46,7 +46,7 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     """
     step = _generated_step(node.step(Section.model_validate(order.step)).in_round(order.round))
     given = Generated.read(arrays)
-    if node.experiment.engine.path == "reference":
+    if node.path(step).name == "reference":
         return _one_by_one(node, step, given, order.round)
     return _in_blocks(node, step, given, order.round)
 

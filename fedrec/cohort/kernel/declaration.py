@@ -47,6 +47,11 @@ class ItemFeature:
     table: str
     codes: np.ndarray
 
+    @cached_property
+    def categories(self) -> int:
+        """The least number of categories that holds all codes; found once, as it takes a look at every item."""
+        return int(self.codes.max(initial=-1)) + 1
+
 
 @dataclass(frozen=True, eq=False)
 class KernelModel:

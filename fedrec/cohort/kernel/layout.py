@@ -106,7 +106,7 @@ class Layout:
             if tuple(self.shapes[name]) != shape:
                 raise ValueError(f"Expected parameter {name!r} of shape {shape}, got {tuple(self.shapes[name])}.")
         for feature in self.model.item_features:
-            if feature.codes.max(initial=-1) >= self.shapes[feature.table][0]:
+            if feature.categories > self.shapes[feature.table][0]:
                 raise ValueError(f"Expected codes of {feature.table!r} below {self.shapes[feature.table][0]}.")
 
     def _layers(self) -> list[list[int]]:

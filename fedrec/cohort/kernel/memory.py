@@ -109,7 +109,7 @@ class Scratch(NamedTuple):
         to_table: `[most categories * width]`.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
         gradients: two of the largest of these.
-        room: for what a product transposes, `[numbers of the largest weight or table]`.
+        room: for what a product transposes, `[numbers of the largest weight]`.
     """
 
     user: np.ndarray

@@ -26,7 +26,7 @@ def kernel_refusal(model: Model, sgd: SgdSettings, device: torch.device) -> str 
     declared = model.declared_kernel()
     if declared is None:
         return f"model {type(model).__name__} declares no kernel"
-    most = max((int(feature.codes.max(initial=-1)) + 1 for feature in declared.item_features), default=0)
+    most = max((feature.categories for feature in declared.item_features), default=0)
     if most > _MOST_CATEGORIES:
         return f"an item feature has {most:,} categories, of {_MOST_CATEGORIES:,} at most"
     return None

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain PyTorch loop beside the shipped experiments does the same work: an oracle of its own for the kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.experiments import difference, steps_of
+
+
+def test_the_loop_and_the_kernel_take_the_same_steps():
+    assert steps_of("privrec-synthetic") == ["sgd"]
+    assert difference("privrec-synthetic", "sgd") < 1e-4
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["privrec-ml1m", "mf-ml1m"])
+def test_they_do_on_movielens(name):
+    assert difference(name, "sgd") < 1e-4
