@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,21 +17,56 @@ Entry = dict[str, str]
 
 def list_components(
     kind: Annotated[str | None, typer.Argument(help="One kind only, such as `dataset` or `strategy`.")] = None,
+    word: Annotated[
+        str | None, typer.Argument(help="Only entries with this word in name, description or paper.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List datasets, splits, models, steps, strategies, samplers, baselines, callbacks, attacks and experiments."""
-    from fedrec.config import did_you_mean
-    from fedrec.errors import ExperimentError
+    """List datasets, splits, models, steps, strategies, samplers, baselines, callbacks, attacks and experiments.
+
+    A single argument that is no kind is a word to search for: `fedrec list noisy`. In a pipe every entry is one line
+    that begins with its kind.
+    """
     from fedrec.registry import KINDS
 
     kinds = {known.name: known for known in KINDS}
-    wanted = kind.removesuffix("s") if kind else None
-    if wanted not in (None, "experiment", *kinds):
-        raise ExperimentError(f"unknown kind {kind!r}", fix=did_you_mean(str(kind), [*kinds, "experiment"]))
+    wanted, word = _question([*kinds, "experiment"], kind, word)
     found = {name: _components(known) for name, known in kinds.items() if wanted in (None, name)}
     if wanted in (None, "experiment"):
         found["experiment"] = _experiments()
-    typer.echo(json.dumps(found, indent=2)) if as_json else _print(found)
+    if word is not None:
+        found = {name: [entry for entry in entries if _mentions(entry, word)] for name, entries in found.items()}
+        if not any(found.values()):
+            _refuse(f"nothing mentions {word!r}", word, [*kinds, "experiment"])
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif sys.stdout.isatty():
+        _print(found)
+    else:
+        _print_lines(found)
+
+
+def _question(kinds: list[str], kind: str | None, word: str | None) -> tuple[str | None, str | None]:
+    """The kind and the word that are asked for, None where any will do."""
+    if kind is None:
+        return None, word
+    if (singular := kind.removesuffix("s")) in kinds:
+        return singular, word
+    if word is not None:
+        _refuse(f"unknown kind {kind!r}", kind, kinds)
+    return None, kind
+
+
+def _refuse(problem: str, got: str, kinds: list[str]) -> NoReturn:
+    from fedrec.config import did_you_mean
+    from fedrec.errors import ExperimentError
+
+    expected = "a kind, or a word of a name, a description or a paper"
+    raise ExperimentError(problem, expected=expected, got=repr(got), fix=did_you_mean(got, kinds))
+
+
+def _mentions(entry: Entry, word: str) -> bool:
+    return any(word.lower() in entry[column].lower() for column in ("name", "about", "paper"))
 
 
 def _components(kind: Kind) -> list[Entry]:
@@ -89,3 +125,11 @@ def _print(found: dict[str, list[Entry]]) -> None:
         for entry in entries:
             table.add_row(*entry.values())
         console.print(table, "")
+
+
+def _print_lines(found: dict[str, list[Entry]]) -> None:
+    """One line an entry, in columns, whatever their width: for `grep`, `less` and `wc`."""
+    rows = [(kind, *entry.values()) for kind, entries in found.items() for entry in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

@@ -171,6 +171,31 @@ def test_list_of_an_unknown_kind_offers_the_near_one(fedrec):
     assert code == 2 and "did you mean 'strategy'" in err
 
 
+def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
+    code, out, _ = fedrec("list")
+    _, table, _ = fedrec("list", "--json")
+    entries = [(kind, entry) for kind, found in json.loads(table).items() for entry in found]
+    lines = out.splitlines()
+    assert code == 0 and len(lines) == len(entries)
+    for line, (kind, entry) in zip(lines, entries, strict=True):
+        assert line.split()[:2] == [kind, entry["name"]] and entry["about"] in line and line.endswith(entry["file"])
+
+
+@pytest.mark.parametrize("arguments", [("baseline", "noisy"), ("baselines", "NOISY"), ("noisy",)])
+def test_list_searches_for_a_word(fedrec, arguments):
+    code, out, _ = fedrec("list", *arguments, "--json")
+    found = json.loads(out)
+    names = [entry["name"] for entry in found["baseline"]]
+    assert code == 0 and "dp-popularity" in names and "ease" not in names
+    assert (len(found) == 1) == (len(arguments) == 2)
+
+
+@pytest.mark.parametrize("arguments", [("baseline", "no-such-word"), ("no-such-word",), ("no-such-kind", "noisy")])
+def test_list_of_nothing_is_an_error(fedrec, arguments):
+    code, out, err = fedrec("list", *arguments)
+    assert code == 2 and not out and "no-such" in err and "expected" in err
+
+
 def test_data_info_describes_a_dataset(fedrec):
     code, out, _ = fedrec("data", "info", "synthetic", "--set", "users=30", "--set", "items=40")
     assert code == 0 and out.startswith("synthetic: 30 users, 40 items") and "user feature gender" in out

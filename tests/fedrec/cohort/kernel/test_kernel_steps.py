@@ -151,7 +151,9 @@ def test_wide_layers_and_batches():
 
 
 @pytest.mark.parametrize(
-    "late", [{"items"}, {"items", "item.bias", "w0", "gender"}, {"offset", "genres", "b1"}], ids=str
+    "late",
+    [{"items"}, {"items", "item.bias", "w0", "gender"}, {"offset", "genres", "b1"}],
+    ids=lambda late: "+".join(sorted(late)),
 )
 @pytest.mark.parametrize("epochs", [0, 1, 2, 5])
 def test_late_parameters_and_rates(late, epochs):
