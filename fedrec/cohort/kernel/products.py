@@ -13,8 +13,12 @@ from fedrec.cohort.kernel.memory import FAST, matrix
 from fedrec.cohort.kernel.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
 
 _WIDTH = 32 if WIDE else 16  # columns of the largest tile
-_TALL, _TALL_8, _TALL_1 = (tile(ROWS, width) for width in (_WIDTH, 8, 1))
-_FLAT, _FLAT_8, _FLAT_1 = (tile(1, width) for width in (_WIDTH, 8, 1))
+_MIDDLE = _WIDTH // 2
+# Tiles of as many columns: for many rows at once, for half as many, and for the rest one by one.
+_TALL, _HALF, _FLAT = (tile(rows, _WIDTH) for rows in (ROWS, ROWS // 2, 1))
+_TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE = (tile(rows, _MIDDLE) for rows in (ROWS, ROWS // 2, 1))
+_TALL_8, _HALF_8, _FLAT_8 = (tile(rows, 8) for rows in (ROWS, ROWS // 2, 1))
+_TALL_1, _HALF_1, _FLAT_1 = (tile(rows, 1) for rows in (ROWS, ROWS // 2, 1))
 
 
 @njit(**FAST)
@@ -33,7 +37,7 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         _add_rows(alpha, b.reshape(-1), a, out.reshape(-1))
     elif columns == 1:
         _add_dots(alpha, a, b.reshape(-1), out.reshape(-1))
-    elif b_transposed and not a_transposed and beta == 0 and rows * (inner + columns) < inner * columns:
+    elif b_transposed and not a_transposed and beta == 0 and _whole(rows) * (inner + columns) < inner * columns:
         _add_turned(np.float32(alpha), a, b, out, room)
     else:
         second = matrix(room, 0, inner, columns) if b_transposed else b
@@ -45,26 +49,37 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
 
 
 @njit(**FAST)
+def _whole(rows):
+    """Rows filled up to whole blocks."""
+    return -(-rows // BLOCK) * BLOCK
+
+
+@njit(**FAST)
 def _add_turned(alpha, a, b, out, room):
-    """out = alpha a b^T by way of its transpose, b a^T: for large b less has to be transposed."""
-    (rows, inner), columns = a.shape, len(b)
-    first, turned = matrix(room, 0, inner, rows), matrix(room, rows * inner, columns, rows)
+    """out = alpha a b^T by way of its transpose, b a^T: for large b less has to be transposed.
+
+    a^T gets columns of zeros up to a whole block, because single columns take as long as eight.
+    """
+    inner, columns, whole = a.shape[1], len(b), _whole(len(a))
+    first, turned = matrix(room, 0, inner, whole), matrix(room, whole * inner, columns, whole)
+    first[:, len(a) :] = 0
     transpose(a, first)
     turned[:] = 0
-    _add_tiles(alpha, columns, rows, inner, b.ctypes.data, inner, 1, first.ctypes.data, turned.ctypes.data)
+    _add_tiles(alpha, columns, whole, inner, b.ctypes.data, inner, 1, first.ctypes.data, turned.ctypes.data)
     transpose(turned, out)
 
 
 @njit(**FAST)
 def transpose(values, found):
-    """Write a matrix transposed into another, `[r, c]` into `[c, r]`."""
-    rows, columns = values.shape
+    """Write a matrix transposed into another, `[r, c]` into `[c, r]`; as much of it as both have room for."""
+    rows, columns = min(len(values), found.shape[1]), min(values.shape[1], len(found))
     whole_rows, whole_columns = rows - rows % BLOCK, columns - columns % BLOCK
-    source, target = values.ctypes.data, found.ctypes.data
+    source, source_row = values.ctypes.data, values.shape[1]
+    target, target_row = found.ctypes.data, found.shape[1]
     for r in range(0, whole_rows, BLOCK):
         for c in range(0, whole_columns, BLOCK):
-            at = source + 4 * (r * columns + c), target + 4 * (c * rows + r)
-            transpose_block(at[0], columns, at[1], rows)  # pyright: ignore[reportCallIssue]
+            at = source + 4 * (r * source_row + c), target + 4 * (c * target_row + r)
+            transpose_block(at[0], source_row, at[1], target_row)  # pyright: ignore[reportCallIssue]
         for c in range(whole_columns, columns):
             for n in range(r, r + BLOCK):
                 found[c, n] = values[n, c]
@@ -78,25 +93,35 @@ def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
     """Tile after tile: all rows of some columns, so that these columns of b stay in the nearest cache."""
     column = 0
     while column < columns:
-        width = _WIDTH if columns - column >= _WIDTH else (8 if columns - column >= 8 else 1)
-        of_b, row = b + 4 * column, 0
-        while row < rows:
-            tall = rows - row >= ROWS
-            of_a, of_out = a + 4 * row * a_row, out + 4 * (row * columns + column)
-            if tall and width == _WIDTH:
-                _TALL(alpha, inner, of_a, a_row, a_column, of_b, columns, of_out, columns)
-            elif tall and width == 8:
-                _TALL_8(alpha, inner, of_a, a_row, a_column, of_b, columns, of_out, columns)
-            elif tall:
-                _TALL_1(alpha, inner, of_a, a_row, a_column, of_b, columns, of_out, columns)
-            elif width == _WIDTH:
-                _FLAT(alpha, inner, of_a, a_row, a_column, of_b, columns, of_out, columns)
-            elif width == 8:
-                _FLAT_8(alpha, inner, of_a, a_row, a_column, of_b, columns, of_out, columns)
-            else:
-                _FLAT_1(alpha, inner, of_a, a_row, a_column, of_b, columns, of_out, columns)
-            row += ROWS if tall else 1
+        left, of_b, of_out = columns - column, b + 4 * column, out + 4 * column
+        width = _WIDTH if left >= _WIDTH else (_MIDDLE if left >= _MIDDLE else (8 if left >= 8 else 1))
+        if width == _WIDTH:
+            _add_columns(alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL, _HALF, _FLAT)
+        elif width == _MIDDLE:
+            _add_columns(
+                alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE
+            )
+        elif width == 8:
+            _add_columns(alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL_8, _HALF_8, _FLAT_8)
+        else:
+            _add_columns(alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL_1, _HALF_1, _FLAT_1)
         column += width
+
+
+@njit(**FAST)
+def _add_columns(alpha, rows, inner, a, a_row, a_column, b, columns, out, tall, half, flat):
+    """All rows of as many columns as the tiles have."""
+    row = 0
+    while row < rows:
+        left, of_a, of_out = rows - row, a + 4 * row * a_row, out + 4 * row * columns
+        height = ROWS if left >= ROWS else (ROWS // 2 if left >= ROWS // 2 else 1)
+        if height == ROWS:
+            tall(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
+        elif height == ROWS // 2:
+            half(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
+        else:
+            flat(alpha, inner, of_a, a_row, a_column, b, columns, of_out, columns)
+        row += height
 
 
 @njit(**FAST)
