@@ -18,7 +18,7 @@ def list_components(
     kind: Annotated[str | None, typer.Argument(help="One kind only, such as `dataset` or `strategy`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List datasets, splits, models, steps, strategies, samplers, baselines, callbacks, attacks and experiments."""
+    """List datasets, splits, models, steps, strategies, samplers, perturbations, baselines, callbacks and more."""
     from fedrec.config import did_you_mean
     from fedrec.errors import ExperimentError
     from fedrec.registry import KINDS

@@ -47,6 +47,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("sampler", "full"): {"random": False},
     ("step", "counts"): {"experiment": BIASED, "random": False},
     ("strategy", "popularity-start"): {"experiment": BIASED},
+    ("perturbation", "targeted"): {"settings": {"attribute": "gender", "epsilon": 1.0}},
     ("model", "metamf"): {"experiment": META},
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
