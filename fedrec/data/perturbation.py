@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,17 +102,11 @@ def apply_perturbation(experiment: Experiment, interactions: Interactions, parti
     if perturbation is None:
         return None
     rated = experiment.task == "rating" or experiment.positive_above is not None
-    data = TrainingData(rows_alone(interactions, partition.train_rows), partition.training_clients, rated)
+    data = TrainingData(interactions.with_rows(partition.train_rows), partition.training_clients, rated)
     with blaming(registry.PERTURBATION.name, perturbation, "with these training rows"):
         found = perturbation.perturb(data)
     _refuse_misfits(perturbation, found, data.rows)
     return found
-
-
-def rows_alone(interactions: Interactions, rows: np.ndarray) -> Interactions:
-    """Interactions with some of the rows, in that order; users and items keep their numbers."""
-    columns = {name: getattr(interactions, name) for name in ("users", "items", "ratings", "times")}
-    return replace(interactions, **{name: values[rows] for name, values in columns.items() if values is not None})
 
 
 def _refuse_misfits(perturbation: Perturbation, found: Any, given: Interactions) -> None:

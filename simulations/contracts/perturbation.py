@@ -7,7 +7,7 @@ import numpy as np
 
 from fedrec.blame import Unchanged
 from fedrec.data.interactions import Interactions
-from fedrec.data.perturbation import Perturbed, TrainingData, rows_alone
+from fedrec.data.perturbation import Perturbed, TrainingData
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.split import Partition
 from fedrec.registry import PERTURBATION, SPLIT, resolve
@@ -67,7 +67,7 @@ class PerturbationContract(RunContract):
         interactions = read_interactions(experiment)
         split: Partition = resolve(SPLIT, experiment.split.name)(experiment.settings(SPLIT), 0).split(interactions)
         rated = experiment.task == "rating" or experiment.positive_above is not None
-        return TrainingData(rows_alone(interactions, split.train_rows), split.training_clients, rated)
+        return TrainingData(interactions.with_rows(split.train_rows), split.training_clients, rated)
 
     def _perturbed(self, seed: int) -> Perturbed:
         return self.cls(self.config(), seed).perturb(self._data())

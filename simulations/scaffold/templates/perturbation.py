@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
-from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData, rows_alone
+from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.rng import stream
 
 
@@ -32,7 +32,7 @@ class Example(Perturbation):
             count = len(rows) - int(self.config.share * len(rows))
             kept.append(random.choice(rows, size=count, replace=False))
         origin = np.sort(np.concatenate(kept))
-        return Perturbed(rows_alone(data.rows, origin), origin, {"left out": len(data.rows) - len(origin)})
+        return Perturbed(data.rows.with_rows(origin), origin, {"left out": len(data.rows) - len(origin)})
 
     def words(self) -> list[str]:
         """What must stand beside the results of a run."""

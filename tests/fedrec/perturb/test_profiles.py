@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedrec.data.kept import KEPT
-from fedrec.data.perturbation import TrainingData, rows_alone
+from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment import load
@@ -21,7 +21,7 @@ TARGETED = ["perturb.name=targeted", "perturb.attribute=gender", "perturb.epsilo
 
 
 def training(interactions, partition, rated=True):
-    return TrainingData(rows_alone(interactions, partition.train_rows), partition.training_clients, rated)
+    return TrainingData(interactions.with_rows(partition.train_rows), partition.training_clients, rated)
 
 
 def done(world, *, with_ratings=True, **settings):
@@ -54,7 +54,7 @@ def test_each_client_has_its_own_stream(world):
     data, found = done(world, with_ratings=False, select="random")
     for client in found.clients:
         rows = np.flatnonzero(data.rows.users == client)
-        again = perturb_profiles(dataclasses.replace(data, rows=rows_alone(data.rows, rows)), found.config, 7)
+        again = perturb_profiles(dataclasses.replace(data, rows=data.rows.with_rows(rows)), found.config, 7)
         assert (again.learned.items == found.learned.items[rows]).all()
 
 
