@@ -94,6 +94,7 @@ def train(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
 def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
     """Errors as `train`; of meta matrix factorization also what its lists and its clients' gradients tell of gender."""
     from fedrec.experiment import load
+    from fedrec.registry import PERTURBATION
     from simulations.attacks.attribute import AttributeOptions, attack_attribute
 
     if setting.system != "metamf":
@@ -102,7 +103,7 @@ def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, fl
     folder, metrics = Path(tempfile.mkdtemp(prefix="targeted-dp-")), {}
     try:
         for source in LEAKS:
-            options = AttributeOptions(experiment.perturb.attribute, source=source)  # type: ignore[union-attr, arg-type]
+            options = AttributeOptions(experiment.settings(PERTURBATION).attribute, source=source)  # type: ignore[arg-type]
             found = attack_attribute(experiment, options, folder)
             metrics |= {name: found.recommends[name] for name in ("mae", "rmse")}
             metrics[f"{source}-balanced-accuracy"] = found.success.balanced_accuracy.value
@@ -115,10 +116,13 @@ def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, fl
 def attack(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
     """Success of the neural attacker on perturbed profiles; the system is of no consequence there."""
     from fedrec.experiment import load
+    from fedrec.registry import PERTURBATION
     from simulations.attacks.attribute import AttributeOptions, attack_attribute
 
     experiment = load("targeted-dp-mf-ml1m", [*setting.overrides(), *overrides])
-    found = attack_attribute(experiment, AttributeOptions(experiment.perturb.attribute), Path(".")).success  # type: ignore[union-attr]
+    found = attack_attribute(
+        experiment, AttributeOptions(experiment.settings(PERTURBATION).attribute), Path(".")
+    ).success
     return {
         "balanced-accuracy": found.balanced_accuracy.value,
         "accuracy": found.accuracy.value,

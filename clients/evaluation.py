@@ -104,6 +104,7 @@ def _ranking_table(node: Node, clients: np.ndarray, scores_of: Callable[[np.ndar
             relevant=torch.from_numpy(held_out.relevant),
             ks=settings.ks,
             weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
+            masked=torch.from_numpy(held_out.masked(settings.masked)),
         )
         columns.append(_frame(metrics, part))
     return pd.concat(columns).rename_axis("client") if columns else pd.DataFrame(index=pd.Index([], name="client"))

@@ -111,7 +111,7 @@ class Node:
         They may when nothing of a client stays on its node between rounds.
         """
         keeps = any(self.step(section).keeps for section in self.experiment.steps())
-        return None if keeps else self.population.known_counts(self.training)
+        return None if keeps else self.population.learned_counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:

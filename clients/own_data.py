@@ -70,6 +70,9 @@ class OwnPopulation(Population):
     def known_counts(self, clients: np.ndarray) -> np.ndarray:
         return super().known_counts(self._places(clients))
 
+    def learned_counts(self, clients: np.ndarray) -> np.ndarray:
+        return super().learned_counts(self._places(clients))
+
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return super().liked(self._places(clients))
 

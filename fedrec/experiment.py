@@ -20,7 +20,6 @@ from pydantic import ConfigDict, Field, model_validator
 from fedrec import registry
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.perturb.config import PerturbConfig
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.secure.config import SecureAggregationConfig
 
@@ -39,6 +38,9 @@ class Section(Config):
         return dict(self.model_extra or {})
 
 
+Masked: TypeAlias = Literal["real", "learned", "both"]
+
+
 class EvaluationConfig(Config):
     """When, on whom and how the system is evaluated."""
 
@@ -47,6 +49,9 @@ class EvaluationConfig(Config):
     protocol: Literal["reconstruction"] | None = None
     """`reconstruction`: the whole catalogue against the whole history, which the model was mostly given; no measure of
     recommendation, and its figures have names of their own. Default: held-out items, those known left out."""
+    masked: Masked = "real"
+    """Which known items whole lists leave out (recall, precision, ndcg-list, mrr), where training rows are perturbed:
+    those of the `real` training rows, of the `learned` ones, or of `both`. A held-out item left out is missed."""
     every: int = Field(default=1, ge=0)
     """Evaluate every so many rounds on a sample of users; 0 = only after the last round."""
     users: int = Field(default=200, ge=1)
@@ -155,8 +160,8 @@ class Experiment(Config):
     """What nodes that run another Flower ClientApp find in their `config`, such as `lr`; default: nothing more."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
-    perturb: PerturbConfig | None = None
-    """Perturbation of each client's data on its device, before training; default: none."""
+    perturb: Section | None = None
+    """What training rows are turned into before anything learns from them; default: nothing, they stay as they are."""
     secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
     """`true`, or a table of settings: the server sees the sum over nodes only, each masks its own; default: it sees the
     sum of each node."""
@@ -200,6 +205,8 @@ class Experiment(Config):
         if self.callbacks is not None:
             places = enumerate(self.callbacks)
             sections["callbacks"] = tuple(_resolved(registry.CALLBACK, one, at=f"callbacks.{n}") for n, one in places)
+        if self.perturb is not None:
+            sections["perturb"] = _resolved(registry.PERTURBATION, self.perturb, seed=self.seed)
         resolved = self.model_copy(update=sections)
         component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
         for name, options in resolved.evaluation.baseline_settings().items():
@@ -218,7 +225,7 @@ class Experiment(Config):
 
     def settings(self, kind: registry.Kind) -> Any:
         """Settings of the component in the section of that kind: its `Config`, or keyword arguments without one."""
-        return component_settings(kind, getattr(self, kind.name))
+        return component_settings(kind, getattr(self, kind.key))
 
     def toml(self) -> str:
         """The experiment as TOML text."""
@@ -294,7 +301,7 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
     Raises:
         ExperimentError: the component is unknown, or a setting is unknown or wrong.
     """
-    at = at or kind.name
+    at = at or kind.key
     cls = registry.resolve(kind, section.name)
     config_class = getattr(cls, "Config", None)
     if config_class is not None:

@@ -30,16 +30,22 @@ from fedrec.signatures import refuse_unusable
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of component: where its built-ins live and what they derive from."""
+    """One kind of component: where its built-ins live, what they derive from, and the table that names one."""
 
     name: str
     home: str
     base: str
+    table: str = ""
 
     @property
     def group(self) -> str:
         """Entry-point group through which installed packages add components of this kind."""
         return f"fedrec.{self.name}"
+
+    @property
+    def key(self) -> str:
+        """Name of its table in an experiment."""
+        return self.table or self.name
 
 
 DATASET = Kind("dataset", "fedrec.data.readers", "fedrec.data.reader:Reader")
@@ -50,9 +56,10 @@ STRATEGY = Kind("strategy", "strategies", "flwr.serverapp.strategy:Strategy")
 SAMPLER = Kind("sampler", "server.samplers", "server.samplers.base:Sampler")
 BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
 CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
+PERTURBATION = Kind("perturbation", "fedrec.perturb.members", "fedrec.data.perturbation:Perturbation", table="perturb")
 ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
 
-KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, BASELINE, CALLBACK, ATTACK)
+KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, PERTURBATION, BASELINE, CALLBACK, ATTACK)
 
 _NOT_COMPONENTS = {"base", "evaluate", "dp"}
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedrec.blame import named
 from fedrec.errors import ExperimentError
 
-_CONTRACT_FILES = ("base", "reader", "split", "strategy")
+_CONTRACT_FILES = ("base", "reader", "split", "perturbation", "strategy")
 
 
 def refuse_unusable(kind: str, cls: type, base: type) -> None:

@@ -18,7 +18,18 @@ import importlib
 from typing import Any
 
 _HOME = "simulations.contracts"
-_CONTRACTS = ("Attack", "Baseline", "Callback", "Dataset", "Model", "Sampler", "Split", "Step", "Strategy")
+_CONTRACTS = (
+    "Attack",
+    "Baseline",
+    "Callback",
+    "Dataset",
+    "Model",
+    "Perturbation",
+    "Sampler",
+    "Split",
+    "Step",
+    "Strategy",
+)
 
 __all__ = [f"{kind}Contract" for kind in _CONTRACTS]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -59,6 +59,7 @@ def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
         ks=settings.ks,
         clients=clients,
         protocol=settings.protocol,
+        masked=settings.masked,
     )
 
 

@@ -25,10 +25,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec import wire
 from fedrec.blame import blaming, finite, named, refuse_other_arrays
+from fedrec.data.perturbation import perturbation_of
 from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.live_arrays import live_arrays, to_record
 from fedrec.memory import give_back_memory
-from fedrec.perturb.guarantee import words
 from fedrec.registry import STRATEGY
 from fedrec.rng import seed_sequence
 from fedrec.runs import Result, RunFolder
@@ -299,7 +299,8 @@ class Loop:
         shared = time.perf_counter() - started
         tuned = has_fine_tuning(self.experiment)
         table = self._evaluate_all(arrays, state.round, fine_tune=True) if tuned else before
-        perturbed = [] if self.experiment.perturb is None else words(self.experiment.perturb)
+        perturbation = perturbation_of(self.experiment)
+        perturbed = [] if perturbation is None else perturbation.words()
         spent, accounts = ([], {}) if self.personal is None else self.personal.close(state.round)
         result = Result(
             experiment=self.experiment,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,11 +22,13 @@ class Histories:
         num_items: size of the catalogue.
         offsets: `int64 [users + 1]`; user u's items are `items[offsets[u]:offsets[u + 1]]`.
         items: `int64 [total]`, each in `[0, num_items)`; may repeat within a user.
+        users: `int64 [users]`, distinct: which user of the dataset each one is; None: nobody knows.
     """
 
     num_items: int
     offsets: np.ndarray
     items: np.ndarray
+    users: np.ndarray | None = None
 
     @property
     def num_users(self) -> int:
@@ -40,7 +42,16 @@ class Histories:
     def block(self, start: int, stop: int) -> Histories:
         """Users `start` to `stop - 1`."""
         offsets = self.offsets[start : stop + 1]
-        return Histories(self.num_items, offsets - offsets[0], self.items[offsets[0] : offsets[-1]])
+        users = None if self.users is None else self.users[start:stop]
+        return replace(self, offsets=offsets - offsets[0], items=self.items[offsets[0] : offsets[-1]], users=users)
+
+    def places(self, others: Histories) -> np.ndarray:
+        """`int64 [others]`: which of these users each of the others is; -1 where it is none, or nobody knows."""
+        if self.users is None or others.users is None or not len(self.users):
+            return np.full(others.num_users, -1, dtype=np.int64)
+        order = np.argsort(self.users)
+        found = order[np.searchsorted(self.users, others.users, sorter=order).clip(max=len(order) - 1)]
+        return np.where(self.users[found] == others.users, found, -1)
 
     def matrix(self) -> torch.Tensor:
         """Binary `float32 [users, items]`; for a block of users only."""

@@ -13,6 +13,7 @@ from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
 from fedrec.blame import Unchanged, blaming, refuse_wrong
 from fedrec.data.population import Population
 from fedrec.errors import DataError
+from fedrec.experiment import Masked
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
 from fedrec.metrics.reconstruction import reconstruction_metrics
@@ -30,6 +31,7 @@ def evaluate_baselines(
     clients: np.ndarray | None = None,
     block: int = 256,
     protocol: Literal["reconstruction"] | None = None,
+    masked: Masked = "real",
 ) -> dict[str, dict[str, float]]:
     """Fit each baseline to the training clients and rank each held-out client's items: means over the clients.
 
@@ -39,7 +41,7 @@ def evaluate_baselines(
         For each baseline, the mean of each ranking metric over the clients with a held-out positive.
     """
     measured = measure_baselines(
-        names, population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol
+        names, population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol, masked=masked
     )
     return {
         name: {metric: float(values.nanmean()) for metric, values in metrics.items()}
@@ -56,6 +58,7 @@ def measure_baselines(
     clients: np.ndarray | None = None,
     block: int = 256,
     protocol: Literal["reconstruction"] | None = None,
+    masked: Masked = "real",
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Fit each baseline to the training clients and rank each held-out client's items.
 
@@ -71,6 +74,7 @@ def measure_baselines(
         clients: `int64`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
+        masked: which known items whole lists leave out, where training rows are perturbed.
 
     Returns:
         For each baseline and ranking metric `float64 [clients]`; NaN for a client without a held-out positive.
@@ -99,7 +103,7 @@ def measure_baselines(
     for start in range(0, len(clients), block):
         part = clients[start : start + block]
         measured = (
-            _block(baselines, population, part, held_out, ks)
+            _block(baselines, population, part, held_out, ks, masked)
             if protocol is None
             else _reconstructed(baselines, population, part, ks)
         )
@@ -151,10 +155,12 @@ def _block(
     clients: np.ndarray,
     held_out: Literal["test", "validation"],
     ks: tuple[int, ...],
+    masked: Masked,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Metrics of each baseline for a block of clients, `[clients]` each."""
     lists = population.held_out(clients, held_out)
     masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
+    masks["masked"] = torch.from_numpy(lists.masked(masked))
     weights = None if lists.weight is None else torch.from_numpy(lists.weight)
     liked = _histories(population, clients)
     return {
@@ -187,7 +193,7 @@ def _reconstructed(
 
 
 def _histories(population: Population, clients: np.ndarray) -> Histories:
-    return Histories(population.interactions.num_items, *population.liked(clients))
+    return Histories(population.interactions.num_items, *population.liked(clients), clients)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:

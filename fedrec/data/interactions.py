@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +31,8 @@ class Interactions:
         item_features: side features, one row per item.
         ratings: `float32 [rows]`, finite, or None when the source has no ratings.
         times: `int64 [rows]`, seconds since 1970 or any number that orders a user's interactions, or None.
+        published_test: `bool [rows]`, the rows that the publisher holds out for testing, or None where it has no such
+            file.
 
     Raises:
         DataError: lengths differ, an index is out of range, a rating is not finite, or a name is given twice.
@@ -45,9 +47,16 @@ class Interactions:
     item_features: FeatureTable
     ratings: np.ndarray | None = None
     times: np.ndarray | None = None
+    published_test: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        columns = {"users": np.int64, "items": np.int64, "ratings": np.float32, "times": np.int64}
+        columns = {
+            "users": np.int64,
+            "items": np.int64,
+            "ratings": np.float32,
+            "times": np.int64,
+            "published_test": bool,
+        }
         for column, dtype in columns.items():
             values = getattr(self, column)
             if values is None:
@@ -120,6 +129,11 @@ class Interactions:
         rows = _mixed(rows ^ _hashed(self.item_ids)[self.items])
         rows = np.sort(_mixed(rows ^ bits))
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
+
+    def with_rows(self, rows: np.ndarray | slice) -> Interactions:
+        """Some of the rows (row numbers, or a slice), in that order; users and items keep their numbers."""
+        columns = {name: getattr(self, name) for name in ("users", "items", "ratings", "times", "published_test")}
+        return replace(self, **{name: values[rows] for name, values in columns.items() if values is not None})
 
     def frame(self) -> pd.DataFrame:
         """The rows as a table with the source's names: user, item, and rating and time where there are any."""

@@ -6,13 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from fedrec.data.interactions import Interactions
 
 Part = Literal["all", "train", "test"]
 
 
 def keep_part(whole: Interactions, part: Part, *, train_rows: int) -> Interactions:
-    """The rows of one part; users and items keep their indices, those without a row included.
+    """The rows of one part, with the mark which file they are from; users and items keep their indices.
 
     Args:
         whole: rows of the training file, then rows of the test file.
@@ -20,5 +22,4 @@ def keep_part(whole: Interactions, part: Part, *, train_rows: int) -> Interactio
         train_rows: number of rows of the training file.
     """
     rows = {"all": slice(None), "train": slice(0, train_rows), "test": slice(train_rows, None)}[part]
-    columns = {name: getattr(whole, name) for name in ("users", "items", "ratings", "times")}
-    return replace(whole, **{name: values[rows] for name, values in columns.items() if values is not None})
+    return replace(whole, published_test=np.arange(len(whole)) >= train_rows).with_rows(rows)

@@ -12,13 +12,13 @@ import numpy as np
 from fedrec import registry
 from fedrec.blame import blaming, refuse_wrong
 from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import Perturbed, apply_perturbation
 from fedrec.data.repeats import time_weighted
 from fedrec.data.split import Partition
 from fedrec.distinct import distinct
 from fedrec.errors import DataError
-from fedrec.experiment import Experiment
+from fedrec.experiment import Experiment, Masked
 from fedrec.models.base import Schema
-from fedrec.perturb.profiles import Perturbed, perturb
 from fedrec.rng import stream
 
 
@@ -68,14 +68,20 @@ class HeldOut:
     Attributes:
         seen: `bool [users, items]`, items the user interacted with in any part.
         known: `bool [users, items]`, items of the training part.
+        learned: `bool [users, items]`, items of the rows that are learned from; `known` where nothing is perturbed.
         relevant: `bool [users, items]`, held-out positives.
         weight: `int64 [users, items]`, how many held-out positive rows each has, or None when none repeats.
     """
 
     seen: np.ndarray
     known: np.ndarray
+    learned: np.ndarray
     relevant: np.ndarray
     weight: np.ndarray | None
+
+    def masked(self, how: Masked) -> np.ndarray:
+        """`bool [users, items]`: items that are left out of whole lists (`evaluation.masked`)."""
+        return {"real": self.known, "learned": self.learned}[how] if how != "both" else self.known | self.learned
 
 
 class Population:
@@ -86,8 +92,8 @@ class Population:
         partition: what is learned from and what is held out.
         task: `"ranking"` or `"rating"`.
         positive_above: a row is positive when its rating is above this; None: every row is positive.
-        perturbed: the interactions as the devices learn from them, where these are perturbed first. Held-out rows,
-            and what counts as known or seen in a list, stay the real ones.
+        perturbed: what is learned from in place of the training rows, where these are perturbed first. Held-out
+            rows, and what counts as known or seen in a list, stay the real ones.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -112,10 +118,13 @@ class Population:
         self.interactions, self.partition = interactions, partition
         self.task: Literal["ranking", "rating"] = task
         self.perturbed = perturbed
-        self._learned = interactions if perturbed is None else perturbed.learned
         self._labels = self._make_labels(interactions, positive_above)
-        self._learned_labels = self._labels if perturbed is None else self._make_labels(self._learned, positive_above)
         self._train = _Grouped(interactions, partition.train_rows)
+        if perturbed is None:
+            self._learned, self._learned_labels, self._learned_train = interactions, self._labels, self._train
+        else:
+            self._learned, self._learned_train = perturbed.rows, _Grouped(perturbed.rows, None)
+            self._learned_labels = self._make_labels(perturbed.rows, positive_above)
         self._user_codes = [feature.padded() for feature in interactions.user_features.features]
 
     @classmethod
@@ -128,16 +137,12 @@ class Population:
         if not isinstance(partition, Partition):
             expected, got = "a fedrec.data.split.Partition", type(partition).__name__
             refuse_wrong(registry.SPLIT.name, split_class, "from split()", expected=expected, got=got)
-        perturbed = None
-        if experiment.perturb is not None:
-            with_ratings = experiment.task == "rating" or experiment.positive_above is not None
-            perturbed = perturb(interactions, partition, experiment.perturb, experiment.seed, with_ratings=with_ratings)
         return cls(
             interactions,
             partition,
             task=experiment.task,
             positive_above=experiment.positive_above,
-            perturbed=perturbed,
+            perturbed=apply_perturbation(experiment, interactions, partition),
         )
 
     @property
@@ -158,7 +163,7 @@ class Population:
 
     def clients(self, clients: np.ndarray) -> list[ClientData]:
         """The training data of some clients `int64 [clients]`; sooner there than those of one after the other."""
-        place, rows = self._train.entries(clients)
+        place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
         own = place * self.interactions.num_items + items  # a number for each client's each item
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
@@ -167,7 +172,7 @@ class Population:
         liked_ends = np.searchsorted(liked, everyone * self.interactions.num_items).tolist()
         liked %= self.interactions.num_items
         codes = [feature[clients] for feature in self._user_codes]
-        times = None if self.interactions.times is None else self.interactions.times[rows]
+        times = None if self._learned.times is None else self._learned.times[rows]
         ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
         found = []
         for one, client in enumerate(clients.tolist()):
@@ -183,7 +188,11 @@ class Population:
 
     def known_counts(self, clients: np.ndarray) -> np.ndarray:
         """`int64 [clients]`: number of training rows of some clients."""
-        return self._train.offsets[clients + 1] - self._train.offsets[clients]
+        return self._train.counts(clients)
+
+    def learned_counts(self, clients: np.ndarray) -> np.ndarray:
+        """`int64 [clients]`: number of rows that some clients learn from."""
+        return self._learned_train.counts(clients)
 
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positive items of the training rows of some clients as they are learned from, ragged.
@@ -191,7 +200,7 @@ class Population:
         Returns:
             `int64 [clients + 1]` offsets and `int64 [total]` items: place c has `items[offsets[c]:offsets[c + 1]]`.
         """
-        place, rows = self._train.entries(clients)
+        place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
         counts = np.bincount(place[positive], minlength=len(clients))
         return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[positive]]
@@ -201,10 +210,10 @@ class Population:
 
         1, or where `rated` the ratings weighted by time (`fedrec.data.repeats`); 0 elsewhere.
         """
-        place, rows = self._train.entries(clients)
+        place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
         place, rows, data = place[positive], rows[positive], self._learned
-        ratings, times = (None if part is None else part[rows] for part in (data.ratings, self.interactions.times))
+        ratings, times = (None if part is None else part[rows] for part in (data.ratings, data.times))
         users, items, amounts = time_weighted(place, data.items[rows], ratings, times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
         table[users, items] = amounts if rated else 1.0
@@ -224,12 +233,16 @@ class Population:
         seen[self._all.positions(clients)] = True
         known = np.zeros(shape, dtype=bool)
         known[self._train.positions(clients)] = True
+        learned = known
+        if self.perturbed is not None:
+            learned = np.zeros(shape, dtype=bool)
+            learned[self._learned_train.positions(clients)] = True
         weight = np.zeros(shape, dtype=np.int64)
         users, rows = self._grouped_held_out(held_out).entries(clients)
         positive = self._labels[rows] > 0
         np.add.at(weight, (users[positive], self.interactions.items[rows[positive]]), 1)
         relevant = weight > 0
-        return HeldOut(seen, known, relevant, weight if weight.max(initial=0) > 1 else None)
+        return HeldOut(seen, known, learned, relevant, weight if weight.max(initial=0) > 1 else None)
 
     def whole_history(self, clients: np.ndarray) -> np.ndarray:
         """`bool [clients, items]`: positive items of some clients in any part of the data."""
@@ -241,8 +254,8 @@ class Population:
 
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Users, items and ratings of the training rows of some clients, as they are learned from."""
-        _, rows = self._train.entries(clients)
-        return self.interactions.users[rows], self._learned.items[rows], self._learned_labels[rows]
+        _, rows = self._learned_train.entries(clients)
+        return self._learned.users[rows], self._learned.items[rows], self._learned_labels[rows]
 
     def held_out_rated(
         self, clients: np.ndarray, held_out: Literal["test", "validation"]
@@ -301,12 +314,15 @@ class _Grouped:
         counts = np.bincount(users, minlength=interactions.num_users)
         self.offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
+    def counts(self, users: np.ndarray) -> np.ndarray:
+        return self.offsets[users + 1] - self.offsets[users]
+
     def rows_of(self, user: int) -> np.ndarray:
         return self._rows[self.offsets[user] : self.offsets[user + 1]]
 
     def entries(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Place in `users` and row number of every selected row of these users."""
-        counts = self.offsets[users + 1] - self.offsets[users]
+        counts = self.counts(users)
         place = np.repeat(np.arange(len(users)), counts)
         within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
         return place, self._rows[np.repeat(self.offsets[users], counts) + within]

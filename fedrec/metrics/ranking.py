@@ -38,6 +38,7 @@ def ranking_metrics(
     relevant: Tensor,
     ks: Sequence[int] = (5, 10, 20, 30),
     weights: Tensor | None = None,
+    masked: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Both views of the metrics for a block of users.
 
@@ -50,6 +51,8 @@ def ranking_metrics(
         ks: lengths of the lists, each >= 1; more than the catalogue holds is allowed.
         weights: `[users, items]`, how often each held-out positive counts in the single-positive view (row-level
             evaluation of repeated use); default: once.
+        masked: `bool [users, items]`, items that whole lists leave out; default: the known ones. A relevant item among
+            them that is not known is missed: it counts in the denominators and can be in no list.
 
     Returns:
         `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`, `"ndcg-list@k"` and
@@ -64,7 +67,7 @@ def ranking_metrics(
     scores = scores.clamp(min=torch.finfo(scores.dtype).min)
     return {
         **_single_positive(scores, seen, relevant, ks, weights),
-        **_whole_list(scores, known, relevant & ~known, ks),
+        **_whole_list(scores, known if masked is None else masked, relevant & ~known, ks),
     }
 
 
@@ -136,10 +139,10 @@ def _sum_by_user(values: Tensor, users: Tensor, num_users: int) -> Tensor:
     return torch.zeros(num_users, dtype=torch.float64, device=values.device).index_add_(0, users, values)
 
 
-def _whole_list(scores: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
-    candidates = scores.masked_fill(known, -torch.inf)
+def _whole_list(scores: Tensor, masked: Tensor, relevant: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
+    candidates = scores.masked_fill(masked, -torch.inf)
     longest = min(max(ks), scores.shape[1])
-    hit = relevant.gather(1, _best_items(candidates, longest)).double()
+    hit = (relevant & ~masked).gather(1, _best_items(candidates, longest)).double()
     discounts = _discounts(max(ks), scores.device)
     hits, dcg = hit.cumsum(1), (hit * discounts.diff()[:longest]).cumsum(1)
     number = relevant.sum(1)

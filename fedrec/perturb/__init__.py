@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perturbation of a client's data on its device, before anything is trained (poster "targeted DP", equations 1 to 3).
+"""What training rows are turned into before anything learns from them; `fedrec.data.perturbation` is the contract.
 
-`config` says what is done, `inclination` which items tell a group, `selection` which interactions are protected,
-`mechanisms` how one is, `profiles` puts them together, and `guarantee` says what it is worth.
+`members/` has a file for each perturbation, the folders beside it what the larger ones consist of: `targeted/` (poster
+"targeted DP", equations 1 to 3), `synthesis/` (UPC-SDG and its neighbours). `disclosure` says what a perturbed table
+still tells of the real one.
 """

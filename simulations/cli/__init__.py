@@ -28,6 +28,7 @@ from simulations.cli import (
     perturb,
     privacy,
     running,
+    synthesise,
 )
 from simulations.quiet import keep_quiet
 
@@ -55,6 +56,7 @@ app.command("audit")(attacks.audit)
 app.add_typer(deploy.app, name="deploy", help="Real clients: keys, start, health, experiments, stop.")
 app.command("client")(client.client)
 app.command("perturb")(perturb.perturb)
+app.command("synthesise")(synthesise.synthesise)
 app.command("doctor")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"

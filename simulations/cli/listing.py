@@ -22,7 +22,7 @@ def list_components(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List datasets, splits, models, steps, strategies, samplers, baselines, callbacks, attacks and experiments.
+    """List datasets, splits, models, steps, strategies, samplers, perturbations, baselines, callbacks and more.
 
     A single argument that is no kind is a word to search for: `fedrec list noisy`. In a pipe every entry is one line
     that begins with its kind.

@@ -12,7 +12,9 @@ import typer
 def new(
     kind: Annotated[
         str,
-        typer.Argument(help="strategy, step, model, dataset, split, sampler, callback, baseline or attack."),
+        typer.Argument(
+            help="strategy, step, model, dataset, split, sampler, perturbation, callback, baseline or attack."
+        ),
     ],
     name: Annotated[str, typer.Argument(help="Name in experiments, such as my-idea.")],
     into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path(),

@@ -6,6 +6,7 @@ from simulations.contracts.baseline import BaselineContract
 from simulations.contracts.callback import CallbackContract
 from simulations.contracts.dataset import DatasetContract
 from simulations.contracts.model import ModelContract
+from simulations.contracts.perturbation import PerturbationContract
 from simulations.contracts.sampler import SamplerContract
 from simulations.contracts.split import SplitContract
 from simulations.contracts.step import StepContract
@@ -17,6 +18,7 @@ __all__ = [
     "CallbackContract",
     "DatasetContract",
     "ModelContract",
+    "PerturbationContract",
     "SamplerContract",
     "SplitContract",
     "StepContract",

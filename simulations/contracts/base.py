@@ -68,7 +68,7 @@ class Contract:
 
     def placed(self) -> dict[str, Any]:
         """The sections that put the component into an experiment."""
-        return {self.kind.name: self.section()}
+        return {self.kind.key: self.section()}
 
     def small(self, *overrides: str, **sections: Any) -> Experiment:
         """The small experiment with the component in it."""

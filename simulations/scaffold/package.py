@@ -66,6 +66,7 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
         "baseline": _SMALL_COHORT,
         "attack": _SMALL_COHORT,
         "sampler": f'[sampler]\nname = "{name}"\ncohort = 20\n',
+        "perturbation": f'[perturb]\nname = "{name}"\n\n{_SMALL_COHORT}',
     }
     own = sections.get(kind_name, f'[{kind_name}]\nname = "{name}"\n\n{_SMALL_COHORT}')
     baselines = ["popularity", "ease", *([name] if kind_name == "baseline" else [])]

@@ -29,12 +29,14 @@ def test_the_grid_selects_only_where_there_is_something_to_select():
 @pytest.mark.parametrize("system", targeted_dp.SYSTEMS)
 def test_settings_are_those_of_the_experiment(system):
     from fedrec.experiment import load
+    from fedrec.registry import PERTURBATION
 
     experiment = load(f"targeted-dp-{system}-ml1m", Setting(system, 0.1, 0.7, "random", 4).overrides())
-    perturb = experiment.perturb
-    assert perturb is not None and experiment.seed == 4
+    perturb = experiment.settings(PERTURBATION)
+    assert experiment.seed == 4
     assert (perturb.epsilon, perturb.budget, perturb.select) == (0.1, 0.7, "random")
-    assert load(f"targeted-dp-{system}-ml1m", Setting(system, 0.0, 1.0, "all", 0).overrides()).perturb.budget == 1
+    nothing = load(f"targeted-dp-{system}-ml1m", Setting(system, 0.0, 1.0, "all", 0).overrides())
+    assert nothing.settings(PERTURBATION).budget == 1
 
 
 def test_intervals_are_students():

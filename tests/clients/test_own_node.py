@@ -253,7 +253,7 @@ def test_memory_survives_and_keeps_runs_apart(tmp_path):
 
 
 def test_perturbed_profiles_are_refused(load_tiny, shards):
-    experiment = load({**load_tiny().table(), "perturb": {"attribute": "gender", "epsilon": 1.0}})
+    experiment = load({**load_tiny().table(), "perturb": {"name": "targeted", "attribute": "gender", "epsilon": 1.0}})
     with pytest.raises(ExperimentError, match="not available on real clients"):
         own(experiment, shards[0], **NUMBERED)
 

@@ -44,9 +44,14 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("dataset", "synthetic"): {"settings": {"users": 24, "items": 30, "mean-interactions": 8}, "has_files": False},
     ("split", "members"): {"settings": {"draw": "half", "runs": 4}, "random": False},
     ("split", "leave-one-out"): {"random": False},
+    ("split", "published"): {"settings": {"validation": 0.25}},
     ("sampler", "full"): {"random": False},
     ("step", "counts"): {"experiment": BIASED, "random": False},
     ("strategy", "popularity-start"): {"experiment": BIASED},
+    ("perturbation", "randomised-response"): {"settings": {"epsilon": 2.0}},
+    ("perturbation", "noisy-cooccurrence"): {"settings": {"epsilon": 20.0}, "experiment": {"positive-above": None}},
+    ("perturbation", "upc-sdg"): {"settings": {"embeddings": {"epochs": 3}, "generator": {"steps": 3}}},
+    ("perturbation", "targeted"): {"settings": {"attribute": "gender", "epsilon": 1.0}},
     ("model", "metamf"): {"experiment": META},
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
@@ -68,6 +73,22 @@ class Written:
         rows = [f"u{user},i{(user * item) % 13}" for user in range(24) for item in range(1, 9)]
         file.write_text("user,item\n" + "\n".join(dict.fromkeys(rows)) + "\n")
         type(self).settings = {"path": str(file)}
+
+
+class TwoFiles:
+    """A dataset that its publisher has split, written before it is read."""
+
+    @pytest.fixture(autouse=True)
+    def write(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("published")
+        for name, items in (("train", range(8)), ("test", range(8, 11))):
+            rows = [f"{user} {' '.join(str((7 * item + user) % 30) for item in items)}" for user in range(24)]
+            (folder / f"{name}.txt").write_text("\n".join(rows) + "\n")
+        dataset = {"name": "gowalla", "path": str(folder), "verify": False}
+        type(self).experiment = {"dataset": dataset, "positive-above": None}
+
+
+WRITTEN = {("dataset", "table"): Written, ("split", "published"): TwoFiles}
 
 
 def built_ins():
@@ -93,7 +114,7 @@ for kind, name, contract in built_ins():
     title = "Test" + "".join(part.capitalize() for part in f"{kind.name}-{name}".split("-"))
     if (kind.name, name) in IN_RUNS_ALONE:
         contract, needs = RunContract, {**needs, "kind": kind}
-    bases = (Written, contract) if (kind.name, name) == ("dataset", "table") else (contract,)
+    bases = (WRITTEN[kind.name, name], contract) if (kind.name, name) in WRITTEN else (contract,)
     made = type(title, bases, {"component": name, "__module__": __name__, **needs})
     globals()[title] = marked(kind, name, made)
 del kind, name, contract, made

@@ -245,3 +245,22 @@ def test_movielens_size_is_quick():
         rows = slice(first, first + 256)
         ranking_metrics(scores[rows], seen=seen[rows], known=known[rows], relevant=(seen & ~known)[rows])
     assert time.perf_counter() - start < 4  # about .15 s on two quiet cores
+
+
+def test_a_masked_positive_is_missed_and_not_forgotten():
+    """Of two held-out items one is masked: recall has both in its denominator, and the list has the other alone."""
+    scores, masks = block(
+        [5.0, 4.0, 3.0, 2.0],
+        seen=[1, 1, 1, 0],
+        known=[1, 0, 0, 0],
+        relevant=[0, 1, 1, 0],
+    )
+    masked = torch.tensor([[True, True, False, False]])
+    found = {name: float(value) for name, value in ranking_metrics(scores, **masks, ks=(2, 3), masked=masked).items()}
+    assert (found["recall@2"], found["precision@2"], found["mrr"]) == (0.5, 0.5, 1.0)
+    assert found["recall@3"] == 0.5  # what is masked is in no list, however long
+    plain = ranking_metrics(scores, **masks, ks=(2,))
+    assert float(plain["recall@2"]) == 1.0 and float(plain["hits@2"]) == found["hits@2"]
+    # The other way: known items that are not masked compete.
+    replaced = ranking_metrics(scores, **masks, ks=(1,), masked=torch.zeros(1, 4, dtype=torch.bool))
+    assert float(replaced["recall@1"]) == 0.0

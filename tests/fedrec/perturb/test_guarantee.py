@@ -11,15 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fedrec.perturb.config import PerturbConfig
-from fedrec.perturb.guarantee import guarantee, words
-from fedrec.perturb.mechanisms import Interaction, coin_flip, randomised_response
+from fedrec.perturb.targeted.config import TargetedConfig
+from fedrec.perturb.targeted.guarantee import guarantee, words
+from fedrec.perturb.targeted.mechanisms import Interaction, coin_flip, randomised_response
 
 INF = math.inf
 
 
 def config(epsilon, mechanism="coin-flip", distinct=False, budget=0.0):
-    return PerturbConfig(
+    return TargetedConfig(
         attribute="gender", epsilon=epsilon, mechanism=mechanism, distinct_fakes=distinct, budget=budget
     )
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from fedrec.perturb.inclination import inclination, stereotypicality
+from fedrec.perturb.targeted.inclination import inclination, stereotypicality
 
 
 def test_two_groups_by_hand():

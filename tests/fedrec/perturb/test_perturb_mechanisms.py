@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import chisquare
 
 from fedrec.errors import DataError
-from fedrec.perturb.mechanisms import Interaction, coin_flip, keep_probability, randomised_response
+from fedrec.perturb.targeted.mechanisms import Interaction, coin_flip, keep_probability, randomised_response
 
 DRAWS = 20_000
 

@@ -7,66 +7,62 @@ import numpy as np
 import pytest
 
 from fedrec.data.kept import KEPT
+from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment import load
-from fedrec.perturb import profiles
-from fedrec.perturb.config import PerturbConfig
-from fedrec.perturb.guarantee import guarantee
-from fedrec.perturb.profiles import perturb
-from fedrec.perturb.report import summary
+from fedrec.perturb.targeted import profiles
+from fedrec.perturb.targeted.config import TargetedConfig
+from fedrec.perturb.targeted.guarantee import guarantee
+from fedrec.perturb.targeted.profiles import perturb_profiles
+from fedrec.perturb.targeted.report import summary
+
+TARGETED = ["perturb.name=targeted", "perturb.attribute=gender", "perturb.epsilon=0.1"]
+
+
+def training(interactions, partition, rated=True):
+    return TrainingData(interactions.with_rows(partition.train_rows), partition.training_clients, rated)
 
 
 def done(world, *, with_ratings=True, **settings):
-    population = world()
-    config = PerturbConfig.parse({"attribute": "gender", "epsilon": 0.1, **settings})
-    return population, perturb(population.interactions, population.partition, config, 7, with_ratings=with_ratings)
+    """The training rows of the small world, and what they are turned into."""
+    data = training(world().interactions, world().partition, with_ratings)
+    config = TargetedConfig.parse({"attribute": "gender", "epsilon": 0.1, **settings})
+    return data, perturb_profiles(data, config, 7)
 
 
-def test_only_training_rows_change_and_only_in_item_and_rating(world):
-    population, found = done(world)
-    real, learned = population.interactions, found.learned
-    train = population.partition.train_rows
-    held_out = np.setdiff1d(np.arange(len(real)), train)
-    assert (learned.items[held_out] == real.items[held_out]).all()
-    assert (learned.ratings[held_out] == real.ratings[held_out]).all()
-    assert (learned.users == real.users).all()
-    assert found.protected.tolist() == train.tolist() and found.rows == len(train)
-    assert (learned.items[train] != real.items[train]).any()
+def test_only_item_and_rating_change(world):
+    data, found = done(world)
+    assert (found.learned.users == data.rows.users).all()
+    assert found.protected.tolist() == list(range(len(data.rows)))
+    assert (found.learned.items != data.rows.items).any()
 
 
 def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
-    population = world()
-    real = population.interactions
-    config = PerturbConfig(attribute="gender", epsilon=0.1)
+    data = training(world().interactions, world().partition)
+    real, config = data.rows, TargetedConfig(attribute="gender", epsilon=0.1)
     for seed in range(50):
-        learned = perturb(real, population.partition, config, seed, with_ratings=True).learned
-        for row in population.partition.train_rows:
-            own = real.items[[r for r in population.partition.train_rows if real.users[r] == real.users[row]]]
+        learned = perturb_profiles(data, config, seed).learned
+        for row in range(len(real)):
+            own = real.items[real.users == real.users[row]]
             assert learned.items[row] == real.items[row] or learned.items[row] not in own
         assert set(learned.ratings) <= set(real.ratings)
 
 
 def test_each_client_has_its_own_stream(world):
     """A client's result does not depend on the other clients' data being there."""
-    population, found = done(world, select="random")
-    partition = population.partition
-    alone = type(partition)(
-        partition.training_clients,
-        partition.train_rows[population.interactions.users[partition.train_rows] == 1],
-        partition.validation_rows,
-        partition.test_rows,
-    )
-    again = perturb(population.interactions, alone, found.config, 7, with_ratings=True)
-    rows = alone.train_rows
-    assert (again.learned.items[rows] == found.learned.items[rows]).all()
-    assert (again.learned.ratings[rows] == found.learned.ratings[rows]).all()
+    data, found = done(world, with_ratings=False, select="random")
+    for client in found.clients:
+        rows = np.flatnonzero(data.rows.users == client)
+        again = perturb_profiles(dataclasses.replace(data, rows=data.rows.with_rows(rows)), found.config, 7)
+        assert (again.learned.items == found.learned.items[rows]).all()
 
 
 def test_the_most_stereotypical_rows_are_protected(load_tiny):
-    experiment = load_tiny("perturb.attribute=gender", "perturb.epsilon=0.1", "perturb.budget=0.6")
-    population = Population.of(experiment)
+    population = Population.of(load_tiny())
     data, partition = population.interactions, population.partition
+    config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.6)
+    protected = partition.train_rows[perturb_profiles(training(data, partition), config, 0).protected]
     gender = data.user_features["gender"].padded()[:, 0]
     trains = np.isin(data.users, partition.training_clients)
     in_train = np.isin(np.arange(len(data)), partition.train_rows)
@@ -84,14 +80,14 @@ def test_the_most_stereotypical_rows_are_protected(load_tiny):
         score = np.array(
             [(share(i, True) - share(i, False)) / max(share(i, True), share(i, False), 1e-9) for i in data.items[rows]]
         )
-        taken = np.isin(rows, population.perturbed.protected)
+        taken = np.isin(rows, protected)
         assert taken.sum() == -(-4 * len(rows) // 10)
         assert score[taken].min() >= score[~taken].max() - 1e-12
 
 
 def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
     plain = Population.of(load_tiny())
-    changed = Population.of(load_tiny("perturb.attribute=gender", "perturb.epsilon=0.1"))
+    changed = Population.of(load_tiny(*TARGETED))
     clients = plain.evaluated_clients("test")
     assert (changed.evaluated_clients("test") == clients).all()
     for name in ("seen", "known", "relevant"):
@@ -100,24 +96,23 @@ def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
         ).all()
     before, after = plain.client(0), changed.client(0)
     assert len(before.items) == len(after.items) and (before.items != after.items).any()
-    rows = changed._train.rows_of(0)
-    assert (after.items == changed.perturbed.learned.items[rows]).all()
+    assert (after.items == changed.perturbed.rows.items[changed.perturbed.rows.rows_of(0)]).all()
     assert set(after.positives) <= set(after.items) and (np.diff(after.positives) > 0).all()
     offsets, liked = changed.liked(np.array([0]))
     assert sorted(liked[: offsets[1]]) == sorted(after.items[after.labels > 0])
-    again = Population.of(load_tiny("perturb.attribute=gender", "perturb.epsilon=0.1"))
+    again = Population.of(load_tiny(*TARGETED))
     assert (again.client(0).items == after.items).all()  # the same in every round and on every node
 
 
 def test_a_budget_of_one_changes_nothing(world):
-    population, found = done(world, budget=1.0)
-    assert (found.learned.items == population.interactions.items).all() and not len(found.protected)
+    data, found = done(world, budget=1.0)
+    assert (found.learned.items == data.rows.items).all() and not len(found.protected)
 
 
 def test_ratings_that_nobody_reads_are_left_alone(world):
-    population, found = done(world, with_ratings=False)
-    assert (found.learned.ratings == population.interactions.ratings).all()
-    assert (found.learned.items != population.interactions.items).any()
+    data, found = done(world, with_ratings=False)
+    assert (found.learned.ratings == data.rows.ratings).all()
+    assert (found.learned.items != data.rows.items).any()
 
 
 def test_only_public_users_give_the_stereotypes(load_tiny):
@@ -125,14 +120,16 @@ def test_only_public_users_give_the_stereotypes(load_tiny):
 
     def felt(public_share):
         population = Population.of(load_tiny())
-        data, partition = population.interactions, population.partition
-        config = PerturbConfig(attribute="gender", epsilon=0.1, budget=0.5, public_share=public_share)
-        before = perturb(data, partition, config, 7, with_ratings=True).protected
+        partition = population.partition
+        given = training(population.interactions, partition)
+        data = given.rows
+        config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.5, public_share=public_share)
+        before = perturb_profiles(given, config, 7).protected
         count = 0
         for user in partition.training_clients:
             own = data.users == user
             moved = dataclasses.replace(data, items=np.where(own, (data.items + 11) % data.num_items, data.items))
-            after = perturb(moved, partition, config, 7, with_ratings=True).protected
+            after = perturb_profiles(dataclasses.replace(given, rows=moved), config, 7).protected
             count += before[~own[before]].tolist() != after[~own[after]].tolist()
         return count
 
@@ -142,13 +139,13 @@ def test_only_public_users_give_the_stereotypes(load_tiny):
 def test_shares_are_among_the_public_users_alone(world):
     """Two of the three training users are drawn; a group's share is of them, so user 3's missing data do not count."""
     population = world()
-    data, partition = population.interactions, population.partition
+    data = population.interactions
     shares = []
     real = profiles.inclination
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiles, "inclination", lambda *a, **k: shares.append((a, real(*a, **k))) or shares[-1][1])
-        config = PerturbConfig(attribute="gender", epsilon=0.1, public_share=0.6)
-        perturb(data, partition, config, 7, with_ratings=True)
+        config = TargetedConfig(attribute="gender", epsilon=0.1, public_share=0.6)
+        perturb_profiles(training(data, population.partition), config, 7)
     (users, items, _), (inside, _) = shares[0]
     gender = data.user_features["gender"].padded()[:, 0]
     for group in (0, 1):
@@ -159,22 +156,21 @@ def test_shares_are_among_the_public_users_alone(world):
 
 
 def test_populations_with_other_perturbations_are_others(load_tiny):
-    overrides = ["perturb.attribute=gender", "perturb.epsilon=0.1"]
-    plain, changed = (KEPT.population(load_tiny(*some)) for some in ([], overrides))
+    plain, changed = (KEPT.population(load_tiny(*some)) for some in ([], TARGETED))
     assert plain is not changed and plain.perturbed is None
-    assert changed is KEPT.population(load_tiny(*overrides))
-    assert changed is not KEPT.population(load_tiny(*overrides, "perturb.budget=0.5"))
+    assert changed is KEPT.population(load_tiny(*TARGETED))
+    assert changed is not KEPT.population(load_tiny(*TARGETED, "perturb.budget=0.5"))
 
 
 def test_guarantees_are_those_of_each_client(world):
-    population, found = done(world)
-    data, rows = population.interactions, population.partition.train_rows
+    given, found = done(world)
+    data, values = given.rows, len(set(given.rows.ratings))
     for client, one in zip(found.clients, found.guarantees, strict=True):
-        own = data.items[rows[data.users[rows] == client]]
-        sizes = {"own_items": len(set(own)), "rows": len(own), "protected": len(own), "num_values": 4}
+        own = data.items[data.users == client]
+        sizes = {"own_items": len(set(own)), "rows": len(own), "protected": len(own), "num_values": values}
         assert one == guarantee(found.config, num_items=6, **sizes)
     table = summary(data, found)
-    assert table["protected"] == table["rows"] == len(rows) and table["clients"] == len(found.clients)
+    assert table["protected"] == len(data)
     assert table["epsilon"]["true, whole profile"]["max"] == float("inf")
 
 
@@ -185,9 +181,9 @@ def test_wrong_attributes_are_refused(world, attribute, problem):
 
 
 def test_a_run_says_what_its_perturbation_is_worth(run_tiny):
-    result = run_tiny("perturb.attribute=gender", "perturb.epsilon=0.1", "perturb.budget=0.3")
+    result = run_tiny(*TARGETED, "perturb.budget=0.3")
     assert any("epsilon + ln m" in line for line in result.privacy)
     from fedrec.runs import RunFolder
 
     assert RunFolder(result.folder).read_result().privacy == result.privacy
-    assert load(result.folder / "experiment.toml").perturb.budget == 0.3
+    assert load(result.folder / "experiment.toml").perturb.options["budget"] == 0.3

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Decimal
 import numpy as np
 import pytest
 
-from fedrec.perturb.selection import at_random, most_stereotypical, protected_count
+from fedrec.perturb.targeted.selection import at_random, most_stereotypical, protected_count
 
 
 @pytest.mark.parametrize("budget", ["0.0", "0.1", "0.3", "0.4", "0.7", "0.9", "1.0"])

@@ -58,10 +58,11 @@ def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
     clear = attack(tmp_path, options)
     assert clear.success.balanced_accuracy.value > 0.8 and clear.categories == ("F", "M")
     assert clear.recommends == {} and not list(tmp_path.iterdir())
-    responses = ("perturb.attribute=gender", "perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
-    hidden = attack(tmp_path, options, *responses)
+    targeted = ("perturb.name=targeted", "perturb.attribute=gender")
+    responses = ("perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
+    hidden = attack(tmp_path, options, *targeted, *responses)
     assert hidden.success.balanced_accuracy.value < 0.63
-    half = attack(tmp_path, options, "perturb.attribute=gender", "perturb.epsilon=3")
+    half = attack(tmp_path, options, *targeted, "perturb.epsilon=3")
     assert hidden.success.auc < half.success.auc <= clear.success.auc + 0.05
 
 
@@ -143,9 +144,8 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         app, ["attack", "attribute", str(file), "--attacker", "logistic", "-o", str(tmp_path / "out")]
     )
     assert "balanced accuracy" in shown.output and "0.500" in shown.output
-    perturbed = CliRunner().invoke(
-        app, ["perturb", str(file), "--set", "perturb.attribute=gender", "--set", "perturb.epsilon=1", "--json"]
-    )
+    targeted = ["--set", "perturb.name=targeted", "--set", "perturb.attribute=gender", "--set", "perturb.epsilon=1"]
+    perturbed = CliRunner().invoke(app, ["perturb", str(file), *targeted, "--json"])
     assert json.loads(perturbed.stdout)["epsilon"]["true, whole profile"]["max"] == "inf"
     refused = CliRunner().invoke(app, ["perturb", str(file)])
     assert "perturbs nothing" in str(refused.exception)

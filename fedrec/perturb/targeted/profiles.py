@@ -2,7 +2,7 @@
 """All clients' profiles, perturbed: the merged data sets of the poster "targeted DP" (equation 3).
 
 Every client is perturbed by itself from its own random stream, as its device would do it once before the first round.
-Rows stay in their places: a row's item and rating change, its user and time do not. Held-out rows are left alone.
+Rows stay in their places: a row's item and rating change, its user and time do not.
 """
 
 from __future__ import annotations
@@ -14,65 +14,56 @@ import numpy as np
 
 from fedrec.config import did_you_mean
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition
+from fedrec.data.perturbation import TrainingData
 from fedrec.errors import ExperimentError
-from fedrec.perturb.config import PerturbConfig
-from fedrec.perturb.guarantee import Guarantee, guarantee
-from fedrec.perturb.inclination import inclination, stereotypicality
-from fedrec.perturb.mechanisms import Interaction, coin_flip, randomised_response
-from fedrec.perturb.selection import at_random, most_stereotypical, protected_count
+from fedrec.perturb.targeted.config import TargetedConfig
+from fedrec.perturb.targeted.guarantee import Guarantee, guarantee
+from fedrec.perturb.targeted.inclination import inclination, stereotypicality
+from fedrec.perturb.targeted.mechanisms import Interaction, coin_flip, randomised_response
+from fedrec.perturb.targeted.selection import at_random, most_stereotypical, protected_count
 from fedrec.rng import stream
 
 
 @dataclass(frozen=True, eq=False)
-class Perturbed:
-    """Interactions as the devices learn from them.
+class Profiles:
+    """Training rows as the devices learn from them.
 
     Attributes:
         config: what was done.
-        learned: the interactions; only training rows differ from the real ones, in item and rating.
+        learned: the training rows; item and rating of some differ from the real ones.
         protected: `int64`, ascending: row numbers of the protected interactions.
-        rows: number of training rows.
         clients: `int64`, ascending: clients with training rows.
         guarantees: one per client.
     """
 
-    config: PerturbConfig
+    config: TargetedConfig
     learned: Interactions
     protected: np.ndarray
-    rows: int
     clients: np.ndarray
     guarantees: tuple[Guarantee, ...]
 
 
-def perturb(
-    interactions: Interactions, partition: Partition, config: PerturbConfig, seed: int, *, with_ratings: bool
-) -> Perturbed:
+def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> Profiles:
     """Perturb the training rows of all clients.
 
     Args:
-        interactions: the dataset.
-        partition: which rows are learned from, and whose rows give the stereotypes.
+        data: the training rows, and whose rows give the stereotypes. Where ratings are not learned from, a replaced row
+            keeps a rating that nobody reads. The ratings' scale is that of these rows.
         config: what is done.
         seed: of the streams `"perturb"` (one per client) and `"perturb-public"`.
-        with_ratings: whether ratings are learned from; otherwise a replaced row keeps a rating that nobody reads.
 
     Raises:
         ExperimentError: the attribute is unknown, or a user has several categories of it.
         DataError: a client has no unvisited item left to put in place of its own.
     """
+    interactions = data.rows
     groups, num_groups = _groups(interactions, config.attribute)
-    scores = _stereotypes(interactions, partition, config, seed, groups, num_groups)
-    work = _Work(interactions, config, seed, groups, scores, with_ratings and interactions.ratings is not None)
-    rows = partition.train_rows[np.argsort(interactions.users[partition.train_rows], kind="stable")]
-    clients, starts = np.unique(interactions.users[rows], return_index=True)
-    guarantees = (
-        [work.perturb(client, own) for client, own in zip(clients.tolist(), np.split(rows, starts[1:]), strict=True)]
-        if len(rows)
-        else []
-    )
+    scores = _stereotypes(data, config, seed, groups, num_groups)
+    work = _Work(interactions, config, seed, groups, scores, data.rated and interactions.ratings is not None)
+    clients = np.flatnonzero(np.diff(interactions.user_offsets))
+    guarantees = [work.perturb(client, interactions.rows_of(client)) for client in clients.tolist()]
     learned = dataclasses.replace(interactions, items=work.items, ratings=work.ratings)
-    return Perturbed(config, learned, np.flatnonzero(work.is_protected), len(rows), clients, tuple(guarantees))
+    return Profiles(config, learned, np.flatnonzero(work.is_protected), clients, tuple(guarantees))
 
 
 class _Work:
@@ -81,7 +72,7 @@ class _Work:
     def __init__(
         self,
         interactions: Interactions,
-        config: PerturbConfig,
+        config: TargetedConfig,
         seed: int,
         groups: np.ndarray,
         scores: np.ndarray,
@@ -153,21 +144,16 @@ def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int
 
 
 def _stereotypes(
-    interactions: Interactions,
-    partition: Partition,
-    config: PerturbConfig,
-    seed: int,
-    groups: np.ndarray,
-    num_groups: int,
+    data: TrainingData, config: TargetedConfig, seed: int, groups: np.ndarray, num_groups: int
 ) -> np.ndarray:
     """Stereotypicality `float64 [groups, items]` from the raw training rows of the training clients, or some."""
-    givers = partition.training_clients
+    interactions, givers = data.rows, data.clients
     if config.public_share is not None:
         count = min(len(givers), max(1, round(config.public_share * len(givers))))
         givers = stream(seed, "perturb-public").choice(givers, size=count, replace=False)
     gives = np.zeros(interactions.num_users, dtype=bool)
     gives[givers] = True
-    rows = partition.train_rows[gives[interactions.users[partition.train_rows]]]
+    rows = np.flatnonzero(gives[interactions.users])
     counted = np.where(gives, groups, -1)  # the others belong to no group, so that sizes count the givers alone
     shares = inclination(
         interactions.users[rows],

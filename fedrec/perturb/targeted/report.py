@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a perturbation did to a dataset, and what it is worth, in figures over its clients."""
+"""What a targeted perturbation did to a dataset, and what it is worth, in figures over its clients."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 
 from fedrec.data.interactions import Interactions
-from fedrec.perturb.guarantee import words
-from fedrec.perturb.profiles import Perturbed
+from fedrec.perturb.targeted.profiles import Profiles
 
 
-def summary(real: Interactions, perturbed: Perturbed) -> dict[str, Any]:
-    """Figures and sentences.
+def summary(real: Interactions, perturbed: Profiles) -> dict[str, Any]:
+    """Figures.
 
     Args:
-        real: the interactions before.
+        real: the training rows before.
         perturbed: the same after.
 
     Returns:
-        Counts of `clients`, `rows` (of training) and `protected` rows; `changed`, the share of protected rows whose
-        item is another one now; `epsilon`, per kind of guarantee its smallest, median and largest value over clients,
-        and the nominal one summed over a client's protected interactions; `in words`.
+        The count of `protected` rows; `changed`, the share of these whose item is another one now; `epsilon`, per kind
+        of guarantee its smallest, median and largest value over clients, and the nominal one summed over a client's
+        protected interactions.
     """
     places, learned = perturbed.protected, perturbed.learned
     counts = np.bincount(real.users[places], minlength=real.num_users)[perturbed.clients]
@@ -35,12 +34,9 @@ def summary(real: Interactions, perturbed: Perturbed) -> dict[str, Any]:
         "true, whole profile": [one.profile for one in perturbed.guarantees],
     }
     return {
-        "clients": len(perturbed.clients),
-        "rows": perturbed.rows,
         "protected": len(places),
         "changed": float((real.items[places] != learned.items[places]).mean()) if len(places) else 0.0,
         "epsilon": {name: _spread(values) for name, values in epsilons.items()},
-        "in words": words(perturbed.config),
     }
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedrec.perturb.config import PerturbConfig
+from fedrec.perturb.targeted.config import TargetedConfig
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Guarantee:
 
 
 def guarantee(
-    config: PerturbConfig, *, num_items: int, own_items: int, rows: int, protected: int, num_values: int = 1
+    config: TargetedConfig, *, num_items: int, own_items: int, rows: int, protected: int, num_values: int = 1
 ) -> Guarantee:
     """The epsilons of one client.
 
@@ -79,7 +79,7 @@ def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
-def words(config: PerturbConfig) -> list[str]:
+def words(config: TargetedConfig) -> list[str]:
     """What must stand beside the results of a run, whoever its clients are."""
     said = [
         f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget {config.budget:g}) with "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `[perturb]` table of an experiment."""
+"""Settings of the targeted perturbation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fedrec.config import Config
 
 
-class PerturbConfig(Config):
+class TargetedConfig(Config):
     """Perturbation of each client's training rows on its device, drawn once and the same in every round.
 
     Drawing anew in each round would publish a client's profile as often as it is sampled, so that is not offered.

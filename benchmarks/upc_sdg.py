@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables 2 and 3 and figures 2 and 4 of UPC-SDG on the authors' files, and utility against linkage for each method.
+
+    FEDREC_DATA=DATA python benchmarks/upc_sdg.py FOLDER --data office --seeds 3
+
+For each seed and way to perturb the training rows, recommenders learn from what comes out and are tested on the
+original test file: PR, Recall and NDCG at 20 with two ways of masking, and beside them what the table still tells (kept
+share, linkage, recovery, similarity). `both` leaves real and synthetic training items out of the lists, `learned` the
+synthetic ones alone, so that replaced originals compete; `ease-device` is EASE fitted to the synthetic table and asked
+with real rows, as a device could. What is done is in FOLDER/results.json and is not done again, so a broken-off study
+goes on where it was. `results.csv` has the means over seeds, `utility-linkage-MODEL.svg` the curves. With `--choose`
+what the paper leaves open is measured on validation rows instead (FOLDER/chosen.json).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DATASETS = {"office": "amazon-upc", "gowalla": "gowalla"}
+RATIOS, SENSITIVITIES = (0.2, 0.4, 0.6, 0.8), (0.1, 0.3, 0.5, 0.7, 0.9)
+MASKS = ("both", "learned")
+METRICS = {"PR": "precision@20", "Recall": "recall@20", "NDCG": "ndcg-list@20"}
+ABLATIONS = {"s": {"select": "random"}, "r": {"generate": "random"}, "f": {"generate": "fixed-similarity"}}
+COLOURS = ("#b22222", "#1f5fa8", "#2e7d32", "#6a1b9a", "#e08000", "#222222", "#00838f", "#8d6e63")
+
+Setting = dict[str, Any]
+
+
+def upc(ratio: float, sensitivity: float, **more: Any) -> Setting:
+    """A `[perturb]` table of UPC-SDG."""
+    return {"name": "upc-sdg", "replacement-ratio": ratio, "sensitivity": sensitivity, **more}
+
+
+def settings(data: str) -> dict[str, Setting | None]:
+    """Name -> `[perturb]` table; names start with the method, by which curves are drawn."""
+    found: dict[str, Setting | None] = {"original": None}
+    corners = {"upc-sdg k=0.2 gamma=0.9": upc(0.2, 0.9), "upc-sdg k=0.8 gamma=0.1": upc(0.8, 0.1)}
+    found |= corners
+    for ratio in RATIOS if data == "office" else (0.2, 0.8):
+        found[f"random-replacement k={ratio:g}"] = {"name": "random-replacement", "replacement-ratio": ratio}
+    if data != "office":
+        return found
+    for ratio, (letter, change) in itertools.product(RATIOS, ABLATIONS.items()):
+        found[f"ablation-{letter} k={ratio:g} gamma=0.9"] = upc(ratio, 0.9, **change)
+    for ratio in RATIOS:
+        found[f"upc-sdg k={ratio:g} gamma=0.9"] = upc(ratio, 0.9)
+    for epsilon in (4, 6, 8, 10):
+        found[f"randomised-response eps={epsilon}"] = {"name": "randomised-response", "epsilon": float(epsilon)}
+    for epsilon in (1, 5, 10, 1000):
+        found[f"noisy-cooccurrence eps={epsilon}"] = {"name": "noisy-cooccurrence", "epsilon": float(epsilon)}
+    for definition, ratio in itertools.product(("released", "cosine"), RATIOS):
+        found[f"upc-{definition} k={ratio:g} gamma=0.9"] = upc(ratio, 0.9, similarity=definition)
+        found[f"upc-{definition} k={ratio:g} gamma=0.1"] = upc(ratio, 0.1, similarity=definition)
+    for ratio, sensitivity in itertools.product(RATIOS, SENSITIVITIES):
+        found[f"upc-sdg k={ratio:g} gamma={sensitivity:g}"] = upc(ratio, sensitivity)
+    return found
+
+
+def choices() -> dict[str, Setting | None]:
+    """What the paper leaves open, at the corner X+ and the corner X-."""
+    found: dict[str, Setting | None] = {}
+    for ratio, sensitivity in ((0.2, 0.9), (0.8, 0.1)):
+        where = f"k={ratio:g} gamma={sensitivity:g}"
+        for beta in (0.0, 0.5, 1.0):
+            found[f"beta={beta:g} {where}"] = upc(ratio, sensitivity, attention={"beta": beta})
+        for temperature, rate, draw in itertools.product((0.2, 1.0), (1e-3, 1e-2), ("sample", "best")):
+            generator = {"temperature": temperature, "learning-rate": rate}
+            found[f"tau={temperature:g} rate={rate:g} {draw} {where}"] = upc(
+                ratio, sensitivity, draw=draw, generator=generator
+            )
+    return found
+
+
+def measure(data: str, perturb: Setting | None, seed: int, part: str, models: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of each model and mask, and what the table tells."""
+    from fedrec.data.population import Population
+    from fedrec.experiment import load
+    from fedrec.perturb.disclosure import disclosure
+
+    table = {
+        "name": "upc-sdg",
+        "rounds": 1,
+        "seed": seed,
+        "dataset": {"name": DATASETS[data]},
+        "split": {"name": "published", "validation": 0.1 if part == "validation" else 0.0},
+        "sampler": {"name": "fixed-size", "cohort": 1},
+        **({} if perturb is None else {"perturb": perturb}),
+    }
+    population = Population.of(load(table))
+    found: dict[str, Any] = {"utility": utility(population, part, models, seed)}
+    if population.perturbed is not None:
+        real = population.interactions.with_rows(population.partition.train_rows)
+        found |= disclosure(real, population.perturbed, seed).table()
+        found["figures"] = dict(population.perturbed.figures)
+    return found
+
+
+def utility(population: Any, part: str, models: Mapping[str, Any], seed: int) -> dict[str, dict[str, float]]:
+    """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows."""
+    import torch
+
+    from fedrec.baselines.base import Histories
+    from fedrec.data.population import Population
+    from fedrec.metrics.ranking import ranking_metrics
+    from fedrec.registry import BASELINE, resolve
+
+    data, clients = population.interactions, population.partition.training_clients
+    plain = Population(data, population.partition, task="ranking", positive_above=None)
+    tested, found = population.evaluated_clients(part), {}
+    for name, options in models.items():
+        cls = resolve(BASELINE, name.removesuffix("-device"))
+        seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
+        model = cls(cls.Config.parse(seeded))
+        model.fit(Histories(data.num_items, *population.liked(clients), clients))
+        asked = plain if name.endswith("-device") else population
+        sums: dict[str, list[np.ndarray]] = {}
+        for start in range(0, len(tested), 256):
+            block = tested[start : start + 256]
+            lists = population.held_out(block, part)
+            scores = model.scores(Histories(data.num_items, *asked.liked(block), block))
+            masks = {key: torch.from_numpy(getattr(lists, key)) for key in ("seen", "known", "relevant")}
+            for how in MASKS:
+                masked = torch.from_numpy(lists.masked("real" if asked is plain else how))
+                metrics = ranking_metrics(scores, **masks, ks=(20,), masked=masked)
+                for title, metric in METRICS.items():
+                    sums.setdefault(f"{how} {title}", []).append(metrics[metric].numpy())
+        found[name] = {key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()}
+    return found
+
+
+def work(file: Path, wanted: Iterable[tuple[str, Setting | None, int]], data: str, part: str, models: Any) -> None:
+    """Measure what is missing, one setting after the other; each is written down when it is there."""
+    for name, perturb, seed in wanted:
+        records = json.loads(file.read_text()) if file.exists() else []
+        if any((one["name"], one["seed"], one["perturb"]) == (name, seed, perturb) for one in records):
+            continue
+        started = time.perf_counter()
+        found = measure(data, perturb, seed, part, models)
+        seconds = round(time.perf_counter() - started, 1)
+        records.append({"name": name, "seed": seed, "perturb": perturb, "seconds": seconds, **found})
+        file.with_suffix(".new").write_text(json.dumps(records, indent=1, default=float) + "\n")
+        file.with_suffix(".new").replace(file)
+        shown = {model: round(values["both Recall"], 4) for model, values in found["utility"].items()}
+        print(f"{name}, seed {seed}: {shown}, linked {found.get('linked', 1):.3f}, {seconds} s", flush=True)
+
+
+def summary(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per setting: means over its seeds."""
+    groups: dict[str, list[dict[str, float]]] = {}
+    for one in records:
+        row = {f"{model} {key}": value for model, values in one["utility"].items() for key, value in values.items()}
+        row |= {key: one[key] for key in ("kept", "linked") if key in one}
+        row |= {f"recovered {key}": value for key, value in one.get("recovered", {}).items()}
+        row |= {f"frequent {key}": value for key, value in one.get("frequent", {}).items()}
+        for values in one.get("figures", {}).get("mean similarity by sensitivity", {}).values():
+            row |= {f"similarity, {key}": value for key, value in values.items() if key != "rows"}
+        groups.setdefault(one["name"], []).append({"kept": 1.0, "linked": 1.0, **row})
+    columns = list(dict.fromkeys(key for rows in groups.values() for row in rows for key in row))
+    return [
+        {
+            "setting": name,
+            "seeds": len(rows),
+            **{key: float(np.mean([row.get(key, np.nan) for row in rows])) for key in columns},
+        }
+        for name, rows in groups.items()
+    ]
+
+
+def drawing(rows: list[dict[str, Any]], metric: str) -> str:
+    """Linkage from left to right, a metric upwards, one curve per method: up and to the left is better."""
+    curves: dict[str, list[tuple[float, float, str]]] = {}
+    for row in rows:
+        method, _, where = row["setting"].partition(" ")
+        method = f"{method} {where.split()[-1]}" if method.startswith("upc-") and where else method
+        if np.isfinite(row.get(metric, np.nan)):
+            label = where.split()[0] if where else ""
+            curves.setdefault(method, []).append((row["linked"], row[metric], label))
+    top = max((y for points in curves.values() for _, y, _ in points), default=1.0) * 1.05
+    shapes = []
+    for number, (method, points) in enumerate(sorted(curves.items())):
+        colour, placed = COLOURS[number % len(COLOURS)], sorted(points)
+        spots = [(60 + 520 * x, 400 - 360 * y / top) for x, y, _ in placed]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+        shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        for (x, y), (_, _, label) in zip(spots, placed, strict=True):
+            shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
+            shapes.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}" fill="{colour}" font-size="9">{label}</text>')
+        shapes.append(f'<text x="600" y="{40 + 18 * number}" fill="{colour}">{method}</text>')
+    ticks = [f'<text x="{55 + 520 * x:.0f}" y="416">{x:g}</text>' for x in (0, 0.25, 0.5, 0.75, 1)]
+    ticks += [f'<text x="20" y="{404 - 360 * share:.0f}">{top * share:.3f}</text>' for share in (0, 0.5, 1)]
+    return "\n".join(
+        [
+            '<svg xmlns="http://www.w3.org/2000/svg" width="820" height="450" font-family="sans-serif" font-size="12">',
+            '<rect width="820" height="450" fill="white"/><path d="M60 30V400H585" fill="none" stroke="#888888"/>',
+            f'<text x="60" y="20">{metric} (upwards) against the share of users who are linked</text>',
+            *ticks,
+            *shapes,
+            "</svg>\n",
+        ]
+    )
+
+
+def write(folder: Path) -> None:
+    """Tables and drawings of what is there."""
+    rows = summary(json.loads((folder / "results.json").read_text()))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with open(folder / "results.csv", "w", newline="") as opened:
+        writer = csv.DictWriter(opened, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    for model in ("bprmf", "ease", "ease-device"):
+        (folder / f"utility-linkage-{model}.svg").write_text(drawing(rows, f"{model} both Recall"))
+
+
+def main() -> None:
+    """Measure what is missing, then write the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--data", choices=DATASETS, default="office")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--choose", action="store_true", help="settings on validation rows instead of the tables")
+    parser.add_argument("--only", default="", help="only settings whose name starts with this")
+    parser.add_argument("--epochs", type=int, default=None, help="of BPR-MF: as a baseline, and for the embeddings")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    epochs = {} if given.epochs is None else {"epochs": given.epochs}
+    models: dict[str, Any] = {"random": {}, "bprmf": epochs, "ease": {"regularisation": 200.0}}
+    models["ease-device"] = models["ease"]
+    if given.data != "office":
+        models = {"bprmf": epochs}  # EASE would need 20 GB there
+    named = choices() if given.choose else settings(given.data)
+    for table in named.values():
+        if table is not None and table["name"] == "upc-sdg" and epochs:
+            table["embeddings"] = epochs
+    chosen = [(name, table) for name, table in named.items() if name.startswith(given.only)]
+    wanted = [(name, table, seed) for seed in range(given.seeds) for name, table in chosen]
+    file = given.folder / ("chosen.json" if given.choose else "results.json")
+    work(file, wanted, given.data, "validation" if given.choose else "test", models)
+    if not given.choose:
+        write(given.folder)
+
+
+if __name__ == "__main__":
+    main()

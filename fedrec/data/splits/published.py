@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla (80:20).
+
+Validation rows, where they are wanted, are drawn from the training file: choose settings with them, and report with
+`validation = 0`, so that the published training rows are all learned from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.split import Partition, Split
+from fedrec.data.splits._order import places, sort_key, users_of
+from fedrec.errors import DataError
+
+
+class PublishedConfig(Config):
+    """Settings of the published split."""
+
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of each user's training rows that choose settings, in [0, 1), rounded half up; a user keeps one row."""
+
+
+class Published(Split):
+    """Rows of the publisher's training file train, those of the test file are tested."""
+
+    Config = PublishedConfig
+    paper = "UPC-SDG's author files; NGCF and LightGCN (Gowalla)"
+    config: PublishedConfig
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions as the publisher did.
+
+        Raises:
+            DataError: the dataset was not published in two files, or only one of them was read.
+        """
+        test = interactions.published_test
+        if test is None or not (0 < test.sum() < len(test)):
+            raise DataError(
+                f"{interactions.name} has no published split",
+                expected="a dataset with a training and a test file, and rows of both (dataset.part = 'all')",
+                got="no such files" if test is None else "rows of one file only",
+                fix="choose another split, such as 'ratio'",
+            )
+        rows = np.flatnonzero(~test)
+        place, count = places(interactions.users[rows], sort_key(interactions, "random", self.seed)[rows])
+        taken = np.minimum((self.config.validation * count + 0.5).astype(np.int64), count - 1)
+        validation = place >= count - taken
+        return Partition(
+            training_clients=users_of(interactions, rows),
+            train_rows=rows[~validation],
+            validation_rows=rows[validation],
+            test_rows=np.flatnonzero(test),
+        )

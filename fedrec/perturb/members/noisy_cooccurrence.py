@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic profiles from a noisy co-occurrence matrix: user-level differential privacy of the whole table.
+
+Two Gaussian releases are all that is taken from the data: how many users have each item, and how many have each pair of
+the items that were found popular. Everything after is post-processing: each user's place in the table gets a profile of
+items that go together, drawn without that user's rows. So a profile tells of its user nothing beyond the guarantee, and
+a recommender that learns it cannot know the user; it can know which items go together, and serve a user from rows that
+never left the device.
+
+Neighbours differ in all rows of one user (replace-one); which users there are is public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy import sparse
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
+from fedrec.errors import ExperimentError
+from fedrec.perturb.synthesis.cooccurrence import noisy_release, profiles
+from fedrec.perturb.synthesis.preferences import refuse_missing_rows
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.question import report
+from fedrec.rng import stream
+
+
+class NoisyCooccurrenceConfig(Config):
+    """Settings of the generator from noisy co-occurrences."""
+
+    epsilon: float = Field(gt=0)
+    """Of the whole table, for both releases together, > 0."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which the guarantee may fail."""
+    items: int = Field(default=500, ge=2)
+    """How many of the items, the most popular by the noisy counts, are in the matrix and in the synthetic table."""
+    clip_items: int = Field(default=8, ge=1)
+    """Items of a user that count in full; with more of them each counts less (sqrt(m / n), and for pairs m (m + 1) /
+    (n (n + 1)) under the root)."""
+    threshold: float = Field(default=2.0, ge=0)
+    """Counts below so many standard deviations of their noise are taken for zero."""
+    smoothing: float = Field(default=0.1, ge=0, le=1)
+    """Share of the draws that go by popularity alone, in [0, 1]."""
+    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    """Accountant."""
+
+
+class NoisyCooccurrence(Perturbation):
+    """Replaces every profile by one drawn from noisy counts of items and pairs of items."""
+
+    Config = NoisyCooccurrenceConfig
+    config: NoisyCooccurrenceConfig
+
+    def plan(self, users: int) -> Plan:
+        """Noise and cost of the two releases for so many users, at a clip norm of 1."""
+        config = self.config
+        settings = PrivacyConfig(clip_norm=1.0, epsilon=config.epsilon, delta=config.delta, backend=config.backend)
+        return Plan.of(settings, "full", {}, users, rounds=2)
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """A profile for each user with training rows; no row comes from one of its own.
+
+        Raises:
+            DataError: a user has no training row.
+            ExperimentError: ratings are learned from, which it has none to give for.
+        """
+        refuse_missing_rows(data)
+        rows = data.rows
+        if data.rated:
+            raise ExperimentError(
+                "profiles from noisy co-occurrences have no ratings",
+                expected="task = 'ranking' without positive-above",
+                got="an experiment that learns from ratings",
+                fix="choose another perturbation",
+            )
+        real = np.flatnonzero(np.diff(rows.user_offsets))
+        plan = self.plan(len(real))
+        release = noisy_release(
+            _matrix(rows, real),
+            plan.noise_scale,
+            most_items=self.config.items,
+            clip_items=self.config.clip_items,
+            threshold=self.config.threshold,
+            seed=self.seed,
+        )
+        random = stream(self.seed, "perturb-profiles")
+        users, items = profiles(release, len(real), self.config.smoothing, random)
+        found = _table(rows, real[users], release.items[items])
+        spent = report(plan)
+        figures: dict[str, Any] = {
+            "noise multiplier": plan.noise_scale,
+            "pairs above the noise": int((release.pairs > 0).sum() // 2),
+            "rows of a profile": release.length,
+            "epsilon": {"whole table, user level": {"epsilon": spent.epsilon, "delta": spent.delta}},
+        }
+        return Perturbed(found, np.full(len(found), -1), figures)
+
+    def words(self) -> list[str]:
+        """What is guaranteed."""
+        config = self.config
+        return [
+            f"The synthetic table is ({config.epsilon:g}, {config.delta:g})-differentially private at user level "
+            "(replace-one): all rows of a user may be others. Who the users are is public, and somebody who holds all "
+            "rows is trusted to add the noise.",
+            "Settings that were chosen on these data are not covered. Random numbers come from the experiment's seed: "
+            "a simulation, not a release.",
+        ]
+
+
+def _matrix(rows: Interactions, users: np.ndarray) -> sparse.csr_array:
+    """Binary `float64 [users, items]` of some users."""
+    pairs = np.unique(rows.users * rows.num_items + rows.items)
+    user, item = np.divmod(pairs, rows.num_items)
+    whole = sparse.csr_array((np.ones(len(pairs)), (user, item)), (rows.num_users, rows.num_items))
+    return whole[users]
+
+
+def _table(rows: Interactions, users: np.ndarray, items: np.ndarray) -> Interactions:
+    """The synthetic rows; ratings and times, which nobody reads, are zero and tell nothing."""
+    ratings = None if rows.ratings is None else np.zeros(len(users), np.float32)
+    times = None if rows.times is None else np.zeros(len(users), np.int64)
+    return dataclasses.replace(rows, users=users, items=items, ratings=ratings, times=times, published_test=None)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Substitutes for chosen rows: items that the user has not, no two alike in one profile.
+
+UPC-SDG leaves open what happens where two rows of a user get one substitute; the profile would shrink, or hold an item
+twice. Here a profile keeps its size: an item that the user has, or that another of its rows was given, is drawn again
+(which is a draw from the distribution without it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.data.interactions import Interactions
+from fedrec.data.negatives import nth_outside
+from fedrec.errors import DataError
+from fedrec.rng import stream
+
+Draw = Literal["sample", "best"]
+_CELLS_AT_ONCE = 24_000_000
+_DRAWS_AT_ONCE = 16
+
+
+def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
+    """Uniform among the items that a user has not, without repetition.
+
+    Args:
+        rows: the training rows.
+        chosen: `int64 [n]`: row numbers, grouped by user.
+        seed: of the streams `"perturb-items"`, one per user.
+
+    Returns:
+        `int64 [n]`: the items that take the place of the chosen rows'.
+
+    Raises:
+        DataError: a user has too few items left.
+    """
+    found = np.empty(len(chosen), dtype=np.int64)
+    users = rows.users[chosen]
+    for user, places in _by_user(users):
+        own = np.unique(rows.items[rows.rows_of(user)])
+        free = _require_free(rows, user, own, len(places))
+        ranks = stream(seed, "perturb-items", user).choice(free, size=len(places), replace=False)
+        found[places] = nth_outside(own, ranks)
+    return found
+
+
+def scored_substitutes(
+    rows: Interactions, chosen: np.ndarray, scores: Callable[[np.ndarray], Tensor], draw: Draw, seed: int
+) -> np.ndarray:
+    """Items drawn from softmax(scores), which is what arg max of the scores plus Gumbel noise is, or the best ones.
+
+    Args:
+        rows: the training rows.
+        chosen: `int64 [n]`: row numbers, grouped by user.
+        scores: gives `float32 [m, items]` for m of the chosen rows.
+        draw: `sample` from the softmax, or take the `best`.
+        seed: of the streams `"perturb-draw"`, one per block of users; blocks depend on the data alone.
+
+    Returns:
+        `int64 [n]`: the items that take the place of the chosen rows'.
+
+    Raises:
+        DataError: a user has too few items left.
+    """
+    found = np.empty(len(chosen), dtype=np.int64)
+    for number, places in enumerate(_blocks(rows, chosen)):
+        table = scores(chosen[places])
+        users = rows.users[chosen[places]]
+        _mask_own(table, rows, users)
+        generator = np.random.Generator(np.random.PCG64(stream(seed, "perturb-draw", number).integers(2**63)))
+        found[places] = _distinct(table, users, draw, generator)
+    return found
+
+
+def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
+    """Places of the chosen rows in blocks of whole users, each of at most so many cells, or of one user."""
+    users, most = rows.users[chosen], max(1, _CELLS_AT_ONCE // rows.num_items)
+    blocks: list[list[np.ndarray]] = [[]]
+    size = 0
+    for user, places in _by_user(users):
+        _require_free(rows, user, np.unique(rows.items[rows.rows_of(user)]), len(places))
+        if size and size + len(places) > most:
+            blocks.append([])
+            size = 0
+        blocks[-1].append(places)
+        size += len(places)
+    return [np.concatenate(block) for block in blocks if block]
+
+
+def _mask_own(table: Tensor, rows: Interactions, users: np.ndarray) -> None:
+    """Give the items that a row's user has a score of minus infinity."""
+    for user, places in _by_user(users):
+        own = torch.from_numpy(np.unique(rows.items[rows.rows_of(user)]))
+        table[torch.from_numpy(places)[:, None], own[None, :]] = -torch.inf
+
+
+def _distinct(table: Tensor, users: np.ndarray, draw: Draw, random: np.random.Generator) -> np.ndarray:
+    """An item for each row, no two alike within a user; `table` is used up.
+
+    Rows are settled in random order; where a row has no proposal that is still free, what its user has is taken out of
+    its distribution and proposals are drawn anew.
+    """
+    found = np.full(len(users), -1, dtype=np.int64)
+    taken: dict[int, set[int]] = {}
+    open_rows = random.permutation(len(users))
+    while len(open_rows):
+        proposals = _proposals(table[torch.from_numpy(open_rows)], draw, random)
+        left = []
+        for row, offered in zip(open_rows.tolist(), proposals.tolist(), strict=True):
+            own = taken.setdefault(int(users[row]), set())
+            item = next((item for item in offered if item not in own), None)
+            if item is None:
+                left.append(row)
+            else:
+                found[row] = item
+                own.add(item)
+        open_rows = np.array(left, dtype=np.int64)
+        for row in left:
+            table[row, torch.tensor(list(taken[int(users[row])]))] = -torch.inf
+    return found
+
+
+def _proposals(scores: Tensor, draw: Draw, random: np.random.Generator) -> np.ndarray:
+    """`int64 [rows, some]`: items in the order in which they are to be tried; none of score minus infinity."""
+    if draw == "best":
+        some = int((scores > -torch.inf).sum(1).min().clamp(max=_DRAWS_AT_ONCE))
+        return scores.topk(some, dim=1).indices.numpy()
+    weights = torch.softmax(scores, dim=1).cumsum(1, dtype=torch.float64)
+    uniform = torch.from_numpy(random.random((len(scores), _DRAWS_AT_ONCE)))
+    # Below the total by rounding, so that no place beyond the last item with any weight is found.
+    wanted = uniform * weights[:, -1:] * (1 - 1e-12)
+    return torch.searchsorted(weights, wanted, right=True).numpy()
+
+
+def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each user and the places of its rows; rows are grouped by user."""
+    if not len(users):
+        return
+    starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))
+    yield from zip(users[starts].tolist(), np.split(np.arange(len(users)), starts[1:]), strict=True)
+
+
+def _require_free(rows: Interactions, user: int, own: np.ndarray, wanted: int) -> int:
+    free = rows.num_items - len(own)
+    if wanted > free:
+        raise DataError(
+            f"user {rows.user_ids[user]} has too few other items to replace rows by",
+            expected=f"at least {wanted} items that the user has not",
+            got=f"{free} of {rows.num_items}",
+            fix="lower perturb.replacement-ratio, or leave the user out",
+        )
+    return free

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and the limits of gamma and k."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from fedrec.errors import DataError, ExperimentError
+from fedrec.perturb.members.upc_sdg import UpcSdg, UpcSdgConfig
+from fedrec.perturb.synthesis.attention import Attention, AttentionConfig, attention_weights, train_attention
+from fedrec.perturb.synthesis.generator import Generator, GeneratorConfig, gumbel_softmax, losses, train_generator
+from fedrec.perturb.synthesis.similarity import Similarity
+from fedrec.perturb.synthesis.substitutes import scored_substitutes
+from fedrec.rng import torch_stream
+
+QUICK = {
+    "embeddings": {"factors": 8, "epochs": 30},
+    "attention": {"epochs": 2, "hidden": 8},
+    "generator": {"steps": 60, "candidates": 40},
+}
+
+
+def synthetic(data, seed=0, **settings):
+    return UpcSdg(UpcSdgConfig.parse({**QUICK, **settings}), seed).perturb(data)
+
+
+@pytest.fixture(scope="module")
+def embeddings():
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(60, 8, generator=generator), torch.randn(40, 8, generator=generator)
+
+
+class TestSimilarity:
+    @pytest.mark.parametrize("definition", ["paper", "released", "cosine"])
+    def test_the_formula(self, embeddings, definition):
+        q = embeddings[1].double()
+        got = Similarity(q, definition).rows(torch.arange(40))
+        for i, v in np.random.default_rng(0).integers(0, 40, (50, 2)).tolist():
+            product, row = q[i] @ q[v], q[v if definition == "released" else i] @ q.T
+            wanted = {
+                "paper": (product - row.min()) / (q[i] @ q[i] - row.min()),
+                "released": (product - row.min()) / (row.max() - row.min()),
+                "cosine": product / q[i].norm() / q[v].norm(),
+            }[definition]
+            assert got[i, v] == pytest.approx(float(wanted), abs=1e-12)
+
+    @pytest.mark.parametrize("definition", ["paper", "released", "cosine"])
+    def test_pairs_are_entries_of_the_rows(self, embeddings, definition):
+        similarity = Similarity(embeddings[1], definition)
+        pair = torch.arange(40), torch.arange(39, -1, -1)
+        assert torch.allclose(similarity.between(*pair), similarity.rows(pair[0])[pair], atol=1e-5)
+
+    def test_the_paper_gives_one_to_itself_and_nothing_to_the_least_alike(self, embeddings):
+        similarity, every = Similarity(embeddings[1], "paper"), torch.arange(40)
+        least = (embeddings[1] @ embeddings[1].T).argmin(dim=1)
+        assert torch.allclose(similarity.between(every, every), torch.ones(40))
+        assert torch.allclose(similarity.between(every, least), torch.zeros(40), atol=1e-6)
+
+    def test_the_papers_scale_does_not_end_at_one(self):
+        items = torch.tensor([[1.0, 0.0], [3.0, 0.0], [-1.0, 0.0]])
+        assert Similarity(items, "paper").between(torch.tensor([0]), torch.tensor([1])).item() == pytest.approx(2.0)
+        assert Similarity(items, "released").rows(torch.arange(3)).max() <= 1
+
+
+class TestAttention:
+    def test_weights_by_hand(self):
+        logits, place = torch.tensor([0.3, -1.0, 2.0, 0.0]).double(), torch.tensor([0, 0, 0, 2])
+        for beta in (0.0, 0.4, 1.0):
+            wanted = logits[:3].exp() / logits[:3].exp().sum() ** beta
+            assert torch.allclose(attention_weights(logits, place, 3, beta)[:3], wanted)
+
+    def test_with_beta_one_they_sum_to_one_whatever_their_size(self):
+        place = torch.arange(30) % 7
+        weights = attention_weights(torch.linspace(-300, 300, 30), place, 7, 1.0)
+        assert torch.allclose(torch.zeros(7).index_add(0, place, weights), torch.ones(7))
+
+    def test_equations_three_to_six_by_hand(self, embeddings):
+        users, items = (part.double() for part in embeddings)
+        made = Attention(AttentionConfig(beta=0.5, hidden=5), 8, torch.Generator().manual_seed(1)).double()
+        own, place = [torch.tensor([3, 4, 9]), torch.tensor([7])], torch.tensor([0, 0, 0, 1])
+        total = 0.0
+        for p, those in zip(users[:2], own, strict=True):
+            inputs = torch.cat([p.expand(len(those), -1), items[those]], dim=1)
+            v = torch.relu(inputs @ torch.cat([made.user, made.item]) + made.bias) @ made.out[:, 0]
+            a = v.exp() / v.exp().sum() ** 0.5
+            t = (a[:, None] * items[those]).sum(0) / len(those)
+            f = torch.relu(t @ made.first + made.first_bias) @ made.second + made.second_bias
+            total = total + (f - p).square().sum()
+        assert torch.allclose(made.loss(users[:2], place, items[torch.cat(own)]), total)
+
+    def test_training_lowers_the_loss(self, two_tastes, embeddings):
+        logits, found = train_attention(
+            AttentionConfig(epochs=30, batch_rows=64, dropout=0), two_tastes.rows, *embeddings, torch_stream(0, "t")
+        )
+        assert found[-1] < 0.9 * found[0] and logits.shape == (len(two_tastes.rows),) and np.isfinite(logits).all()
+
+    def test_logits_belong_to_their_rows(self, make_data, embeddings):
+        """Rows in another order have the same logits."""
+        users, items = np.repeat(np.arange(5), 4), np.arange(20)
+        order = np.random.default_rng(1).permutation(20)
+        config, straight = AttentionConfig(epochs=1), make_data(users.tolist(), items.tolist(), 60, 40)
+        mixed = make_data(users[order].tolist(), items[order].tolist(), 60, 40)
+        one, other = (train_attention(config, d.rows, *embeddings, torch_stream(0, "t"))[0] for d in (straight, mixed))
+        assert np.allclose(one[order], other, atol=1e-4)
+
+
+class TestGenerator:
+    def test_the_largest_weight_is_a_draw_from_the_softmax(self):
+        """Equation 11 is equation 12's limit: chi-square of the arg max, at any temperature."""
+        logits = torch.tensor([0.0, 1.0, -0.5, 2.0])
+        drawn = gumbel_softmax(logits.repeat(20_000, 1), 0.7, torch.Generator().manual_seed(0)).argmax(dim=1)
+        wanted = torch.softmax(logits, 0).numpy() * 20_000
+        assert chisquare(np.bincount(drawn.numpy(), minlength=4), wanted, sum_check=False).pvalue > 1e-3
+
+    def test_weights_sum_to_one_and_what_is_left_out_has_none(self):
+        logits = torch.tensor([[0.0, -torch.inf, 3.0]]).repeat(100, 1)
+        weights = gumbel_softmax(logits, 0.1, torch.Generator().manual_seed(0))
+        assert torch.allclose(weights.sum(1), torch.ones(100)) and not weights[:, 1].any()
+
+    @pytest.mark.parametrize("definition", ["paper", "released", "cosine"])
+    def test_losses_of_a_whole_item_are_those_of_the_equations(self, embeddings, definition):
+        users, items = embeddings
+        similarity = Similarity(items, definition)
+        originals, others = torch.tensor([3, 5, 9]), torch.tensor([8, 1, 30])
+        gamma, mixture = torch.tensor([0.1, 0.5, 2.0]), torch.nn.functional.one_hot(others, 40).float()
+        privacy, utility = losses(similarity, users[:3], originals, gamma, mixture, items)
+        alike = similarity.between(originals, others)
+        assert privacy.item() == pytest.approx(torch.relu(alike - gamma).sum().item(), abs=1e-5)
+        wanted = -torch.sigmoid((users[:3] * items[others]).sum(1)).log().sum()
+        assert utility.item() == pytest.approx(wanted.item(), abs=1e-4)
+
+    def draw(self, data, embeddings, definition, gamma, **settings):
+        """The best substitute of every first row, as the trained generator has it."""
+        users, items = embeddings
+        rows, chosen = data.rows, data.rows.user_order[data.rows.user_offsets[:-1]]
+        similarity, wanted = Similarity(items, definition), np.full(rows.num_users, gamma)
+        config = GeneratorConfig(temperature=0.2, steps=1500, candidates=40, learning_rate=0.05, **settings)
+        made, _ = train_generator(config, rows, chosen, wanted, users, similarity, torch_stream(0, "t"))
+
+        @torch.no_grad()
+        def scores(some):
+            sensitivity = torch.full((len(some),), gamma)
+            return made.logits(users[rows.users[some]], items[rows.items[some]], sensitivity, items)
+
+        return chosen, scored_substitutes(rows, chosen, scores, "best", 0)
+
+    @pytest.mark.parametrize(("definition", "gamma"), [("cosine", 1.0), ("released", 1.0), ("paper", 4.0)])
+    def test_where_everything_is_alike_enough_the_user_gets_what_it_likes_best(
+        self, two_tastes, embeddings, definition, gamma
+    ):
+        """L_s is zero, so the best item that the user has not maximises what is left."""
+        chosen, found = self.draw(two_tastes, embeddings, definition, gamma)
+        users, items = embeddings
+        liking = (users @ items.T)[two_tastes.rows.users[chosen]]
+        for row, user in enumerate(two_tastes.rows.users[chosen]):
+            liking[row, two_tastes.rows.items[two_tastes.rows.rows_of(user)]] = -torch.inf
+        rank = (liking > liking[torch.arange(60), torch.from_numpy(found)][:, None]).sum(1)
+        assert (rank == 0).float().mean() > 0.5 and rank.float().mean() < 1.5  # of about 32 items
+
+    def test_without_utility_and_sensitivity_it_is_the_least_alike(self, two_tastes, embeddings):
+        chosen, found = self.draw(two_tastes, embeddings, "cosine", 0.0, utility_weight=0.0)
+        alike = Similarity(embeddings[1], "cosine").between(
+            torch.from_numpy(two_tastes.rows.items[chosen]), torch.from_numpy(found)
+        )
+        assert alike.max() <= 0.05  # nothing is asked for below gamma = 0
+
+    def test_the_softmax_has_no_item_of_the_user(self, make_data, embeddings):
+        """A user with all items but one gets that one as the only candidate with weight."""
+        data = make_data([0] * 39, list(range(39)), 1, 40)
+        made, found = train_generator(
+            GeneratorConfig(steps=3, candidates=40, privacy_weight=0.0),
+            data.rows,
+            np.array([0]),
+            np.ones(1),
+            embeddings[0][:1],
+            Similarity(embeddings[1], "paper"),
+            torch_stream(0, "t"),
+        )
+        only = -torch.sigmoid(embeddings[0][0] @ embeddings[1][39]).log().item()
+        assert isinstance(made, Generator) and found == pytest.approx([only] * 3, rel=1e-5)
+
+
+class TestWhole:
+    def test_nothing_is_replaced_at_zero(self, two_tastes):
+        found = synthetic(two_tastes, **{"replacement-ratio": 0.0})
+        assert found.rows.items.tobytes() == two_tastes.rows.items.tobytes() and found.figures["replaced rows"] == 0
+
+    @pytest.mark.parametrize("draw", ["sample", "best"])
+    @pytest.mark.parametrize("generate", ["gumbel", "random", "fixed-similarity"])
+    def test_everything_is_replaced_at_one(self, two_tastes, generate, draw):
+        found, rows = synthetic(two_tastes, generate=generate, draw=draw, **{"replacement-ratio": 1.0}), two_tastes.rows
+        for user in range(60):
+            own = rows.rows_of(user)
+            new = found.rows.items[own]
+            assert len(set(new)) == len(own) and not set(new) & set(rows.items[own])
+
+    def test_the_fixed_similarity_is_the_nearest_to_gamma(self, two_tastes):
+        """Ablation f: where one row of each user is replaced nothing is in its way but the user's own items."""
+        rows, settings = two_tastes.rows, {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3}
+        made = UpcSdg(UpcSdgConfig.parse({**QUICK, **settings, "replacement-ratio": 0.1}), 0)
+        new, (_, similarity) = made.perturb(two_tastes).rows.items, made._embeddings(rows)
+        away = (similarity.rows(torch.arange(40)) - 0.3).abs()
+        chosen = np.flatnonzero(new != rows.items)
+        for row in chosen:
+            free = np.setdiff1d(np.arange(40), rows.items[rows.rows_of(rows.users[row])])
+            assert away[rows.items[row], new[row]] == away[rows.items[row], free].min()
+        assert len(chosen) == 60
+
+    def test_more_sensitivity_gives_more_alike_items(self, two_tastes):
+        settings = {"similarity": "cosine", "replacement-ratio": 0.5, "generator": {"steps": 400, "candidates": 40}}
+        alike = [
+            synthetic(two_tastes, sensitivity=gamma, **settings).figures["mean similarity by sensitivity"][f"{gamma:g}"]
+            for gamma in (0.0, 0.9)
+        ]
+        assert alike[0]["cosine"] < alike[1]["cosine"] - 0.1
+
+    def test_users_may_differ(self, two_tastes, tmp_path):
+        lines = [f"u{user},{user % 2},{0.1 if user < 30 else 0.9}" for user in range(60)]
+        (tmp_path / "users.csv").write_text("\n".join(["user,replacement-ratio,sensitivity", *lines]))
+        found = synthetic(two_tastes, users=str(tmp_path / "users.csv"))
+        moved = found.rows.items != two_tastes.rows.items
+        assert (moved == (two_tastes.rows.users % 2 == 1)).all()
+        assert set(found.figures["mean similarity by sensitivity"]) == {"0.1", "0.9"}
+
+    def test_attention_and_random_selection_differ(self, two_tastes):
+        one, other = (synthetic(two_tastes, select=how, generate="random") for how in ("attention", "random"))
+        assert (one.rows.items != two_tastes.rows.items).sum() == (other.rows.items != two_tastes.rows.items).sum()
+        assert (one.rows.items != other.rows.items).any()
+
+    def test_threads_do_not_matter(self, two_tastes):
+        before, found = torch.get_num_threads(), []
+        try:
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                found.append(synthetic(two_tastes).rows.items)
+                assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        assert (found[0] == found[1]).all()
+
+    @pytest.mark.parametrize(
+        ("wrong", "word"),
+        [
+            ({"replacement-ratio": 1.5}, "replacement-ratio"),
+            ({"sensitivity": -0.1}, "sensitivity"),
+            ({"attention": {"beta": 1.1}}, "attention.beta"),
+            ({"generator": {"temperature": 0}}, "generator.temperature"),
+            ({"similarity": "jaccard"}, "similarity"),
+            ({"gamma": 0.5}, "gamma"),
+        ],
+    )
+    def test_wrong_settings_are_errors(self, wrong, word):
+        with pytest.raises(ExperimentError, match=word):
+            UpcSdgConfig.parse(wrong)
+
+    def test_users_without_training_rows_are_an_error(self, make_data):
+        with pytest.raises(DataError, match="users without training rows"):
+            synthetic(make_data([0, 2], [0, 1], 3, 9, clients=np.arange(3)))

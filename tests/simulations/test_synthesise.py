@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec synthesise`: the table can be read again, the figures are there, and faults are told."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment import load
+from simulations.cli import app
+
+QUICK = {
+    "embeddings": {"factors": 4, "epochs": 3},
+    "attention": {"epochs": 1, "hidden": 4},
+    "generator": {"steps": 5},
+}
+
+
+@pytest.fixture
+def call(tiny_experiment, tmp_path):
+    """Runs the command on the tiny experiment with a perturbation."""
+
+    def call(perturb, *arguments, output="synthetic.csv"):
+        table = {**tiny_experiment(), **({"perturb": perturb} if perturb else {})}
+        (tmp_path / "tiny.toml").write_text(tomli_w.dumps(table))
+        command = ["synthesise", str(tmp_path / "tiny.toml"), "--output", str(tmp_path / output), *arguments]
+        return table, CliRunner().invoke(app, command)
+
+    return call
+
+
+@pytest.mark.parametrize("output", ["synthetic.csv", "synthetic.parquet"])
+def test_the_table_is_what_clients_learn_from(call, tmp_path, output):
+    table, done = call({"name": "upc-sdg", "replacement-ratio": 0.5, **QUICK}, "--json", output=output)
+    assert done.exit_code == 0, done.output
+    found, learned = json.loads(done.stdout), Population.of(load(table)).perturbed.rows
+    columns = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
+    dataset = {"name": "table", "path": str(tmp_path / output), **columns}
+    del table["perturb"]
+    data = Population.of(load({**table, "dataset": dataset})).interactions
+    ids = [(one.user_ids[one.users].tolist(), one.item_ids[one.items].tolist()) for one in (data, learned)]
+    pairs = [sorted(zip(*names, one.ratings, strict=True)) for names, one in zip(ids, (data, learned), strict=True)]
+    assert pairs[0] == pairs[1] and found["rows"] == len(learned)
+    assert found["kept"] + found["replaced"] == pytest.approx(1) and 0.3 < found["kept"] < 0.7
+    assert 0 <= found["linked"] <= 1 and set(found["recovered"]) == {"top-1", "top-10"}
+    assert set(found["mean similarity by sensitivity"]["0.9"]) == {"rows", "paper", "released", "cosine"}
+    assert any("no differential privacy" in line for line in found["in words"])
+
+
+def test_people_get_it_in_lines(call):
+    _, done = call({"name": "random-replacement", "replacement-ratio": 0.25})
+    assert done.exit_code == 0 and "linked: " in done.output and "top-10" in done.output
+
+
+def test_a_run_learns_from_synthetic_rows(run_tiny):
+    settings = ["perturb.name=upc-sdg", "perturb.embeddings.epochs=2", "perturb.generator.steps=3"]
+    one, again = (run_tiny(*settings, output=name) for name in ("one", "again"))
+    assert any("no differential privacy" in line for line in one.privacy)
+    assert all(np.array_equal(one.parameters[name], again.parameters[name]) for name in one.parameters)
+
+
+@pytest.mark.parametrize(
+    ("perturb", "output", "words"),
+    [
+        (None, "a.csv", "perturbs nothing"),
+        ({"name": "random-replacement"}, "a.txt", "cannot write that form"),
+        ({"name": "random-replacement"}, ".", "cannot write"),
+        ({"name": "random-replacment"}, "a.csv", "unknown perturbation"),
+        ({"replacement-ratio": 0.5}, "a.csv", "missing key 'perturb.name'"),
+        ({"name": "random-replacement", "replacement-ratio": 2}, "a.csv", "perturb.replacement-ratio"),
+        ({"name": "upc-sdg", "sensitivity": -1}, "a.csv", "perturb.sensitivity"),
+        ({"name": "random-replacement", "users": "nowhere.csv"}, "a.csv", "no table of users"),
+        ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
+    ],
+)
+def test_faults_are_told(call, perturb, output, words):
+    _, done = call(perturb, output=output)
+    assert done.exit_code != 0 and isinstance(done.exception, Exception)
+    assert words in str(done.exception), done.exception
+
+
+def test_faults_are_errors_that_can_be_mended(call):
+    _, done = call({"name": "random-replacement"}, output="a.txt")
+    assert isinstance(done.exception, ExperimentError) and done.exception.fix
