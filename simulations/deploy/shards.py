@@ -22,6 +22,9 @@ from fedrec.experiment import Experiment
 from fedrec.files import write_atomically
 from simulations.deploy.keys import write_private
 
+_SETTINGS = {"numbers": True, "most-evaluations": 1000}
+"""Of nodes whose data their operator has anyway."""
+
 
 def cut(experiment: Experiment, folders: list[Path]) -> None:
     """Write `data.csv`, `catalogue.json` and `node.toml` into the folder of each node.
@@ -35,7 +38,7 @@ def cut(experiment: Experiment, folders: list[Path]) -> None:
     for place, folder in enumerate(folders):
         write_private(folder / "data.csv", table[owner == place].to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")
-        write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, "numbers": True}))
+        write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, **_SETTINGS}))
 
 
 def _rows(population: Population) -> pd.DataFrame:
