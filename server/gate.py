@@ -2,7 +2,7 @@
 """What real nodes send is looked at before anything is computed from it.
 
 A reply counts only if it is what was asked for: the right parameters in the right shapes, finite numbers, no more
-clients than were named, with the weight and the metrics that they have. Where updates are not clipped, a sum that is much
+clients than were named, with the weight and metrics that they have. Where updates are not clipped, a sum that is much
 larger per client than others are is left out too; under differential privacy it is not, because who is left out would
 then depend on others' data, and there the strategy bounds each node's sum. So is one of many more examples per client
 than others have, by which it would outweigh them. A reply that does not count is as one that never came.

@@ -66,12 +66,11 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
     Raises:
         RunError: the authority's key is not there.
     """
-    before = deployment.settings
-    settings = before.model_copy(update={"nodes": before.nodes + count})
+    before = deployment.settings.nodes
     authority = _authority(deployment)
-    for number in range(before.nodes + 1, settings.nodes + 1):
+    for number in range(before + 1, before + count + 1):
         make_node(deployment, authority, deployment.node(number))
-    grown = Deployment.create(deployment.path, settings)
+    grown = deployment.changed(nodes=before + count)
     _write_compose(grown)
     return grown
 

@@ -66,6 +66,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         "output": str(folder.path),
         "deployment": True,
         "run": run_key(folder),
+        "most-clients": deployment.settings.most_clients or 0,
     }
     with tempfile.TemporaryDirectory(prefix="fedrec-deploy-") as scratch:
         file = Path(scratch) / "run.toml"
