@@ -29,7 +29,7 @@ from simulations.deploy import launch, operator
 from simulations.deploy.initialise import initialise
 from simulations.deploy.layout import Deployment, DeploymentConfig
 from simulations.deploy.node import NODE_POLL
-from simulations.deploy.shards import cut
+from simulations.deploy.shards import cut_for
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def deployed(table: dict, nodes: int, port: int, wait: float = 300) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="fedrec-measured-") as folder:
         settings = {"nodes": nodes, "port": port, "superlink-port": port + 1, "node-port": port + 2}
         deployment = initialise(Path(folder) / "d", DeploymentConfig.parse(settings))
-        cut(load_experiment(table), deployment.node_folders())
+        deployment = cut_for(deployment, load_experiment(table))
         started = time.perf_counter()
         try:
             operator.up(deployment, wait=wait)

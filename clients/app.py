@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from flwr.app import Context, Message
@@ -10,29 +11,55 @@ from flwr.clientapp import ClientApp
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import train_each, wanted_items
-from clients.hosting import node_of
+from clients.hosting import is_real, node_of
 from clients.secure import channel_key, masked_sum, share, unmask
 from clients.training import only_reads, train_clients
 from fedrec import wire
+from fedrec.errors import ClientError, RefusalError
 from fedrec.live_arrays import for_the_network, from_the_network
 from fedrec.row_sum import apply_changes
 from fedrec.secure.words import ShareOrder, UnmaskOrder
 
+log = logging.getLogger("fedrec")
 ClientAppCallable = Callable[[Message, Context], Message]
 
 
-def _for_the_network(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """What messages to a deployed node become before it looks at them, and its answers before they leave it."""
-    deployed = bool(context.run_config.get("deployment"))
-    if deployed and message.has_content():
-        from_the_network(message.content)
-    answer = call_next(message, context)
-    if deployed and answer.has_content():
+def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """What messages to a real node become before it looks at them, and what leaves it: answers, and no errors' texts.
+
+    An error may quote the node's files, or tell which there are; what it says stays in the node's own log.
+    """
+    real = is_real(context)
+    if not real and not context.run_config.get("deployment"):
+        return call_next(message, context)
+    try:
+        if message.has_content():
+            _refuse_strange_keys(message)
+            from_the_network(message.content)
+        answer = call_next(message, context)
+    except RefusalError:
+        raise
+    except Exception as error:
+        if not real:
+            raise
+        log.error("a message failed", exc_info=error)
+        raise ClientError("the node failed at this message", fix="its own log says why") from None
+    if answer.has_content():
         for_the_network(answer.content)
     return answer
 
 
-app = ClientApp(mods=[_for_the_network])
+def _refuse_strange_keys(message: Message) -> None:
+    strange = wire.strange_keys(message.metadata.message_type, message.content)
+    if strange:
+        raise RefusalError(
+            f"the order has a setting {strange[0]!r}",
+            expected="those of fedrec's own orders",
+            got=", ".join(map(repr, strange[:5])),
+        )
+
+
+app = ClientApp(mods=[_at_the_border])
 
 
 @app.query("hello")
@@ -61,7 +88,7 @@ def wanted(message: Message, context: Context) -> Message:
 @app.query("secure_channel")
 def secure_channel(message: Message, context: Context) -> Message:
     """Say with which key other nodes can write to this one."""
-    return Message(wire.pack_channel(channel_key(node_of(context))), reply_to=message)
+    return Message(wire.pack_channel(*channel_key(node_of(context))), reply_to=message)
 
 
 @app.query("secure_shares")
@@ -82,6 +109,7 @@ def secure_unmask(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's standard form."""
     node, order = node_of(context), wire.unpack_train_order(message.content)
+    node.check_train(order, wire.array_names(message.content))
     arrays = wire.read_arrays(message.content) if only_reads(node, order) else wire.own_arrays(message.content)
     if order.secure is not None or node.experiment.secure_aggregation:
         return Message(wire.pack_masked(masked_sum(node, arrays, order)), reply_to=message)
@@ -102,6 +130,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the named clients and answer with a table; or all of them, and answer with means."""
     arrays, order = wire.unpack_evaluate(message.content)
     node = node_of(context)
+    node.check_evaluate(order)
     if order.each:
         node.refuse_generated()
     table = evaluate_clients(node, arrays, order)

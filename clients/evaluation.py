@@ -40,7 +40,7 @@ def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: Evalua
         ClientError: fine-tuning a client failed.
         ExperimentError: the model's scores are not numbers.
     """
-    clients = node.evaluated if order.clients is None else np.sort(node.hosted(order.clients))
+    clients = node.hosted(order.clients)
     table = node.experiment.fine_tune_step() if order.step is None else Section.model_validate(order.step)
     step = node.step(table)
     if order.each:

@@ -8,6 +8,7 @@ update (`clients.total`), because what is released must not tell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from fedrec import registry
 from fedrec.blame import Unchanged, blaming, finite, named, refuse_other_arrays, refuse_wrong
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.trained import Trained
-from fedrec.errors import ClientError
+from fedrec.config import did_you_mean
+from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.base import HistoryModel, Model
 from fedrec.row_sum import RowSum
 from fedrec.wire import TrainSum
@@ -102,6 +104,22 @@ def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round
                 got=f"NaN or infinity in {name!r} from {named(STEP, step)}, {whose}",
                 fix="lower step.learning-rate or strategy.server-lr, or mend that file; "
                 "the checkpoint of the round before is intact",
+            )
+
+
+def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
+    """Refuse a pattern of private parameters that fits none: what was meant to stay on the device would be sent.
+
+    Raises:
+        ExperimentError: there is one.
+    """
+    for pattern in step.private_patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ExperimentError(
+                f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
+                expected="patterns of the model's parameters",
+                got=repr(pattern),
+                fix=did_you_mean(pattern, names),
             )
 
 

@@ -8,7 +8,7 @@ same node in every round and its private state can stay there.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from clients.faults import tried
+from clients.faults import refuse_unmatched, tried
 from clients.paths import PathName, TrainingPath, training_path
 from clients.sizing import cut_blocks, largest_block
 from clients.state import PrivateState
@@ -37,7 +37,8 @@ from fedrec.metrics.groups import user_groups
 from fedrec.models.base import Model
 from fedrec.privacy.mechanisms import Source, source_of
 from fedrec.rng import torch_stream
-from fedrec.wire import TrainOrder
+from fedrec.secure.identity import Identity
+from fedrec.wire import EvaluateOrder, TrainOrder
 
 
 class Node:
@@ -50,8 +51,14 @@ class Node:
         private: folder of the private state; None keeps none (parameters then cannot be private).
     """
 
+    run = ""
+    """What the run goes by on real nodes."""
     least_nodes = 0
     """Nodes that a sum must have before its part of it leaves the node; 0: its own sum may leave bare."""
+    least_clients = 0
+    """Clients that must take part in a masked sum."""
+    identity: Identity | None = None
+    """What it proves itself to other nodes with, and judges them by."""
 
     def __init__(self, experiment: Experiment, partition: int, nodes: int, private: Path | None) -> None:
         self.experiment, self.partition, self.nodes = experiment, partition, nodes
@@ -61,6 +68,11 @@ class Node:
         self.device = resolve_device(experiment.engine.device, experiment.engine.precision)
         if experiment.engine.threads is not None:
             torch.set_num_threads(experiment.engine.threads)  # so that nodes do not fight over cores
+
+    @property
+    def steps(self) -> list[Section]:
+        """Every local step that its clients may be ordered to take."""
+        return self.experiment.steps()
 
     def path(self, step: Step) -> TrainingPath:
         """How it trains the clients of a step."""
@@ -110,18 +122,28 @@ class Node:
 
         They may when nothing of a client stays on its node between rounds.
         """
-        keeps = any(self.step(section).keeps for section in self.experiment.steps())
+        keeps = any(self.step(section).keeps for section in self.steps)
         return None if keeps else self.population.learned_counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:
         """How it trains the clients of each of the experiment's steps, by the step's name."""
-        return {section.name: str(self.path(self.step(section))) for section in self.experiment.steps()}
+        return {section.name: str(self.path(self.step(section))) for section in self.steps}
 
     @property
     def memory_mib(self) -> float:
         """Memory that this process has held at most, for the estimate of a simulation."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
+        """Refuse a training order with parameters of these names; one of a simulation does what it is told.
+
+        Raises:
+            RefusalError: it is refused.
+        """
+
+    def check_evaluate(self, order: EvaluateOrder) -> None:
+        """Refuse an evaluation, likewise."""
 
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order as the node carries it out; one of a simulation does what it is told."""
@@ -130,9 +152,9 @@ class Node:
     def refuse_generated(self) -> None:
         """Refuse to say which items a client needs; nodes of a simulation say it."""
 
-    def hosted(self, clients: np.ndarray) -> np.ndarray:
-        """Those of some clients whom it evaluates."""
-        return clients
+    def hosted(self, clients: np.ndarray | None) -> np.ndarray:
+        """Those of some clients, or of all, whom it evaluates, ascending."""
+        return self.evaluated if clients is None else np.sort(clients)
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         """`bool [clients]` per group of users, for means over groups."""
@@ -143,12 +165,14 @@ class Node:
         """Fresh global parameters: the model's, and those that the experiment's steps train beside them.
 
         Raises:
-            ExperimentError: two steps train a parameter of one name and different shapes.
+            ExperimentError: two steps train a parameter of one name and different shapes, or what is to stay on the
+                device is no parameter.
         """
         seed, model = self.experiment.seed, self.model.initial(torch_stream(self.experiment.seed, "init"))
         parameters = dict(model)
-        for section in self.experiment.steps():
-            added = self.step(section).added_parameters(model, torch_stream(seed, "init-added"))
+        steps = [self.step(section) for section in self.steps]
+        for section, step in zip(self.steps, steps, strict=True):
+            added = step.added_parameters(model, torch_stream(seed, "init-added"))
             for name, value in added.items():
                 if parameters.setdefault(name, value).shape != value.shape:
                     raise ExperimentError(
@@ -157,6 +181,8 @@ class Node:
                         got=f"{tuple(value.shape)} in step {section.name!r}",
                         fix="give the steps equal settings, such as `hidden`",
                     )
+        for step in steps:
+            refuse_unmatched(step, list(parameters))
         return parameters
 
     @cached_property
@@ -188,18 +214,22 @@ class Node:
         return clients[clients % self.nodes == self.partition]
 
 
+def is_real(context: Context) -> bool:
+    """Whether a context is that of a real node, which the node's own configuration says, and no server."""
+    return "private-dir" in context.node_config
+
+
 def node_of(context: Context) -> Node:
     """The node that a Flower context describes; made once per process.
 
     Reads `partition-id` and `num-partitions` from the node configuration and the experiment from the run configuration;
-    a node configuration with `data` describes a node of a deployment, see `clients.own_node`.
+    real nodes are made by `clients.own_node`.
     """
-    given, config = context.run_config, context.node_config
-    if "data" in config:
-        from clients.own_node import own_node
+    if is_real(context):
+        from clients.own_node import own_node_of
 
-        experiment = from_run_config(given).model_dump_json()
-        return own_node(experiment, str(given.get("run", "")), tuple(sorted(config.items())))
+        return own_node_of(context)
+    given, config = context.run_config, context.node_config
     experiment = str(given.get("resolved") or from_run_config(given).model_dump_json())
     output = str(given.get("output", "") or "")
     return _node(experiment, int(config.get("partition-id", 0)), int(config.get("num-partitions", 1)), output)

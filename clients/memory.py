@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node remembers beyond a run: the numbers its users go by, and how often each has taken part.
+"""What a node remembers beyond a run: its users' numbers, how often each took part and was evaluated, and each run's
+experiment.
 
 One SQLite file, readable by its owner only. A number is drawn once per user from the operating system's generator and
 says nothing of the user; the server never learns the name. A user's rounds are written down before its training
@@ -67,6 +68,30 @@ class NodeMemory:
                     allowed.append(client)
         return np.array(allowed, dtype=np.int64)
 
+    def evaluate(self, clients: np.ndarray, most: int) -> np.ndarray:
+        """Write down that clients are evaluated once more, in whichever run.
+
+        Args:
+            clients: their numbers.
+            most: evaluations that a client may have, over all runs.
+
+        Returns:
+            The clients that may, in the same order.
+        """
+        with self._connect() as connection:
+            done = dict(connection.execute("SELECT client, times FROM evaluated").fetchall())
+            allowed = [client for client in clients.tolist() if done.get(client, 0) < most]
+            rows = [(client, done.get(client, 0) + 1) for client in allowed]
+            connection.executemany("INSERT OR REPLACE INTO evaluated VALUES (?, ?)", rows)
+        return np.array(allowed, dtype=np.int64)
+
+    def accept(self, run: str, digest: str) -> bool:
+        """Whether a run is that of an experiment; the first experiment that a run comes with is its experiment."""
+        with self._connect() as connection:
+            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (run, digest))
+            (found,) = connection.execute("SELECT digest FROM runs WHERE run = ?", (run,)).fetchone()
+        return found == digest
+
     def spent(self) -> dict[int, tuple[int, float]]:
         """Rounds and summed rho of every client that has taken part."""
         with self._connect() as connection:
@@ -79,6 +104,8 @@ class NodeMemory:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, number INTEGER UNIQUE)")
             connection.execute("CREATE TABLE IF NOT EXISTS spent (run TEXT, round INTEGER, client INTEGER, rho REAL)")
+            connection.execute("CREATE TABLE IF NOT EXISTS evaluated (client INTEGER PRIMARY KEY, times INTEGER)")
+            connection.execute("CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, digest TEXT)")
             connection.execute("CREATE INDEX IF NOT EXISTS by_client ON spent (client)")
             connection.execute("BEGIN IMMEDIATE")
             yield connection

@@ -3,30 +3,33 @@
 
 The server decides the experiment, and the node what of it it does: its data are the file that its owner named, never
 the experiment's `[dataset]`; it trains its own users only, and each no more often than its owner allows; noise that it
-adds comes from the operating system, as the server knows the experiment's seed; it runs components of fedrec and of
-the packages that its owner named, and no others; and it tells nobody which groups its users belong to.
+adds comes from the operating system, as the server knows the experiment's seed; it tells nobody which groups its users
+belong to; and of experiments and orders it takes what `clients.policy` lets through.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
+from flwr.app import Context
 
 from clients.hosting import Node
 from clients.memory import NodeMemory
 from clients.own_data import OwnPopulation, own_population
+from clients.policy import Policy, experiment_of, run_key
 from clients.state import PrivateState
-from clients.steps.base import Step
 from clients.uploads import UploadLedger
 from clients.vault import Vault
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment import Experiment, Section
 from fedrec.privacy.mechanisms import Source, source_of
 from fedrec.privacy.protection import Protection
-from fedrec.wire import TrainOrder
+from fedrec.secure.identity import CERTIFICATE, KEY, Identity
+from fedrec.wire import EvaluateOrder, TrainOrder
 
 
 class OwnNode(Node):
@@ -40,9 +43,11 @@ class OwnNode(Node):
         catalogue: the operator's catalogue.
         place: the node's place among the nodes; None for a random one of its own.
         numbers: whether the names in the file are the users' numbers; then they are not secret.
-        most_rounds: rounds that a user may take part in, over all runs; None for any number.
-        plugins: packages, beside fedrec's own, whose components may run here.
-        least_nodes: nodes that a sum must have before its part of it leaves the node, by secure aggregation.
+        policy: what its owner allows; default: what an owner who says nothing does.
+        join: folder that it joined with, for its identity; None: it takes part in no secure aggregation.
+
+    Raises:
+        RefusalError: the node does not take part in the experiment.
     """
 
     def __init__(
@@ -55,19 +60,31 @@ class OwnNode(Node):
         catalogue: Path,
         place: int | None = None,
         numbers: bool = False,
-        most_rounds: int | None = None,
-        plugins: tuple[str, ...] = (),
-        least_nodes: int = 0,
+        policy: Policy | None = None,
+        join: Path | None = None,
     ) -> None:
+        self.policy = policy or Policy()
+        self.phases = self.policy.accepted(experiment)
         self.memory = NodeMemory(state / "node.sqlite")
+        if not self.memory.accept(run, experiment.digest()):
+            raise RefusalError(
+                "the run is of another experiment",
+                expected="the one that it began with",
+                got=f"run {run} with another",
+                fix="start a new run",
+            )
         super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
-        self.run, self.data, self.catalogue = run, data, catalogue
-        self.named_by_number, self.most_rounds, self.plugins = numbers, most_rounds, plugins
-        self.least_nodes = least_nodes
+        self.run, self.data, self.catalogue, self.named_by_number = run, data, catalogue, numbers
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
         self.uploads = UploadLedger(state / "private" / f"uploads-{run}.sqlite")
         self.vault = Vault(state / "private" / f"secure-{run}.sqlite")
-        self._refuse_foreign(experiment)
+        self.least_nodes, self.least_clients = self.policy.least_nodes, 1
+        if experiment.secure_aggregation:
+            self.identity = _identity(join)
+
+    @property
+    def steps(self) -> list[Section]:
+        return [self.experiment.step, *(Section.model_validate(phase.step) for phase in self.phases)]
 
     @cached_property
     def population(self) -> OwnPopulation:
@@ -97,26 +114,29 @@ class OwnNode(Node):
     def noise(self) -> Source:
         return source_of("secure", self.experiment.seed)
 
-    def step(self, section: Section) -> Step:
-        self._refuse_plugin(section.name)
-        return super().step(section)
+    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
+        self.policy.check_train(self.experiment, self.phases, order, names)
+
+    def check_evaluate(self, order: EvaluateOrder) -> None:
+        self.policy.check_evaluate(self.experiment, order)
 
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order with those of its clients who live here and may still take part; their part is written down."""
         asked = self.training if order.clients is None else order.clients[np.isin(order.clients, self.training)]
         rho = _rho(order.protection)
-        return replace(order, clients=self.memory.spend(self.run, order.round, asked, rho, self.most_rounds))
+        return replace(order, clients=self.memory.spend(self.run, order.round, asked, rho, self.policy.most_rounds))
 
     def refuse_generated(self) -> None:
-        raise ExperimentError(
+        raise RefusalError(
             "parameters that the server generates for each client are not available on real clients",
             expected="a strategy that sends all clients the same parameters",
             got="a question for the items that clients train on, or are tested on: those are their data",
             fix="run the experiment as a simulation",
         )
 
-    def hosted(self, clients: np.ndarray) -> np.ndarray:
-        return clients[self.population.hosts(clients)]
+    def hosted(self, clients: np.ndarray | None) -> np.ndarray:
+        own = self.evaluated if clients is None else np.intersect1d(clients, self.evaluated)
+        return self.memory.evaluate(own, self.policy.most_evaluations)
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         return {}
@@ -128,32 +148,16 @@ class OwnNode(Node):
             raise ClientError("a user's name is no number", expected="whole numbers", fix="leave out numbers = true")
         return np.array([int(name) for name in names], dtype=np.int64)
 
-    def _refuse_foreign(self, experiment: Experiment) -> None:
-        for section in (experiment.model, experiment.split, *experiment.steps()):
-            self._refuse_plugin(section.name)
-        if self.least_nodes and not experiment.secure_aggregation:
-            raise ExperimentError(
-                "this node gives no sum of its own",
-                expected=f"secure-aggregation = true, with sums of at least {self.least_nodes} nodes",
-                got="an experiment without secure aggregation",
-                fix="ask the operator for it, or start the client without least-nodes",
-            )
-        if experiment.perturb is not None:
-            raise ExperimentError(
-                "perturbation of profiles is not available on real clients yet",
-                expected="an experiment without [perturb]",
-                fix="run it as a simulation",
-            )
 
-    def _refuse_plugin(self, name: str) -> None:
-        package = name.partition(":")[0].partition(".")[0]
-        if ":" in name and package not in (*self.plugins, "fedrec", "clients"):
-            raise ExperimentError(
-                f"this node does not run {name!r}",
-                expected="a component of fedrec, or of a package that its owner allows",
-                got=f"package {package!r}",
-                fix=f"start the client with --set plugins={package}",
-            )
+def _identity(join: Path | None) -> Identity:
+    found = None if join is None else Identity.read(join)
+    if found is None:
+        raise RefusalError(
+            "this node cannot prove itself to other nodes",
+            expected=f"{KEY} and {CERTIFICATE} in the folder that it joined with, for secure aggregation",
+            fix="the operator makes them anew: fedrec deploy init, or fedrec deploy add-nodes",
+        )
+    return found
 
 
 def _rho(protection: Protection | None) -> float:
@@ -167,7 +171,7 @@ def _rho(protection: Protection | None) -> float:
 def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> OwnNode:
     """The node that a node configuration describes; made once per process."""
     table = dict(settings)
-    most, place = table.get("most-rounds"), table.get("partition-id")
+    place = table.get("partition-id")
     return OwnNode(
         Experiment.model_validate_json(experiment),
         run,
@@ -176,7 +180,19 @@ def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]
         catalogue=Path(str(table["catalogue"])),
         place=None if place is None else int(str(place)),
         numbers=bool(table.get("numbers", False)),
-        most_rounds=None if most is None else int(str(most)),
-        plugins=tuple(part for part in str(table.get("plugins", "")).split(",") if part),
-        least_nodes=int(str(table.get("least-nodes", 0))),
+        policy=Policy.of(table),
+        join=None if "join" not in table else Path(str(table["join"])),
     )
+
+
+def own_node_of(context: Context) -> OwnNode:
+    """The node that the context of a real node describes.
+
+    Raises:
+        RefusalError: it has no data, or does not take part in the run.
+    """
+    config = dict(context.node_config)
+    if "data" not in config:
+        raise RefusalError("this node has no data", expected="a file of its owner's", fix="its owner gives --data FILE")
+    experiment = experiment_of(context.run_config).model_dump_json()
+    return own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))

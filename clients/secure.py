@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's part in secure aggregation: its keys, shares of its secrets, a masked sum, and shares of others' secrets.
 
-The node does not trust the server with more than the sum over a quorum of nodes. In each session it masks one sum and
-answers one question about shares, with one kind of share for each node, and forgets its secrets with the answer. It
-counts the quorum itself, from the list of nodes that it was shown and the experiment's settings.
+The node does not trust the server with more than the sum over a quorum of nodes. In each session, which it begins once
+only, it masks one sum and answers one question about shares, with one kind of share for each node, and forgets its
+secrets with the answer. It counts the quorum itself, from the list of nodes that it was shown and the experiment's
+settings. What else the sum hangs on, how many clients each node is asked for and where the point stands, it checks too,
+and binds to what it sends the others: a server that tells nodes different things gets no sum. A real node takes channel
+keys only from nodes that the deployment's authority has certified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from clients.hosting import Node
 from clients.training import train_clients
-from fedrec.errors import ClientError
-from fedrec.secure import masks, shares, vector
+from fedrec.errors import RefusalError
+from fedrec.secure import fixed_point, masks, shares, vector
+from fedrec.secure.config import SecureAggregationConfig
 from fedrec.secure.words import (
+    COUNT_BYTES,
     KEY_BYTES,
     SEALED_BYTES,
     SEED_BYTES,
@@ -27,47 +32,60 @@ from fedrec.secure.words import (
     ShareReply,
     UnmaskOrder,
     UnmaskReply,
+    counts_in,
     joined,
+    listed,
     pieces,
     there,
+    unlisted,
 )
 from fedrec.wire import TrainOrder
 
 _PLACE_BYTES = 4
 
 
-def channel_key(node: Node) -> bytes:
-    """The node's public channel key of this run."""
-    return masks.public_of(_channel(node))
+def channel_key(node: Node) -> tuple[bytes, bytes]:
+    """The node's public channel key of this run, and a proof that it is this node's; empty if it cannot prove it.
+
+    Raises:
+        ClientError: the run has no secure aggregation.
+    """
+    _settings(node)
+    key = masks.public_of(_channel(node))
+    return key, b"" if node.identity is None else node.identity.proof(_statement(node, key))
 
 
 def share(node: Node, order: ShareOrder) -> ShareReply:
     """Begin a session: fresh secrets, and shares of them for each node, sealed.
 
     Raises:
-        ClientError: the order is not one of a sound session.
+        ClientError: the order is not one of a sound session, or of one that was begun before.
     """
     channels = _channels(node, order)
-    nodes, quorum = len(channels), _quorum(node, len(channels))
+    _refuse_terms(node, order, len(channels))
+    nodes, quorum, terms = len(channels), _quorum(node, len(channels)), _terms(order)
     mask_seed, self_seed = masks.fresh_seed(), masks.fresh_seed()
     mask_key, channel = masks.public_of(masks.key_of(mask_seed)), _channel(node)
     dealt = list(zip(*(shares.split(secret, quorum, nodes) for secret in (mask_seed, self_seed)), strict=True))
-    sealed = {
-        place: shares.sealed(channel, channels[place], _route(order.session, order.place, place), pair, mask_key)
-        for place, pair in enumerate(dealt)
-        if place != order.place
-    }
     node.vault.begin(
         order.session,
         {
             "place": _number(order.place),
             "channels": order.channels,
+            "counts": order.counts,
+            "bits": _number(order.bits),
+            "terms": terms,
             "mask-seed": mask_seed,
             "self-seed": self_seed,
             "mask-share": dealt[order.place][0],
             "self-share": dealt[order.place][1],
         },
     )
+    sealed = {
+        place: shares.sealed(channel, channels[place], _route(terms, order.place, place), pair, mask_key)
+        for place, pair in enumerate(dealt)
+        if place != order.place
+    }
     return ShareReply(mask_key, masks.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
 
@@ -75,24 +93,29 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     """Train the clients of an order; their sum and its counts, masked, `uint64 [n]`.
 
     Raises:
-        ClientError: the order is not one of the node's present session, a sum was masked in it before, or the sum is
-            too large for the fixed point.
+        ClientError: the order is not one of the node's present session, a sum was masked in it before, none of its
+            clients took part, or the sum is too large for the fixed point.
     """
     secure = order.secure
     if secure is None:
-        raise ClientError(
+        raise RefusalError(
             "this run has secure aggregation, and the order wants a bare sum",
             expected="a session of secure aggregation",
             got="none",
             fix="none; the server must ask as the experiment says",
         )
     secrets = node.vault.look(secure.session)
-    place, mask_keys = int.from_bytes(secrets["place"], "little"), there(pieces(secure.mask_keys, KEY_BYTES))
+    place, mask_keys = _read(secrets["place"]), there(pieces(secure.mask_keys, KEY_BYTES))
+    counts, bits = counts_in(secrets["counts"]), _read(secrets["bits"])
+    _refuse_other_order(node, order, counts, place, bits)
     kept = _received(node, secure, secrets, mask_keys)
+    accepted = node.accept(order)
     node.vault.masked(secure.session, kept)  # before anything is masked: a node killed after this has dropped out
     shapes = vector.shapes_of(arrays, order.protection)
-    nodes = len(pieces(secrets["channels"], KEY_BYTES))
-    numbers = vector.encoded(train_clients(node, arrays, node.accept(order)), arrays, shapes, secure.bits, nodes)
+    reply = train_clients(node, arrays, accepted)
+    if reply.clients < node.least_clients:
+        raise _unsound(f"an order in which {reply.clients} of its clients take part: the sum is the others' alone")
+    numbers = vector.encoded(reply, arrays, shapes, bits, len(counts))
     numbers += masks.own_mask(secrets["self-seed"], len(numbers))
     others = masks.without(mask_keys, place)
     return numbers + masks.pairwise_mask(
@@ -107,7 +130,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
         ClientError: the session was unmasked before, or too few nodes are said to have survived.
     """
     secrets = node.vault.waiting(order.session)
-    place, nodes = int.from_bytes(secrets["place"], "little"), len(order.survivors)
+    place, nodes = _read(secrets["place"]), len(order.survivors)
     of_masks = there(pieces(secrets["mask-shares"], SEED_BYTES))
     of_selves = there(pieces(secrets["self-shares"], SEED_BYTES))
     survivors = {other for other, flag in enumerate(order.survivors) if flag}
@@ -124,14 +147,14 @@ def _received(
 ) -> dict[str, bytes]:
     """What is kept of a session once a sum is masked in it: its place, and shares of each node's two secrets."""
     channels, sealed = pieces(secrets["channels"], KEY_BYTES), pieces(order.sealed, SEALED_BYTES)
-    place, nodes = int.from_bytes(secrets["place"], "little"), len(channels)
+    place, nodes = _read(secrets["place"]), len(channels)
     sound = len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
     if not sound or len(mask_keys) < _quorum(node, nodes):
         raise _unsound(f"{len(mask_keys)} of {nodes} nodes")
     found = {place: (secrets["mask-share"], secrets["self-share"])}
     try:
         for other, mask_key in masks.without(mask_keys, place).items():
-            route = _route(order.session, other, place)
+            route = _route(secrets["terms"], other, place)
             found[other] = shares.opened(_channel(node), channels[other], route, sealed[other], mask_key)
     except ValueError as error:
         raise _unsound(str(error)) from None
@@ -147,11 +170,48 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     """Public channel keys of all nodes, of a session that this node takes part in."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
-    if not 0 <= order.place < len(channels) or channels[order.place] != channel_key(node):
+    if not 0 <= order.place < len(channels) or channels[order.place] != masks.public_of(_channel(node)):
         raise _unsound("a list of nodes without this one")
     if len(set(channels)) < len(channels) or _quorum(node, len(channels)) > len(channels):
         raise _unsound(f"{len(channels)} nodes, {len(set(channels))} of them different ones")
+    if node.identity is not None:
+        try:
+            proofs = zip(unlisted(order.proofs), channels, strict=True)
+            authors = {node.identity.author(proof, _statement(node, key)) for proof, key in proofs}
+        except ValueError as error:
+            raise _unsound(f"keys that are not their nodes': {error}") from None
+        if len(authors) < len(channels):
+            raise _unsound(f"{len(channels)} channel keys of {len(authors)} nodes")
     return channels
+
+
+def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
+    """Refuse a session in which others have nothing to add, or the point stands where nothing is left of them."""
+    counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
+    if len(counts) < nodes or min(counts) < 1:
+        raise _unsound("nodes of whose clients none is asked for")
+    if not 0 <= order.bits <= fixed_point.MOST_BITS:
+        raise _unsound(f"{order.bits} binary digits")
+
+
+def _refuse_other_order(node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int) -> None:
+    """Refuse an order on other terms than the session began on, or terms that do not follow from the experiment."""
+    if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
+        raise _unsound(f"an order for other clients than the {counts[place]} that the others were told")
+    bound = vector.bound_of(order.protection, sum(counts), _settings(node).largest)
+    expected = fixed_point.bits_for(bound, len(counts))
+    if bits != expected:
+        raise _unsound(f"{bits} binary digits, where {expected} follow from the experiment")
+
+
+def _terms(order: ShareOrder) -> bytes:
+    """What all nodes of a session must have been told alike, 32 bytes."""
+    return masks.digest(b"terms", order.session, order.channels, order.counts, _number(order.bits))
+
+
+def _statement(node: Node, key: bytes) -> bytes:
+    """What a node proves: that a channel key is its own in this run."""
+    return b"fedrec secure aggregation: channel key" + listed([node.run.encode(), key])
 
 
 def _channel(node: Node) -> X25519PrivateKey:
@@ -159,23 +219,27 @@ def _channel(node: Node) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(node.vault.channel(fresh))
 
 
-def _quorum(node: Node, nodes: int) -> int:
+def _settings(node: Node) -> SecureAggregationConfig:
     settings = node.experiment.secure_aggregation
     if not settings:
-        raise ClientError(
+        raise RefusalError(
             "this run has no secure aggregation",
             expected="an experiment with secure-aggregation = true",
             got="an order of secure aggregation",
             fix="none; the server must ask as the experiment says",
         )
-    quorum = settings.quorum(nodes)
+    return settings
+
+
+def _quorum(node: Node, nodes: int) -> int:
+    quorum = _settings(node).quorum(nodes)
     if quorum < node.least_nodes:
         raise _unsound(f"sums of {quorum} nodes, where this node's owner wants {node.least_nodes} at least")
     return quorum
 
 
-def _unsound(got: str) -> ClientError:
-    return ClientError(
+def _unsound(got: str) -> RefusalError:
+    return RefusalError(
         "this node refuses a step of secure aggregation",
         expected="different nodes with this one among them, as many as the experiment wants, each with its own keys",
         got=got,
@@ -183,9 +247,13 @@ def _unsound(got: str) -> ClientError:
     )
 
 
-def _route(session: bytes, sender: int, receiver: int) -> bytes:
-    return session + _number(sender) + _number(receiver)
+def _route(terms: bytes, sender: int, receiver: int) -> bytes:
+    return terms + _number(sender) + _number(receiver)
 
 
 def _number(value: int) -> bytes:
     return value.to_bytes(_PLACE_BYTES, "little")
+
+
+def _read(number: bytes) -> int:
+    return int.from_bytes(number, "little")

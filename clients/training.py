@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clients.blocks import train_in_blocks
-from clients.faults import refuse_non_finite, watch_plug_in
+from clients.faults import refuse_non_finite, refuse_unmatched, watch_plug_in
 from clients.hosting import Node
 from clients.local import personal_parameters, run_step, to_device
 from clients.state import PrivateState
@@ -45,6 +45,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
             got=f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared parameters",
             fix="set strategy.name = 'metamf', or another model and step",
         )
+    refuse_unmatched(step, list(arrays))
     parameters = to_device(arrays, node.device)
     asked = node.training if order.clients is None else np.sort(order.clients)
     clients = permitted(node.uploads, step, asked, order.round)

@@ -2,7 +2,8 @@
 """Secrets of secure aggregation, kept by the node that made them: every message of a session may meet a new process.
 
 One SQLite file per node and run, readable by its owner only; what is deleted is overwritten. A node has one channel key
-per run and at most one session, which goes one way only: `shared`, `masked`, gone. Nothing of it is ever logged.
+per run and at most one session, which goes one way only: `shared`, `masked`, gone; none begins twice. Nothing of it is
+ever logged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clients.private_file import PrivateFile
-from fedrec.errors import ClientError
+from fedrec.errors import RefusalError
 
 
 class Vault:
@@ -35,8 +36,15 @@ class Vault:
         return key
 
     def begin(self, session: bytes, secrets: Mapping[str, bytes]) -> None:
-        """A session whose shares are given away; any other is forgotten."""
+        """A session whose shares are given away; any other is forgotten.
+
+        Raises:
+            ClientError: it was begun before: its keys have sealed other shares.
+        """
         with self._connect() as connection:
+            if connection.execute("SELECT * FROM begun WHERE id = ?", (session,)).fetchone() is not None:
+                raise _taken("a session that no node has seen", "one that was begun before")
+            connection.execute("INSERT INTO begun VALUES (?)", (session,))
             connection.execute("DELETE FROM session")
             connection.execute("INSERT INTO session VALUES (?, 'shared', ?)", (session, _text(secrets)))
 
@@ -85,6 +93,7 @@ class Vault:
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("CREATE TABLE IF NOT EXISTS channel (key BLOB)")
             connection.execute("CREATE TABLE IF NOT EXISTS session (id BLOB PRIMARY KEY, stage TEXT, secrets TEXT)")
+            connection.execute("CREATE TABLE IF NOT EXISTS begun (id BLOB PRIMARY KEY)")
             connection.execute("BEGIN IMMEDIATE")
             yield connection
 
@@ -93,14 +102,21 @@ def _one(connection: sqlite3.Connection, session: bytes, stage: str) -> dict[str
     query = "SELECT secrets FROM session WHERE id = ? AND stage = ?"
     found = connection.execute(query, (session, stage)).fetchone()
     if found is None:
-        raise ClientError(
-            "this node does not take that step of secure aggregation",
-            expected=f"the node's latest session, at the stage {stage!r}; each step once",
-            got="another session, or a step that was taken before",
-            fix="none; the round goes on without this node",
+        raise _taken(
+            f"the node's latest session, at the stage {stage!r}; each step once",
+            "another session, or a step that was taken before",
         )
     return {name: bytes.fromhex(value) for name, value in json.loads(found[0]).items()}
 
 
 def _text(secrets: Mapping[str, bytes]) -> str:
     return json.dumps({name: value.hex() for name, value in secrets.items()})
+
+
+def _taken(expected: str, got: str) -> RefusalError:
+    return RefusalError(
+        "this node does not take that step of secure aggregation",
+        expected=expected,
+        got=got,
+        fix="none; the round goes on without this node",
+    )

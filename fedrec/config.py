@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -56,10 +57,27 @@ class Config(BaseModel):
         """The same settings, with seeds of their own that were left out taken from the experiment's seed."""
         return self
 
+    def files(self) -> Iterator[str]:
+        """Files and folders that the settings name, those of tables within them too."""
+        for name in type(self).model_fields:
+            yield from _files(getattr(self, name))
+
     @classmethod
     def keys(cls) -> list[str]:
         """All keys of this configuration, as written in TOML."""
         return [_kebab(name) for name in cls.model_fields]
+
+
+def _files(value: Any) -> Iterator[str]:
+    if isinstance(value, Config):
+        yield from value.files()
+    elif isinstance(value, Path):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        yield from _files(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from _files(inner)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

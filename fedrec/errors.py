@@ -68,6 +68,14 @@ class ClientError(FedrecError):
     exit_code = 5
 
 
+class RefusalError(ClientError):
+    """A node does not do what its server asks.
+
+    Its text says nothing but what the server had said before, or what the node's owner tells everybody: it is the only
+    error whose text leaves a real node.
+    """
+
+
 class EngineError(FedrecError):
     """An engine (serial, ray, flower) could not do its work."""
 

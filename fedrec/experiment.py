@@ -324,8 +324,8 @@ def component_settings(kind: registry.Kind, section: Section, *, at: str | None 
     return arguments
 
 
-def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
-    """The sections within a component's settings, at any depth, and the kind of component that each names.
+def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
+    """The sections that a component's settings hold themselves, and the kind of component that each names.
 
     A field that holds one is annotated with the kind: `inner: Annotated[Section, registry.STRATEGY]`.
     """
@@ -336,9 +336,15 @@ def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
         for kind in field.metadata:
             if isinstance(kind, registry.Kind) and isinstance(value, Section):
                 yield kind, value
-                yield from nested_sections(component_settings(kind, value))
         if not isinstance(value, Section):
-            yield from nested_sections(value)
+            yield from sections_within(value)
+
+
+def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
+    """The same at any depth: with the sections within the settings of those."""
+    for kind, section in sections_within(settings):
+        yield kind, section
+        yield from nested_sections(component_settings(kind, section))
 
 
 def _with_nested(settings: Config, at: str, seed: int | None) -> Config:

@@ -74,15 +74,20 @@ def resolve(kind: Kind, name: str) -> type:
         return _from_path(kind, name)
     if name in _builtins(kind):
         return _class_of(kind, f"{kind.home}.{name.replace('-', '_')}")
-    for entry in entry_points(group=kind.group):
-        if entry.name == name:
-            return _from_path(kind, entry.value)
+    place = place_of(kind, name)
+    if place is not None:
+        return _from_path(kind, place)
     raise ExperimentError(
         f"unknown {kind.name} {name!r}",
         expected=f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'",
         got=repr(name),
         fix=did_you_mean(name, available_names(kind)),
     )
+
+
+def place_of(kind: Kind, name: str) -> str | None:
+    """Where an installed package has the component of a name, as `package.module:Class`; nothing is imported."""
+    return next((entry.value for entry in entry_points(group=kind.group) if entry.name == name), None)
 
 
 def ours(kind: Kind, component: type) -> bool:
@@ -154,7 +159,7 @@ def _class_of(kind: Kind, module_name: str) -> type:
 
 def file_of(kind: Kind, name: str) -> str:
     """The file that a name leads to, without importing it; empty where that cannot be told."""
-    path = name if ":" in name else next((e.value for e in entry_points(group=kind.group) if e.name == name), "")
+    path = name if ":" in name else place_of(kind, name) or ""
     module_name = path.partition(":")[0] or f"{kind.home}.{name.replace('-', '_')}"
     try:
         spec = importlib.util.find_spec(module_name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -24,18 +24,35 @@ from fedrec.generated import Generated, Wanted
 from fedrec.live_arrays import from_record, live_arrays, to_record
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import Change, RowSum
-from fedrec.secure.words import KEY_BYTES, MaskOrder, Words
+from fedrec.secure.words import KEY_BYTES, MaskOrder, ShareOrder, UnmaskOrder, Words
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
 SECURE_CHANNEL, SECURE_SHARES, SECURE_UNMASK = "query.secure_channel", "query.secure_shares", "query.secure_unmask"
 _ROWS, _VALUES, _TABLE = "#rows", "#values", "#table"  # a table of which only some rows changed, in three arrays
 _SECURE = "secure-"  # marks what of a training order's settings is for secure aggregation
+OVERRIDES = ("proximal-mu",)
+"""Settings that some of Flower's strategies send beside."""
 GROUP = "group:"  # a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
+
+_MOST_PROOF = 8192  # bytes
 
 Weighting = Literal["uniform", "examples"]
 Purpose = Literal["train", "evaluate"]
 AnyWords = TypeVar("AnyWords", bound=Words)
+
+
+_ORDER = frozenset({"server-round", "clients", "step"})
+_KEYS: Mapping[str, frozenset[str]] = {
+    "train": _ORDER
+    | {"weighting", "protection", "each", *OVERRIDES}
+    | {_SECURE + field.name for field in fields(MaskOrder)},
+    "evaluate": _ORDER | {"each"},
+    WANTED: _ORDER | {"purpose"},
+    SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
+    SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
+}
+"""By the type of a message, the settings that it may carry."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +175,17 @@ class Presence:
     paths: Mapping[str, str] = field(default_factory=dict)
 
 
+def strange_keys(kind: str, content: RecordDict) -> list[str]:
+    """Keys that no order of a kind has, of all its settings.
+
+    Args:
+        kind: the type of the message.
+        content: its content.
+    """
+    known = _KEYS.get(kind, frozenset())
+    return sorted({str(key) for record in content.config_records.values() for key in record} - known)
+
+
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     """The content of a training message; `arrays` is shared between the messages of a round, not copied."""
     config = _order_config(order.round, order.clients, order.step)
@@ -185,11 +213,16 @@ def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     return live_arrays(_first(content))
 
 
+def array_names(content: RecordDict) -> list[str]:
+    """Names of the parameters that came with an order, in their order."""
+    return list(_first(content))
+
+
 def unpack_train_order(content: RecordDict) -> TrainOrder:
     """The order of a training message alone; its parameters are not looked at."""
     config = _config_of(content)
     masking = {key.removeprefix(_SECURE): value for key, value in config.items() if key.startswith(_SECURE)}
-    overrides = {key: float(config[key]) for key in ("proximal-mu",) if key in config}  # type: ignore[arg-type]
+    overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore[arg-type]
     return TrainOrder(
         round=int(config.get("server-round", 0)),  # type: ignore[arg-type]
         clients=_clients_of(config),
@@ -263,21 +296,22 @@ def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
     return kind.read(_config_of(content))
 
 
-def pack_channel(key: bytes) -> RecordDict:
-    """A node's public channel key."""
-    return RecordDict({CONFIG: ConfigRecord({"channel": key})})
+def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:
+    """A node's public channel key, and a proof that it is that node's."""
+    return RecordDict({CONFIG: ConfigRecord({"channel": key, "proof": proof})})
 
 
-def unpack_channel(content: RecordDict) -> bytes:
-    """A node's public channel key, which may come from an enemy.
+def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
+    """A node's public channel key and its proof, which may come from an enemy.
 
     Raises:
         ValueError: it is none.
     """
-    key = _config_of(content).get("channel")
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        raise ValueError(f"expected a key of {KEY_BYTES} bytes")
-    return key
+    config = _config_of(content)
+    key, proof = config.get("channel"), config.get("proof")
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES or not isinstance(proof, bytes) or len(proof) > _MOST_PROOF:
+        raise ValueError(f"expected a key of {KEY_BYTES} bytes, and a proof of at most {_MOST_PROOF}")
+    return key, proof
 
 
 def pack_each(reply: TrainEach) -> RecordDict:

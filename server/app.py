@@ -28,7 +28,8 @@ def main(grid: Grid, context: Context) -> None:
     run = _run_folder(context)
     logging.getLogger("fedrec").info("run folder %s", run.path)
     deployed = bool(context.run_config.get("deployment"))
-    result = execute(run, DeployedGrid(grid) if deployed else MixedGrid(grid, run.experiment))
+    most = int(context.run_config.get("most-clients", 0))
+    result = execute(run, DeployedGrid(grid, most or None) if deployed else MixedGrid(grid, run.experiment))
     logging.getLogger("flwr").info("fedrec: %s", result.metrics)
 
 

@@ -38,6 +38,7 @@ class DeployedGrid(WrappedGrid):
 
     Args:
         grid: Flower's.
+        most_clients: clients that a node may host; None: nobody has registered how many.
         clock: seconds that only grow.
         sleep: waits.
     """
@@ -45,10 +46,12 @@ class DeployedGrid(WrappedGrid):
     def __init__(
         self,
         grid: Grid,
+        most_clients: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(grid)
+        self.most_clients = most_clients
         self._clock, self._sleep = clock, sleep
         self._there: set[int] = set()
         self._missed: dict[int, int] = {}

@@ -29,7 +29,7 @@ from server.roster import Roster
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000
-"""Clients that one node may host."""
+"""Clients that one node may host where nobody registered fewer."""
 _ASK_AGAIN = 3  # looks, before a node that gave no good answer is asked again
 
 _TOLD = 300  # characters of what is wrong with a node
@@ -42,14 +42,23 @@ class Discovery:
         grid: reaches the nodes.
         file: where the roster is kept; read first, if it is there.
         timeout: seconds that a node has to answer.
+        most: clients that a node may host; of one that claims more nothing is believed.
         sleep: waits.
 
     Raises:
         RunError: the file is not a roster.
     """
 
-    def __init__(self, grid: Grid, file: Path, *, timeout: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.grid, self.file, self.timeout, self._sleep = grid, file, timeout, sleep
+    def __init__(
+        self,
+        grid: Grid,
+        file: Path,
+        *,
+        timeout: float,
+        most: int = MOST_CLIENTS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.grid, self.file, self.timeout, self.most, self._sleep = grid, file, timeout, most, sleep
         self._known: dict[int, wire.Presence] = _read(file)
         self._silent: dict[int, int] = {}
         self._trouble: dict[int, str] = {}  # what was wrong with the last answer of a node that is not known
@@ -91,7 +100,7 @@ class Discovery:
         messages = [Message(RecordDict(), node, wire.HELLO) for node in strangers]
         said: dict[int, wire.Presence] = {}
         self._trouble |= dict.fromkeys(strangers, "did not say whom it hosts")
-        for node, answer in _answers(self.grid.send_and_receive(messages, timeout=self.timeout)):
+        for node, answer in _answers(self.grid.send_and_receive(messages, timeout=self.timeout), self.most):
             if isinstance(answer, str):
                 self._trouble[node] = " ".join(answer.split())[:_TOLD]
             else:
@@ -130,7 +139,7 @@ class Discovery:
         return found
 
 
-def _answers(replies: Iterable[Message]) -> Iterable[tuple[int, wire.Presence | str]]:
+def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, wire.Presence | str]]:
     """What each node says of itself, or what is wrong with that."""
     for reply in replies:
         node = reply.metadata.src_node_id
@@ -139,7 +148,9 @@ def _answers(replies: Iterable[Message]) -> Iterable[tuple[int, wire.Presence | 
             continue
         try:
             presence = wire.unpack_presence(reply.content)
-            yield node, wire.Presence(presence.partition, _clean(presence.training), _clean(presence.evaluated))
+            found = wire.Presence(presence.partition, _clean(presence.training), _clean(presence.evaluated))
+            claimed = len(_ids([found]))
+            yield node, found if claimed <= most else f"claims {claimed} clients, of the {most} that it may host"
         except Exception as error:  # whatever an enemy may send
             yield node, f"sent no list of clients: {error}"
 

@@ -19,7 +19,7 @@ from fedrec.experiment import Experiment, Section
 from fedrec.live_arrays import live_arrays, to_record
 from fedrec.metrics.groups import group_means
 from fedrec.wire import GROUP
-from server.gate import evaluated
+from server.gate import evaluated, metrics_of, of_usual_size
 from server.replies import answers
 from server.roster import Roster
 from server.wanted import ask_wanted
@@ -91,6 +91,9 @@ class Evaluator:
             tables += self._ask(arrays, round_number, orders, step)
             if progress is not None:
                 progress(sum(len(table) for table in tables), len(clients))
+        if not tables and self.untrusted and len(clients):
+            log.warning("no metrics after round %d: no owner allows more evaluations, or nobody answered", round_number)
+            return pd.DataFrame(index=pd.Index([], name="client", dtype=np.int64))
         if not tables:
             raise ClientError(
                 "nothing was evaluated",
@@ -119,14 +122,18 @@ class Evaluator:
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
         if not self.untrusted:
             return [wire.unpack_table(reply.content) for reply in good]
-        return list(self._that_count(good, dict(orders)))
+        tables = list(self._that_count(good, dict(orders)))
+        return [of_usual_size(pd.concat(tables))] if tables else []
 
     def _that_count(self, replies: list[Message], asked: dict[int, np.ndarray]) -> Iterator[pd.DataFrame]:
+        columns = metrics_of(self.experiment)
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 table = wire.unpack_table(reply.content)
-                yield evaluated(table, asked[node], ranking=self.experiment.task == "ranking")
+                found = evaluated(table, asked.pop(node), columns)  # a second answer is none
+                if len(found):  # none are left of clients whose owners allow no more evaluations
+                    yield found
             except Exception as error:  # whatever an enemy may send
                 log.warning("node %d: its metrics are left out: %s", node, error)
 
@@ -159,7 +166,10 @@ def metric_columns(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def means(table: pd.DataFrame) -> dict[str, float]:
-    """Means over users; errors of ratings are pooled over all rated rows instead, as is usual for MAE and RMSE."""
+    """Means over users; errors of ratings are pooled over all rated rows instead, as is usual for MAE and RMSE.
+
+    Of nobody there are none.
+    """
     if "rows" not in table:
         return {name: float(np.nanmean(table[name].to_numpy())) for name in metric_columns(table).columns}
     rows = table["rows"].to_numpy()

@@ -27,6 +27,7 @@ from fedrec import wire
 from fedrec.blame import blaming, finite, named, refuse_other_arrays
 from fedrec.data.perturbation import perturbation_of
 from fedrec.errors import ClientError, ExperimentError, RunError
+from fedrec.experiment import Experiment
 from fedrec.live_arrays import live_arrays, to_record
 from fedrec.memory import give_back_memory
 from fedrec.registry import STRATEGY
@@ -37,7 +38,7 @@ from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints, State
 from server.cohorts import SampledCohorts
 from server.deployed import DeployedGrid
-from server.discovery import Discovery
+from server.discovery import MOST_CLIENTS, Discovery
 from server.estimate import estimate
 from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
 from server.gate import Gate
@@ -74,7 +75,9 @@ class Loop:
         engine = self.experiment.engine
         self.discovery, self.gate = None, None
         if isinstance(grid, DeployedGrid):  # real nodes, that come and go, and may be anybody's
-            self.discovery = Discovery(grid, run.path / "roster.json", timeout=engine.timeout)
+            _refuse_unregistered(self.experiment, grid)
+            most = grid.most_clients or MOST_CLIENTS
+            self.discovery = Discovery(grid, run.path / "roster.json", timeout=engine.timeout, most=most)
             self.gate = Gate()
             self.roster = self.discovery.wait_for(engine.nodes or 1)
         else:
@@ -177,6 +180,8 @@ class Loop:
     def _start(self) -> State:
         state = self.checkpoints.latest()
         if state is None:
+            if self.guard is not None and self.run.status()["round"]:
+                self.guard.refuse_lost_charges(1)
             return State(0, self._initial_parameters())
         restore_strategy(self.strategy, {k: v for k, v in state.strategy.items() if not k.startswith(_PRIVACY)})
         if self.guard is not None:
@@ -237,6 +242,8 @@ class Loop:
         theta = live_arrays(arrays)  # before the arrays leave, and become bytes
         if self.guard is not None:
             self.guard.before_upload(number)
+        if self.personal is not None:
+            self.personal.before_upload(number)
         replies = self._sent(messages)
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
         if self.gate is not None:
@@ -342,6 +349,18 @@ class Loop:
 def _own(memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What the guard remembered, out of a checkpoint's memory."""
     return {name.removeprefix(_PRIVACY): array for name, array in memory.items() if name.startswith(_PRIVACY)}
+
+
+def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
+    """Refuse noise that a node could thin by claims: the more clients, the rarer is each thought to be drawn."""
+    privacy = experiment.privacy
+    if privacy is not None and privacy.placement != "local" and grid.most_clients is None:
+        raise ExperimentError(
+            "nobody knows how many clients a node of this deployment may claim, and noise is sized by their number",
+            expected="most-clients in deployment.toml",
+            got="none",
+            fix="set it to the largest number of users that one node hosts, such as most-clients = 1",
+        )
 
 
 def _refuse_to_wait(strategy: Strategy, nodes: int) -> None:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accounts of a run in which every user adds noise of its own: what is promised, who is done, what each has spent.
 
-Who was drawn follows from the sampler; being drawn counts, whether or not the upload arrived.
+Who was drawn follows from the sampler; being drawn counts, whether or not the upload arrived. Where noise comes from
+the operating system, a round that is run again is another release, and counts again; the run folder's `uploads.txt`
+says which rounds clients were asked for, a line each.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,7 @@ import pandas as pd
 from flwr.serverapp.strategy import Strategy
 
 from fedrec import registry
-from fedrec.errors import ExperimentError
+from fedrec.errors import ExperimentError, RunError
 from fedrec.files import write_atomically
 from fedrec.privacy.personal_noise import PersonalNoise
 from fedrec.privacy.personal_report import epsilon_table, promises, summary, words
@@ -56,6 +60,7 @@ class PersonalAccounts:
 
     def __init__(self, run: RunFolder, settings: PersonalNoise, cohorts: Cohorts | None, clients: np.ndarray) -> None:
         self.run, self.settings, self.cohorts, self.clients = run, settings, cohorts, clients
+        self._file = run.path / "uploads.txt"
         for line in promises(settings):
             log.warning(line) if settings.mode == "paper" else log.info(line)
         planned, drawn = settings.participations, run.experiment.sampler.options.get("participations")
@@ -67,6 +72,27 @@ class PersonalAccounts:
                 planned,
             )
 
+    def before_upload(self, round_number: int) -> None:
+        """Write down that the clients of a round are asked, before they are; on return it is on the disk.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        if self.settings.noise == "reproducible":
+            return  # the same bits again are no further release
+        try:
+            with self._file.open("ab") as file:
+                file.write(f"{round_number}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self._file}",
+                expected="a line on the disk before clients are asked",
+                got=error.strerror or str(error),
+                fix="free some space and resume the run",
+            ) from error
+
     def spent(self, round_number: int) -> bool:
         """Whether nobody is left whose budget pays for a round."""
         limited = self.settings.participations is not None and self.cohorts is not None
@@ -74,11 +100,17 @@ class PersonalAccounts:
 
     def table(self, rounds: int) -> pd.DataFrame:
         """One row per user after so many rounds, see `epsilon_table`."""
-        asked = np.zeros(len(self.clients), dtype=np.int64)
+        asked, times = np.zeros(len(self.clients), dtype=np.int64), self._times()
         for number in range(1, rounds + 1):
             drawn = self.clients if self.cohorts is None else self.cohorts.sample(number)
-            asked[np.searchsorted(self.clients, drawn)] += 1
+            asked[np.searchsorted(self.clients, drawn)] += max(1, times[number])
         return epsilon_table(self.settings, self.clients.tolist(), asked.tolist())
+
+    def _times(self) -> Counter[int]:
+        """How often the clients of each round were asked, where that is written down."""
+        if not self._file.exists():
+            return Counter()
+        return Counter(int(line) for line in self._file.read_text().splitlines() if line.isdigit())
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """Write `epsilons.csv`; gives the report in words and as JSON values."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +44,20 @@ class PhasePlans:
     volunteers: dict[str, str]
 
     @classmethod
-    def of(cls, experiment: Experiment, config: PrivacyConfig, strategy: CohortStrategy) -> PhasePlans:
+    def of(
+        cls,
+        experiment: Experiment,
+        config: PrivacyConfig,
+        strategy: CohortStrategy,
+        populations: Mapping[str, int] | None = None,
+    ) -> PhasePlans:
         """The plans of an experiment whose strategy knows its clients.
+
+        Args:
+            experiment: the experiment.
+            config: its `[privacy]` table.
+            strategy: its strategy.
+            populations: number of clients of each phase that noise and charges are for; default: those there are.
 
         Raises:
             ExperimentError: the settings do not fit together, or there is no such phase.
@@ -58,7 +70,7 @@ class PhasePlans:
                 config.in_phase(phase),
                 part.cohorts.section.name,
                 part.cohorts.section.options,
-                len(part.cohorts.clients),
+                (populations or {}).get(phase, len(part.cohorts.clients)),
                 experiment.rounds,
                 server_lr=float(getattr(part.config, "server_lr", 1.0)),
                 factor=config.noise_factor(phase),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
+from fedrec.errors import RunError
+from fedrec.files import write_atomically
 from fedrec.privacy.accounting import Report
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
@@ -20,6 +23,7 @@ from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
 
 log = logging.getLogger("fedrec")
+_CHARGES, _SPENT = "charges", "spent"
 
 
 def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
@@ -50,8 +54,9 @@ class Guard:
         self.run, self.config, self.strategy = run, config, strategy
         experiment = run.experiment
         self.ledger = Ledger(run.path / "privacy.jsonl", config.backend)
-        self.phases = PhasePlans.of(experiment, config, strategy)
+        self.phases = PhasePlans.of(experiment, config, strategy, self._populations())
         self.plans = self.phases.plans
+        self._counted, self._spent = 0, 0.0  # what the charges so far come to
         for phase, part in strategy.parts.items():
             if config.covers(phase):
                 source = source_of(config.mode, experiment.seed)
@@ -80,7 +85,9 @@ class Guard:
 
     def epsilon(self) -> float:
         """What has been spent."""
-        return self.ledger.spent(self.delta).epsilon
+        if self._charges != self._counted:
+            self._counted, self._spent = self._charges, self.ledger.spent(self.delta).epsilon
+        return self._spent
 
     def report(self) -> Report:
         """What the run has cost, see `PhasePlans.report`."""
@@ -102,12 +109,54 @@ class Guard:
         rest = {"delta": report.delta, "method": report.method, "releases": report.events, "in words": self.lines()}
         return {**finite, **rest}
 
+    def _populations(self) -> dict[str, int]:
+        """Number of clients of each phase when the run began, which who joins later does not change."""
+        file = self.run.path / "populations.json"
+        if not file.exists():
+            counts = {phase: len(part.cohorts.clients) for phase, part in self.strategy.parts.items()}
+            write_atomically(file, json.dumps(counts))
+        try:
+            return {str(phase): int(count) for phase, count in json.loads(file.read_text(encoding="utf-8")).items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise RunError(f"{file} is damaged", expected="JSON as written by fedrec", got=str(error)) from None
+
     def state(self) -> dict[str, np.ndarray]:
-        """What must survive a resumed run, beside the ledger."""
-        return {f"{phase}/{name}": value for phase, part in self._guarded() for name, value in part.state().items()}
+        """What must survive a resumed run, beside the ledger; and how much stood in that."""
+        own = {f"{phase}/{name}": value for phase, part in self._guarded() for name, value in part.state().items()}
+        return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
+
+    @property
+    def _charges(self) -> int:
+        return sum(charge.count for charge in self.ledger.charges)
+
+    def refuse_lost_charges(self, charges: int, spent: float = 0.0) -> None:
+        """Refuse a ledger that says less than a run is known to have spent.
+
+        Args:
+            charges: number of charges that it had.
+            spent: epsilon that they came to.
+
+        Raises:
+            RunError: it has lost some.
+        """
+        if self._charges < charges or (charges and self.epsilon() < spent * (1 - 1e-9)):
+            raise RunError(
+                f"{self.ledger.path} does not hold all that the run has spent",
+                expected=f"at least {charges} charges, as the newest checkpoint says"
+                + (f", and epsilon {spent:.6g}" if spent else ""),
+                got=f"{self._charges}, and epsilon {self.epsilon():.6g}",
+                fix="restore the file from a backup; without it the privacy spent is unknown, and a run that goes on "
+                "would report too little",
+            )
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` gave.
+
+        Raises:
+            RunError: the ledger holds less than it did then.
+        """
+        if _CHARGES in state:
+            self.refuse_lost_charges(int(state[_CHARGES]), float(state[_SPENT]))
         for phase, part in self._guarded():
             own = {name.removeprefix(f"{phase}/"): v for name, v in state.items() if name.startswith(f"{phase}/")}
             part.restore(own)

@@ -121,7 +121,7 @@ class SecureSums:
     ) -> None:
         self._sleep = sleep
         self.experiment, self.settings, self.grid, self.roster = experiment, settings, grid, roster
-        self._channels: dict[int, bytes] = {}
+        self._channels: dict[int, tuple[bytes, bytes]] = {}
 
     @property
     def whole(self) -> WholeFederation:
@@ -153,12 +153,14 @@ class SecureSums:
         present = self._present(list(groups))
         heard = self._meet(present)
         nodes = [node for node in present if node in self._channels]
-        session = Session([self._channels[node] for node in nodes], self.settings.quorum(len(nodes)))
+        counts = [len(groups[node]) for node in nodes]
+        channels, proofs = zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
+        bits = self._bits(order, counts)
+        session = Session(channels, self.settings.quorum(len(nodes)), bits, counts, proofs if any(proofs) else ())
         heard += self._deal(session, nodes)
-        bits = self._bits(order, len(nodes))
         orders = {
             place: wire.pack_train(record, replace(order, clients=groups[nodes[place]], secure=masking))
-            for place, masking in session.mask_orders(bits).items()
+            for place, masking in session.mask_orders().items()
         }
         masked, replies = self._ask(
             nodes, orders, MessageType.TRAIN, lambda found: wire.unpack_masked(found, vector.length(shapes))
@@ -176,10 +178,10 @@ class SecureSums:
             return _nothing(shapes)
         return vector.decoded(total, shapes, bits)
 
-    def _bits(self, order: TrainOrder, nodes: int) -> int:
-        clients = 0 if order.clients is None else len(order.clients)
-        bound = vector.bound_of(order.protection, clients, self.settings.largest)
-        return fixed_point.bits_for(bound, max(nodes, 1))
+    def _bits(self, order: TrainOrder, counts: Sequence[int]) -> int:
+        """Binary digits behind the point, which every node computes from the same numbers."""
+        bound = vector.bound_of(order.protection, max(1, sum(counts)), self.settings.largest)
+        return fixed_point.bits_for(bound, max(len(counts), 1))
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
         """Those of some nodes who are there; while they are too few for any sum, it waits for them, up to the deadline.

@@ -24,6 +24,7 @@ from fedrec.config import Config
 from fedrec.experiment import Section
 from fedrec.generated import Generated, Wanted
 from fedrec.live_arrays import live_arrays, to_record
+from fedrec.phases import MAIN, Phase, phase_at
 from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
 from strategies.dp import DpFedAvg
 
@@ -113,6 +114,16 @@ class CohortStrategy(Strategy):
         privacy.refuse_unequal(type(self).__name__, self.weighting)
         self.privacy = privacy
 
+    @classmethod
+    def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
+        """The phases of a strategy with these settings, the first one first; one, unless it has others inside.
+
+        Args:
+            config: settings of this class.
+            step: name and settings of the experiment's local step.
+        """
+        return (Phase(MAIN, step),)
+
     @property
     def parts(self) -> dict[str, CohortStrategy]:
         """The strategies that do the work, by the phase that each is for; this one, unless it has others inside."""
@@ -138,8 +149,12 @@ class CohortStrategy(Strategy):
         """Take back what `state` gave."""
 
     def phase(self, round_number: int) -> str:
-        """The phase of training that a round belongs to; `main` for a strategy without phases."""
-        return "main"
+        """The phase of training that a round belongs to, as in `schedule`."""
+        return phase_at(self._phases, round_number).name
+
+    @functools.cached_property
+    def _phases(self) -> tuple[Phase, ...]:
+        return type(self).schedule(self.config, self.step)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

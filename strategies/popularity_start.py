@@ -15,7 +15,7 @@ costs more rounds than it is worth.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from fedrec import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Section, component_settings
+from fedrec.phases import Phase, step_table
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 POPULARITY = "popularity"
@@ -84,22 +85,16 @@ class PopularityStart(CohortStrategy):
     def __init__(self, config: PopularityStartConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self._round = 1
-        own = {"name": config.step.name, **config.step.options}
-        self.counting = _Counting(config, cohorts.among(cohorts.clients, config.sampler), own)
-        cls = registry.resolve(registry.STRATEGY, config.main.name)
-        if not issubclass(cls, CohortStrategy):
-            raise ExperimentError(
-                f"strategy {config.main.name!r} cannot follow the popularity start",
-                expected="one of fedrec's own strategies",
-                got=repr(config.main.name),
-                fix="set strategy.main.name = 'reptile'",
-            )
-        settings = component_settings(registry.STRATEGY, config.main, at="strategy.main")
+        counted = cohorts.among(cohorts.clients, config.sampler)
+        self.counting = _Counting(config, counted, step_table(config.step))
+        cls, settings = _following(config)
         self.main: CohortStrategy = cls(settings, cohorts, step)
 
-    def phase(self, round_number: int) -> str:
-        """`popularity` for round 1, then the other strategy's phases."""
-        return POPULARITY if round_number == 1 else self.main.phase(round_number)
+    @classmethod
+    def schedule(cls, config: PopularityStartConfig, step: Mapping[str, Any]) -> tuple[Phase, ...]:
+        """See `CohortStrategy.schedule`: `popularity` for round 1, then the other strategy's phases."""
+        following, settings = _following(config)
+        return Phase(POPULARITY, step_table(config.step), 1), *following.schedule(settings, step)
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:
@@ -139,3 +134,16 @@ class PopularityStart(CohortStrategy):
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """See `CohortStrategy.restore`."""
         self.main.restore(state)
+
+
+def _following(config: PopularityStartConfig) -> tuple[type[CohortStrategy], Any]:
+    """The strategy of all rounds after the first, and its settings."""
+    cls = registry.resolve(registry.STRATEGY, config.main.name)
+    if not issubclass(cls, CohortStrategy):
+        raise ExperimentError(
+            f"strategy {config.main.name!r} cannot follow the popularity start",
+            expected="one of fedrec's own strategies",
+            got=repr(config.main.name),
+            fix="set strategy.main.name = 'reptile'",
+        )
+    return cls, component_settings(registry.STRATEGY, config.main, at="strategy.main")

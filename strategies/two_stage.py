@@ -23,7 +23,7 @@ opted in; or public ones, of clients who are then left out of the main stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -35,9 +35,10 @@ from fedrec import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Section, component_settings
+from fedrec.phases import MAIN, Phase, step_table
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
-STAGE_ONE, MAIN = "stage-one", "main"
+STAGE_ONE = "stage-one"
 
 
 class StageOneConfig(Config):
@@ -91,15 +92,18 @@ class TwoStage(CohortStrategy):
         self._round = 1
         first = config.stage_one
         inside, outside = _participants(first, cohorts)
-        own_step = {"name": first.step.name, **first.step.options}
         self.stages = {
-            STAGE_ONE: _inner(first.strategy, cohorts.among(inside, first.sampler), own_step, "stage-one.strategy"),
+            STAGE_ONE: _inner(
+                first.strategy, cohorts.among(inside, first.sampler), step_table(first.step), "stage-one.strategy"
+            ),
             MAIN: _inner(config.main, cohorts.among(outside), step, "main"),
         }
 
-    def phase(self, round_number: int) -> str:
-        """`stage-one` for its rounds, from 1, and `main` for all after them."""
-        return STAGE_ONE if round_number <= self.config.stage_one.rounds else MAIN
+    @classmethod
+    def schedule(cls, config: TwoStageConfig, step: Mapping[str, Any]) -> tuple[Phase, ...]:
+        """See `CohortStrategy.schedule`: `stage-one` for its rounds, from 1, and `main` for all after them."""
+        first = config.stage_one
+        return Phase(STAGE_ONE, step_table(first.step), first.rounds, first.clients != "all"), Phase(MAIN, step)
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:

@@ -83,6 +83,11 @@ class Step(ABC):
         return []
 
     @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """Patterns of parameter names of which each is meant to fit some private one; none by default."""
+        return ()
+
+    @property
     def keeps(self) -> bool:
         """Whether something stays on the device: some parameters (unless a subclass knows better, whether it says
         which), or the number of rounds that it took part in."""

@@ -90,6 +90,11 @@ class Canary(Step):
         return self.base.private_names(names)
 
     @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """See `Step.private_patterns`."""
+        return self.base.private_patterns
+
+    @property
     def uploads(self) -> int | None:
         """See `Step.uploads`."""
         return self.base.uploads

@@ -82,6 +82,11 @@ class DpSgd(OwnNoiseStep):
         return [n for n in names if any(fnmatch.fnmatch(n, pattern) for pattern in self.config.private_parameters)]
 
     @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """See `Step.private_patterns`."""
+        return self.config.private_parameters
+
+    @property
     def keeps(self) -> bool:
         """See `Step.keeps`."""
         return bool(self.config.private_parameters) or self.uploads is not None

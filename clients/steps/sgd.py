@@ -114,6 +114,11 @@ class Sgd(CohortStep):
         return [name for name in names if _fits(name, self.config.private_parameters)]
 
     @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """See `Step.private_patterns`."""
+        return self.config.private_parameters
+
+    @property
     def keeps(self) -> bool:
         """See `Step.keeps`."""
         return bool(self.config.private_parameters)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from fedrec.config import Config
@@ -30,3 +32,9 @@ class PriorsConfig(Config):
     calibrated to a number of uploads."""
     smallest_variance: float = Field(default=0.05, gt=0)
     """Lower bound of the variances: noise makes some negative, and a variance of zero allows no code but one."""
+
+    def files(self) -> Iterator[str]:
+        """See `Config.files`: that of the vectors."""
+        kind, _, name = self.source.partition(":")
+        if kind != "onehot":
+            yield name

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.errors import ExperimentError
+from fedrec.errors import ComponentError, ExperimentError
 from fedrec.privacy.backends.base import Backend
 from fedrec.privacy.events import Event, NonPrivate, Release, Volunteered, from_record, to_record
 from fedrec.registry import Kind, resolve
 
 BACKEND = Kind("accountant", "fedrec.privacy.backends", "fedrec.privacy.backends.base:Backend")
+
+_GRID = 2e-3  # relative error of numbers that are found on a grid
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,24 @@ class Accountant:
         if attack:
             from fedrec.privacy.backends.pld import attack_epsilon
 
-            # Both are numbers of a grid; where they meet, the last digits must not contradict each other.
-            reached = min(attack_epsilon(releases_of(self._counts), delta), epsilon)
+            reached = self._attacked(attack_epsilon(releases_of(self._counts), delta), epsilon)
         said = tuple(caveats)
         return Report(epsilon, delta, self.backend.method, order, reached, phases, self._counts.total(), said)
+
+    def _attacked(self, reached: float, bound: float) -> float:
+        """What an attack reaches, which no bound may be below; both are numbers of a grid, to about three digits.
+
+        Raises:
+            ComponentError: it is beyond the bound, which is then none.
+        """
+        if reached > bound * (1 + _GRID) + _GRID**2:
+            raise ComponentError(
+                f"accountant {self.backend.method!r} is wrong: an attack reaches more than the bound that it gives",
+                expected=f"an epsilon of at least {reached:.6g}",
+                got=f"{bound:.6g}",
+                fix="take another privacy.backend, and report this",
+            )
+        return min(reached, bound)
 
     def epsilons(self, event: Event, rounds: Iterable[int], delta: float) -> np.ndarray:
         """Epsilon after each number of further events of one kind, `float64 [len(rounds)]`.

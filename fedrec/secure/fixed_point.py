@@ -13,10 +13,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ExperimentError, RefusalError
 
 _LARGEST = 2**63 - 1
-_MOST_BITS = 100
+MOST_BITS = 100
 
 
 def limit(nodes: int) -> int:
@@ -45,7 +45,7 @@ def bits_for(bound: float, nodes: int) -> int:
             got=f"{bound:.6g}",
             fix="lower secure-aggregation.largest, or privacy.clip-norm",
         )
-    return min(room.bit_length() - 1, _MOST_BITS)
+    return min(room.bit_length() - 1, MOST_BITS)
 
 
 def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
@@ -60,11 +60,11 @@ def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
         `uint64 [n]`, each within half a step of its value.
 
     Raises:
-        ClientError: a value is not finite or has no room. The value is not told, as the server reads the error.
+        RefusalError: a value is not finite or has no room. The value is not told, as the server reads the error.
     """
     scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))
     if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
-        raise ClientError(
+        raise RefusalError(
             "a sum of updates is too large for secure aggregation",
             expected=f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value",
             got="a larger one, or none",

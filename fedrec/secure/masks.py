@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedrec.secure.words import KEY_BYTES, SEED_BYTES
+from fedrec.secure.words import KEY_BYTES, SEED_BYTES, listed
 
 _NONCE = bytes(16)  # every key is used for one keystream
 
@@ -52,9 +52,14 @@ def public_of(key: X25519PrivateKey) -> bytes:
 
 def commitment_of(seed: bytes) -> bytes:
     """What a seed is recognised by, 32 bytes, and cannot be found from."""
-    digest = Hash(SHA256())
-    digest.update(b"fedrec secure aggregation: commitment" + seed)
-    return digest.finalize()
+    return digest(b"commitment", seed)
+
+
+def digest(purpose: bytes, *parts: bytes) -> bytes:
+    """SHA-256 of some pieces in their order, 32 bytes."""
+    found = Hash(SHA256())
+    found.update(b"fedrec secure aggregation: " + purpose + listed(parts))
+    return found.finalize()
 
 
 def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:

@@ -24,7 +24,9 @@ from fedrec.secure.words import (
     ShareReply,
     UnmaskOrder,
     UnmaskReply,
+    counted,
     joined,
+    listed,
     pieces,
 )
 
@@ -37,14 +39,20 @@ class Session:
     Args:
         channels: public channel key of each node.
         quorum: number of nodes that a sum needs, and shares that a secret needs.
+        bits: binary digits behind the point.
+        counts: number of clients that each node is asked for.
+        proofs: by whom each channel key is; none where nodes do not prove it.
 
     Attributes:
         dealt: what the nodes answered to the first exchange, by place; who is not in it is no longer there.
     """
 
-    def __init__(self, channels: Sequence[bytes], quorum: int) -> None:
+    def __init__(
+        self, channels: Sequence[bytes], quorum: int, bits: int, counts: Sequence[int], proofs: Sequence[bytes] = ()
+    ) -> None:
         self.identifier = secrets.token_bytes(SESSION_BYTES)
-        self.channels, self.quorum = list(channels), quorum
+        self.channels, self.quorum, self.bits = list(channels), quorum, bits
+        self.counts, self.proofs = list(counts), list(proofs)
         self.dealt: dict[int, ShareReply] = {}
 
     @property
@@ -56,19 +64,15 @@ class Session:
         """The first exchange, by place; none when there are fewer nodes than the quorum."""
         if self.nodes < self.quorum:
             return {}
-        channels = b"".join(self.channels)
-        return {place: ShareOrder(self.identifier, place, channels) for place in range(self.nodes)}
+        terms = b"".join(self.channels), listed(self.proofs), counted(self.counts), self.bits
+        return {place: ShareOrder(self.identifier, place, *terms) for place in range(self.nodes)}
 
     def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
         """The answers to it."""
         self.dealt = dict(replies)
 
-    def mask_orders(self, bits: int) -> dict[int, MaskOrder]:
-        """The second exchange, by place; none when fewer than the quorum have dealt shares.
-
-        Args:
-            bits: binary digits behind the point.
-        """
+    def mask_orders(self) -> dict[int, MaskOrder]:
+        """The second exchange, by place; none when fewer than the quorum have dealt shares."""
         if len(self.dealt) < self.quorum:
             return {}
         keys = joined(self._mask_keys, self.nodes, KEY_BYTES)
@@ -76,7 +80,6 @@ class Session:
         return {
             place: MaskOrder(
                 self.identifier,
-                bits,
                 keys,
                 joined({other: parts[place] for other, parts in sealed.items()}, self.nodes, SEALED_BYTES),
             )

@@ -2,11 +2,13 @@
 """A secret in shares, of which any `quorum` give it back and fewer tell nothing (Shamir 1979), and their way to a node.
 
 Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares pass through the server, sealed for the node that each
-is for with ChaCha20-Poly1305 under a key that the two nodes agreed on.
+is for with ChaCha20-Poly1305 under a key that the two nodes agreed on. A node uses each session once, so that each key
+seals one message; nonces are random all the same, so that nothing hangs on that alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from Crypto.Protocol.SecretSharing import Shamir
@@ -15,9 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedrec.secure.masks import agreed
-from fedrec.secure.words import SEED_BYTES
-
-_NONCE = bytes(12)  # every key seals one message
+from fedrec.secure.words import NONCE_BYTES, SEED_BYTES
 
 
 def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
@@ -49,11 +49,12 @@ def sealed(channel: X25519PrivateKey, other: bytes, route: bytes, pair: tuple[by
     Args:
         channel: the sender's private channel key.
         other: the receiver's public channel key.
-        route: session, sender and receiver; never the same twice.
+        route: the session with its terms, sender and receiver; never the same twice.
         pair: shares of the seed of the sender's mask key, and of the seed of its self-mask.
         mask_key: its public mask key, so that the server cannot exchange it.
     """
-    return _cipher(channel, other, route).encrypt(_NONCE, b"".join(pair) + mask_key, route)
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + _cipher(channel, other, route).encrypt(nonce, b"".join(pair) + mask_key, route)
 
 
 def opened(
@@ -65,7 +66,7 @@ def opened(
         ValueError: the message is not from that sender, not for this session, or its mask key is another.
     """
     try:
-        plain = _cipher(channel, other, route).decrypt(_NONCE, message, route)
+        plain = _cipher(channel, other, route).decrypt(message[:NONCE_BYTES], message[NONCE_BYTES:], route)
     except InvalidTag:
         raise ValueError("a message with shares is not from the node that it is said to be from") from None
     if plain[2 * SEED_BYTES :] != mask_key:

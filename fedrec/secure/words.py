@@ -12,9 +12,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 SESSION_BYTES, SEED_BYTES, KEY_BYTES = 16, 16, 32
-_TAG_BYTES = 16  # of ChaCha20-Poly1305
-SEALED_BYTES = 2 * SEED_BYTES + KEY_BYTES + _TAG_BYTES
-"""Length of what one node sends another: two shares, its public mask key, and a tag."""
+COUNT_BYTES = 4
+NONCE_BYTES, _TAG_BYTES = 12, 16  # of ChaCha20-Poly1305
+SEALED_BYTES = NONCE_BYTES + 2 * SEED_BYTES + KEY_BYTES + _TAG_BYTES
+"""Length of what one node sends another: a nonce, two shares, its public mask key, and a tag."""
+_LENGTH_BYTES = 4
 
 
 class Words:
@@ -40,17 +42,23 @@ class Words:
 
 @dataclass(frozen=True)
 class ShareOrder(Words):
-    """A session begins: who is in it.
+    """A session begins: who is in it, and its terms, which are the same for all.
 
     Attributes:
         session: 16 bytes that no other session has.
         place: the place of the node that reads this.
         channels: public channel keys, 32 bytes per node.
+        proofs: by whom each of them is, see `listed`; empty where nodes do not prove it.
+        counts: number of clients that each node is asked for, 4 bytes per node.
+        bits: binary digits behind the point.
     """
 
     session: bytes
     place: int
     channels: bytes
+    proofs: bytes
+    counts: bytes
+    bits: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class ShareReply(Words):
     Attributes:
         mask_key: its public mask key.
         commitment: of the seed of its self-mask.
-        sealed: 80 bytes for each node, zeros for itself: shares of its secrets.
+        sealed: 92 bytes for each node, zeros for itself: shares of its secrets.
     """
 
     mask_key: bytes
@@ -74,13 +82,11 @@ class MaskOrder(Words):
 
     Attributes:
         session: the session.
-        bits: binary digits behind the point.
         mask_keys: public mask keys, 32 bytes per node; zeros for one that is no longer there.
-        sealed: 80 bytes from each node for the one that reads this.
+        sealed: 92 bytes from each node for the one that reads this.
     """
 
     session: bytes
-    bits: int
     mask_keys: bytes
     sealed: bytes
 
@@ -128,3 +134,38 @@ def joined(parts: Mapping[int, bytes], nodes: int, size: int) -> bytes:
 def there(parts: Iterable[bytes]) -> dict[int, bytes]:
     """By place, the pieces that are not zeros."""
     return {place: part for place, part in enumerate(parts) if any(part)}
+
+
+def listed(parts: Iterable[bytes]) -> bytes:
+    """Pieces of any length, end to end, each after its length."""
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
+
+
+def unlisted(text: bytes) -> list[bytes]:
+    """What `listed` was given.
+
+    Raises:
+        ValueError: it was given something else.
+    """
+    found, place = [], 0
+    while place < len(text):
+        start = place + _LENGTH_BYTES
+        place = start + int.from_bytes(text[place:start], "little")
+        if start > len(text) or place > len(text):
+            raise ValueError("a list of pieces is cut off")
+        found.append(text[start:place])
+    return found
+
+
+def counted(numbers: Iterable[int]) -> bytes:
+    """Numbers of clients, end to end."""
+    return b"".join(number.to_bytes(COUNT_BYTES, "little") for number in numbers)
+
+
+def counts_in(text: bytes) -> list[int]:
+    """What `counted` was given.
+
+    Raises:
+        ValueError: the length is none.
+    """
+    return [int.from_bytes(piece, "little") for piece in pieces(text, COUNT_BYTES)]

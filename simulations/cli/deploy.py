@@ -24,6 +24,7 @@ def init(
     port: Annotated[int, typer.Option(help="Port that clients reach.")] = 8443,
     superlink_port: Annotated[int, typer.Option(help="Port of the SuperLink, on this machine only.")] = 18000,
     node_port: Annotated[int, typer.Option(help="First port of the nodes on this machine.")] = 19100,
+    most_clients: Annotated[int | None, typer.Option(help="Clients that a node may host; for runs with noise.")] = None,
     local_nodes: Annotated[bool, typer.Option(help="Whether `up` starts the nodes here too.")] = True,
     proxy: Annotated[str, typer.Option(help="auto, nginx or python.")] = "auto",
     experiment: Annotated[
@@ -37,6 +38,8 @@ def init(
 
     table = {"bind": bind, "port": port, "superlink-port": superlink_port, "node-port": node_port, "nodes": nodes}
     table |= {"local-nodes": local_nodes, "proxy": proxy}
+    if most_clients is not None:
+        table["most-clients"] = most_clients
     if host:
         table["hosts"] = [*host]
     settings = DeploymentConfig.parse(table, at="deployment")
@@ -47,9 +50,9 @@ def init(
         loaded = load(experiment, overrides or [])
     made = initialise(folder, settings)
     if loaded is not None:
-        from simulations.deploy.shards import cut
+        from simulations.deploy.shards import cut_for
 
-        cut(loaded, made.node_folders())
+        cut_for(made, loaded)
     typer.echo(made.path)
 
 

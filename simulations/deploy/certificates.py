@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates of a deployment: one authority of its own, and a certificate for each server that it names."""
+"""Certificates of a deployment: one authority of its own, and a certificate for each server and each node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 825
+from fedrec.secure.identity import USE
+
+_AUTHORITY_DAYS, _ISSUED_DAYS = 3650, 825
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Issued:
 
 
 class Authority:
-    """A certificate authority (ECDSA P-256) that signs certificates of servers.
+    """A certificate authority (ECDSA P-256) that signs certificates of servers and nodes.
 
     Args:
         issued: its own certificate and key.
@@ -49,12 +51,21 @@ class Authority:
 
     def issue(self, hosts: Sequence[str]) -> Issued:
         """A certificate for a server that is reached under some names or IP addresses."""
+        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
+
+    def issue_node(self, name: str) -> Issued:
+        """A certificate for a node, which proves itself to other nodes with it; no server's is taken for one."""
+        return self._issue(name, USE)
+
+    def _issue(self, name: str, use: x509.ObjectIdentifier, names: x509.SubjectAlternativeName | None = None) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_named(hosts[0]), self._certificate.subject, key, _SERVER_DAYS)
+        builder = _builder(_named(name), self._certificate.subject, key, _ISSUED_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(digital_signature=True), critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        if names is not None:
+            builder = builder.add_extension(names, critical=False)
         own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._certificate.public_key())  # type: ignore[arg-type]
         builder = builder.add_extension(own, critical=False)
         return Issued(_pem(builder.sign(self._key, hashes.SHA256())), _private(key))  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clients.policy import Policy
 from fedrec.errors import DataError, EngineError
 from fedrec.experiment import override
 from simulations.deploy.certificates import Authority
@@ -32,7 +33,7 @@ class ClientPlan:
     Attributes:
         join: the folder that the operator handed over: `node.key`, `ca.crt`, `catalogue.json`.
         superlink: HOST:PORT of the deployment's door.
-        data: CSV file of the hosted users; None where the experiment's own dataset is read.
+        data: CSV file of the hosted users; a SuperNode by itself does without.
         state: folder of what is kept: private parameters, spent budgets, logs.
         host: address on which the executor reaches the SuperNode.
         bind: address that the SuperNode listens on for it; default: the same.
@@ -56,8 +57,6 @@ class ClientPlan:
             EngineError: the join folder lacks something, or others may read its key.
             DataError: there is no such data file.
         """
-        if part != "supernode" and self.data is not None and not self.data.is_file():
-            raise DataError(f"there is no data file {self.data}", expected="a CSV file", fix="give --data FILE")
         for name in ("node.key", "ca.crt") if part != "executor" else ():
             if not (self.join / name).is_file():
                 raise EngineError(
@@ -74,6 +73,10 @@ class ClientPlan:
                 got=f"mode {key.stat().st_mode & 0o777:04o}",
                 fix=f"chmod 600 {key}",
             )
+        if part != "supernode" and (self.data is None or not self.data.is_file()):
+            shown = self.join / "data.csv" if self.data is None else self.data
+            raise DataError(f"there is no data file {shown}", expected="a CSV file", fix="give --data FILE")
+        Policy.of(dict(self.config))  # before anything is started
 
     @property
     def address(self) -> str:
@@ -84,7 +87,7 @@ class ClientPlan:
         """Flower's node configuration; the SuperNode hands it to the executor and to nobody else."""
         table: dict[str, str | int | float | bool] = {"private-dir": str(self.state), **dict(self.config)}
         if self.data is not None:
-            table |= {"data": str(self.data), "catalogue": str(self.join / "catalogue.json")}
+            table |= {"data": str(self.data), "catalogue": str(self.join / "catalogue.json"), "join": str(self.join)}
         return " ".join(f"{name}={json.dumps(value)}" for name, value in table.items())
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from fedrec.secure.identity import CERTIFICATE, KEY
 from simulations.deploy.client import ClientPlan, supernode_flags
 from simulations.deploy.nginx import rules
 from simulations.deploy.processes import SERVER, TASK_POLL, executor_flags, superlink_flags
@@ -60,7 +61,8 @@ def compose(
         services |= _node(number, deployment)
         networks[f"node-{number}"] = {"internal": True}
         volumes |= {f"node-{number}-state": {}, f"node-{number}-meeting": {}}
-        secrets[f"node-{number}.key"] = {"file": f"{deployment}/nodes/node-{number}/node.key"}
+        for file in ("node.key", KEY):
+            secrets[f"node-{number}-{file}"] = {"file": f"{deployment}/nodes/node-{number}/{file}"}
     table = {
         "services": services,
         "networks": networks,
@@ -196,7 +198,7 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     supernode = _ours(
         command=[*command, "--part", "supernode"],
         networks={"outside": {}, name: {"aliases": [f"meeting-{number}"]}},
-        secrets=[{"source": f"{name}.key", "target": "/join/node.key"}],
+        secrets=[{"source": f"{name}-node.key", "target": "/join/node.key"}],
         volumes=[meeting, *joined],
         depends_on={"door": {"condition": "service_healthy"}},
         healthcheck=alive,
@@ -205,7 +207,14 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     executor = _ours(
         command=[*command, "--part", "executor"],
         networks=[name],
-        volumes=[f"{name}-state:{_STATE}", meeting, *joined, f"{folder}/data.csv:{_DATA}:ro"],
+        secrets=[{"source": f"{name}-{KEY}", "target": f"/join/{KEY}"}],
+        volumes=[
+            f"{name}-state:{_STATE}",
+            meeting,
+            *joined,
+            f"{folder}/{CERTIFICATE}:/join/{CERTIFICATE}:ro",
+            f"{folder}/data.csv:{_DATA}:ro",
+        ],
         depends_on={f"supernode-{number}": {"condition": "service_started"}},
         healthcheck=alive,
     )

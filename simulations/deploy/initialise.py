@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedrec.errors import RunError
 from fedrec.files import write_atomically
+from fedrec.secure.identity import CERTIFICATE, KEY
 from simulations.deploy.certificates import Authority, Issued
 from simulations.deploy.compose import compose, door_rules
 from simulations.deploy.keys import NodeKey, new_secret, private_folder, write_private
@@ -43,13 +44,16 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     private_folder(deployment.logs)
     private_folder(path / "nodes")
     for folder in deployment.node_folders():
-        make_node(deployment, folder)
+        make_node(deployment, authority, folder)
     return deployment
 
 
-def make_node(deployment: Deployment, folder: Path) -> None:
-    """The folder that is handed to a node: its keys and the authority's certificate."""
+def make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
+    """The folder that is handed to a node: its keys, its certificate, and the authority's."""
     private_folder(folder)
+    issued = authority.issue_node(folder.name)
+    write_private(folder / KEY, issued.key)
+    write_atomically(folder / CERTIFICATE, issued.certificate)
     key = NodeKey.create()
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
@@ -57,14 +61,28 @@ def make_node(deployment: Deployment, folder: Path) -> None:
 
 
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
-    """The same deployment with more nodes; they may join while it runs, once they are registered."""
-    before = deployment.settings
-    settings = before.model_copy(update={"nodes": before.nodes + count})
-    for number in range(before.nodes + 1, settings.nodes + 1):
-        make_node(deployment, deployment.node(number))
-    grown = Deployment.create(deployment.path, settings)
+    """The same deployment with more nodes; they may join while it runs, once they are registered.
+
+    Raises:
+        RunError: the authority's key is not there.
+    """
+    before = deployment.settings.nodes
+    authority = _authority(deployment)
+    for number in range(before + 1, before + count + 1):
+        make_node(deployment, authority, deployment.node(number))
+    grown = deployment.changed(nodes=before + count)
     _write_compose(grown)
     return grown
+
+
+def _authority(deployment: Deployment) -> Authority:
+    if not deployment.authority_key.is_file():
+        raise RunError(
+            "the authority's key is not there",
+            expected=f"{deployment.authority_key}, to sign the certificates of new nodes with",
+            fix="bring it back for as long as this takes",
+        )
+    return Authority(Issued(deployment.authority.read_bytes(), deployment.authority_key.read_bytes()))
 
 
 def _write(folder: Path, name: str, issued: Issued) -> None:

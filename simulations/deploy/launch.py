@@ -38,7 +38,8 @@ MOST_FAILURES = 0.5
 
 
 def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
-    """An experiment as it runs on a deployment: no baselines, and rounds that outlive nodes.
+    """An experiment as it runs on a deployment: no baselines, rounds that outlive nodes, and one evaluation at the end
+    unless another interval is asked for, as owners count evaluations.
 
     Raises:
         ExperimentError: the experiment, or an override, is wrong.
@@ -49,7 +50,8 @@ def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (
     engine |= {"max-failures": MOST_FAILURES} if given.engine.max_failures == 0 else {}
     table = given.table()
     table["engine"] = {**table["engine"], **engine}
-    table["evaluation"] = {**table["evaluation"], "baselines": []}
+    each_round = given.evaluation.every == type(given.evaluation)().every
+    table["evaluation"] = {**table["evaluation"], "baselines": [], **({"every": 0} if each_round else {})}
     return load(table)
 
 
@@ -64,6 +66,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         "output": str(folder.path),
         "deployment": True,
         "run": run_key(folder),
+        "most-clients": deployment.settings.most_clients or 0,
     }
     with tempfile.TemporaryDirectory(prefix="fedrec-deploy-") as scratch:
         file = Path(scratch) / "run.toml"

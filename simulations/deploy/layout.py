@@ -30,6 +30,10 @@ class DeploymentConfig(Config):
     """First port on 127.0.0.1 of the nodes that run on this machine; each takes one."""
     nodes: int = Field(default=2, ge=0)
     """Number of nodes whose keys were made."""
+    most_clients: int | None = Field(default=None, ge=1)
+    """Clients that a node may host; one that claims more is not let into a run. Runs with noise need it, because the
+    more clients there are, the less noise is thought to be enough. `init --experiment` writes that of the largest
+    shard."""
     local_nodes: bool = True
     """Whether `up` starts these nodes on this machine too."""
     proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
@@ -63,6 +67,10 @@ class Deployment:
         """Make the folder with its settings and nothing else."""
         write_atomically(path.expanduser().resolve() / "deployment.toml", tomli_w.dumps(settings.table()))
         return cls(path)
+
+    def changed(self, **settings: object) -> Deployment:
+        """The same folder with other settings, which are written down."""
+        return self.create(self.path, self.settings.model_copy(update=settings))
 
     @property
     def settings_file(self) -> Path:

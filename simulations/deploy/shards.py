@@ -21,10 +21,26 @@ from fedrec.data.population import Population
 from fedrec.experiment import Experiment
 from fedrec.files import write_atomically
 from simulations.deploy.keys import write_private
+from simulations.deploy.layout import Deployment
+
+_SETTINGS = {"numbers": True, "most-evaluations": 1000}
+"""Of nodes whose data their operator has anyway."""
 
 
-def cut(experiment: Experiment, folders: list[Path]) -> None:
+def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:
+    """Cut the dataset of an experiment for the nodes of a deployment, and register how many clients they host at most.
+
+    Raises:
+        DataError: see `cut`.
+    """
+    return deployment.changed(most_clients=max(cut(experiment, deployment.node_folders()), default=1))
+
+
+def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     """Write `data.csv`, `catalogue.json` and `node.toml` into the folder of each node.
+
+    Returns:
+        Number of users of each.
 
     Raises:
         DataError: the dataset is missing or damaged.
@@ -35,7 +51,8 @@ def cut(experiment: Experiment, folders: list[Path]) -> None:
     for place, folder in enumerate(folders):
         write_private(folder / "data.csv", table[owner == place].to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")
-        write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, "numbers": True}))
+        write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, **_SETTINGS}))
+    return [table["user"][owner == place].nunique() for place in range(len(folders))]
 
 
 def _rows(population: Population) -> pd.DataFrame:

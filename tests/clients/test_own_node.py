@@ -16,15 +16,17 @@ from clients.app import app
 from clients.hosting import Node, node_of
 from clients.memory import NodeMemory
 from clients.own_node import OwnNode, own_node
+from clients.policy import Policy
 from fedrec import wire
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import DataError, RefusalError
 from fedrec.experiment import load
 from fedrec.live_arrays import from_the_network, to_record
 from fedrec.privacy.mechanisms import Secure
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import dense_change
+from simulations.deploy.certificates import Authority
 from simulations.deploy.shards import cut
 
 NUMBERED = {"numbers": True}
@@ -40,9 +42,18 @@ def shards(load_tiny, tmp_path):
     return folders
 
 
-def own(experiment, folder, data=None, **settings):
+def own(experiment, folder, data=None, policy=None, **settings):
     where = {"state": folder / "state", "data": data or folder / "data.csv", "catalogue": folder / "catalogue.json"}
-    return OwnNode(experiment, "run", **where, **settings)
+    return OwnNode(experiment, experiment.digest()[:16], **where, policy=Policy(**(policy or {})), **settings)
+
+
+def certify(folder):
+    """Give a node an identity, as `fedrec deploy init` does."""
+    authority = Authority.create("test")
+    issued = authority.issue_node("node-1")
+    for name, text in (("signing.key", issued.key), ("signing.crt", issued.certificate)):
+        (folder / name).write_bytes(text)
+    (folder / "ca.crt").write_bytes(authority.issued.certificate)
 
 
 def write(folder, *lines, header="user,item,rating,time"):
@@ -148,12 +159,12 @@ def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
 
 
 def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
-    node = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)
+    node = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)
     mine, foreign = node.training[:2], np.array([1, 10**6])
     order = wire.TrainOrder(1, np.concatenate([mine, foreign]))
     assert node.accept(order).clients.tolist() == mine.tolist()
     assert node.accept(replace(order, round=2, clients=mine[:1])).clients.tolist() == mine[:1].tolist()
-    again = own(load_tiny(), shards[0], most_rounds=2, **NUMBERED)  # after a restart
+    again = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)  # after a restart
     assert again.accept(replace(order, round=3)).clients.tolist() == mine[1:].tolist()
     assert {client: rounds for client, (rounds, _) in again.memory.spent().items()} == {mine[0]: 2, mine[1]: 2}
 
@@ -175,16 +186,8 @@ def test_code_of_packages_that_the_owner_did_not_name_is_not_run(load_tiny, shar
     table[section] = {"name": "subprocess:Popen"}
     from fedrec.experiment import Experiment
 
-    with pytest.raises(ExperimentError, match=r"does not run 'subprocess:Popen'"):
+    with pytest.raises(RefusalError, match=r"does not run 'subprocess:Popen'"):
         own(Experiment.parse(table), shards[0], **NUMBERED)
-
-
-def test_a_step_that_an_order_names_is_looked_at_too(load_tiny, shards):
-    from fedrec.experiment import Section
-
-    node = own(load_tiny(), shards[0], **NUMBERED)
-    with pytest.raises(ExperimentError, match="does not run"):
-        node.step(Section(name="os:system"))
 
 
 def arrived(answer):
@@ -196,11 +199,13 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
     experiment = load_tiny()
     config = {"data": str(shards[0] / "data.csv"), "catalogue": str(shards[0] / "catalogue.json"), **NUMBERED}
     config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
-    run = {"resolved": experiment.model_dump_json(), "run": "r", "deployment": True, "output": "/nowhere"}
+    run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4, "deployment": True}
     context = Context(1, 2, config, RecordDict(), run)
     theta = wire.unpack_parameters(arrived(app(Message(RecordDict(), 2, wire.INITIAL), context)))
     node = node_of(context)
-    assert isinstance(node, OwnNode) and node.private.file == shards[0] / "state" / "private" / "r.sqlite"
+    assert (
+        isinstance(node, OwnNode) and node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"
+    )
     everybody = Population.of(experiment).evaluated_clients("test")
     order = wire.EvaluateOrder(1, everybody)
     asked = Message(wire.pack_evaluate(to_record(theta), order), 2, "evaluate")
@@ -233,9 +238,9 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 def test_no_server_is_told_which_items_a_client_has(load_tiny, shards, identity, purpose):
     config = {"data": str(shards[0] / "data.csv"), "catalogue": str(shards[0] / "catalogue.json"), **NUMBERED}
     config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
-    run = {"resolved": load_tiny().model_dump_json(), "run": "r", "deployment": True}
+    run = {"resolved": load_tiny().model_dump_json(), "run": "00ff" * 4, "deployment": True}
     order = wire.WantedOrder(1, np.array([0, 2]), purpose, {"name": "sgd"})
-    with pytest.raises(ExperimentError, match="not available on real clients"):
+    with pytest.raises(RefusalError, match="not available on real clients"):
         app(Message(wire.pack_wanted_order(order), 2, wire.WANTED), Context(1, 2, config, RecordDict(), run))
 
 
@@ -254,18 +259,25 @@ def test_memory_survives_and_keeps_runs_apart(tmp_path):
 
 def test_perturbed_profiles_are_refused(load_tiny, shards):
     experiment = load({**load_tiny().table(), "perturb": {"name": "targeted", "attribute": "gender", "epsilon": 1.0}})
-    with pytest.raises(ExperimentError, match="not available on real clients"):
+    with pytest.raises(RefusalError, match="not available on real clients"):
         own(experiment, shards[0], **NUMBERED)
 
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
-    with pytest.raises(ExperimentError, match=r"gives no sum of its own(.*\n)*.*at least 3 nodes"):
-        own(load_tiny(), shards[0], least_nodes=3)
+    with pytest.raises(RefusalError, match=r"gives no sum of its own(.*\n)*.*at least 3 nodes"):
+        own(load_tiny(), shards[0], policy={"least_nodes": 3})
     secure = load_tiny("secure-aggregation=true")
-    assert own(secure, shards[0], least_nodes=3).least_nodes == 3
-    assert own(secure, shards[0]).least_nodes == own(load_tiny(), shards[1]).least_nodes == 0
+    with pytest.raises(RefusalError, match=r"cannot prove itself(.*\n)*.*signing.key"):
+        own(secure, shards[0])
+    certify(shards[0])
+    assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3
+    assert own(secure, shards[0], join=shards[0]).least_nodes == own(load_tiny(), shards[1]).least_nodes == 0
     files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
-    settings = (*((key, str(shards[0] / file)) for key, file in files.items()), ("least-nodes", 3))
-    assert own_node(secure.model_dump_json(), "run", settings).least_nodes == 3
-    with pytest.raises(ExperimentError, match="gives no sum of its own"):
-        own_node(load_tiny().model_dump_json(), "run", settings)
+    settings = (
+        *((key, str(shards[0] / file)) for key, file in files.items()),
+        ("least-nodes", 3),
+        ("join", str(shards[0])),
+    )
+    assert own_node(secure.model_dump_json(), "1" * 16, settings).least_nodes == 3
+    with pytest.raises(RefusalError, match="gives no sum of its own"):
+        own_node(load_tiny().model_dump_json(), "2" * 16, settings)

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from fedrec import wire
-from fedrec.errors import EngineError, RunError
+from fedrec.errors import EngineError, ExperimentError, RunError
 from fedrec.live_arrays import for_the_network, from_record, to_record
 from server.cohorts import SampledCohorts
 from server.deployed import DeployedGrid
@@ -62,8 +62,8 @@ class Nodes:
         return DeployedGrid(self, clock=lambda: self.now, sleep=self.sleep)
 
 
-def discovery(nodes, file, timeout=5.0):
-    return Discovery(nodes.grid(), file, timeout=timeout, sleep=nodes.sleep)
+def discovery(nodes, file, timeout=5.0, **settings):
+    return Discovery(nodes.grid(), file, timeout=timeout, sleep=nodes.sleep, **settings)
 
 
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
@@ -313,3 +313,31 @@ def test_initial_parameters_are_those_that_most_give(tmp_path, enemy):
     nodes.answers = {1: enemy, 2: parameters(1.0), 3: parameters(1.0)}
     found = most_common_parameters(nodes.grid(), roster, timeout=5.0)
     assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
+
+
+def test_claims_above_the_registered_maximum_are_refused(tmp_path):
+    """Claimed clients are drawn like others, and the more there are, the less noise is thought to be enough."""
+    crowd = presence(1, range(100, 1100))
+    nodes = Nodes({3: presence(0, [5, 6], [6, 7]), 7: crowd, 9: presence(2, range(3), range(3, 6))})
+    found = discovery(nodes, tmp_path / "roster.json", most=3)
+    with pytest.raises(EngineError, match=r"node 7: claims 1000 clients, of the 3 that it may host"):
+        found.wait_for(2)
+    assert found.roster.nodes == (3,) and found.roster.training.tolist() == [5, 6]
+    nodes.answers[9] = presence(2, range(3))
+    assert discovery(nodes, tmp_path / "other.json", most=3).wait_for(2).nodes == (3, 9)
+
+
+@pytest.mark.parametrize(("placement", "refused"), [("central", True), ("distributed", True), ("local", False)])
+def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, placement, refused):
+    from server.loop import _refuse_unregistered
+
+    privacy = f'privacy={{clip-norm=1.0, noise-multiplier=1.0, placement="{placement}"}}'
+    experiment = load_tiny(privacy, *(["sampler.name=full"] if placement == "local" else []))
+    nodes = Nodes({})
+    _refuse_unregistered(experiment, DeployedGrid(nodes, 10))
+    _refuse_unregistered(load_tiny(), DeployedGrid(nodes))
+    if refused:
+        with pytest.raises(ExperimentError, match=r"most-clients in deployment\.toml"):
+            _refuse_unregistered(experiment, DeployedGrid(nodes))
+    else:
+        _refuse_unregistered(experiment, DeployedGrid(nodes))

@@ -10,13 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrec.errors import ExperimentError
+from fedrec import wire
+from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.privacy.accounting import Accountant
 from fedrec.privacy.events import GaussianRound, NonPrivate
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.sampling import FixedSize
 from fedrec.runs import RunFolder
 from server.loop import Loop
+from server.privacy import Guard
 from simulations import runner
 from simulations.engines import serial
 from strategies import dp
@@ -386,3 +388,87 @@ def test_ray_and_serial_give_the_same_private_run(run_tiny):
     for name, value in serial_run.parameters.items():
         np.testing.assert_allclose(ray.parameters[name], value, rtol=1e-5, atol=1e-6)
     assert ray.rounds["epsilon"].tolist() == serial_run.rounds["epsilon"].tolist()
+
+
+LOST = {
+    "deleted": lambda lines: None,
+    "emptied": lambda lines: [],
+    "cut": lambda lines: lines[:1],
+    "cheapened": lambda lines: [line.replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0') for line in lines],
+}
+
+
+@pytest.mark.parametrize("how", LOST)
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_ledger_that_lost_charges_is_not_gone_on_with(run_tiny, tmp_path, monkeypatch, how, checkpoints):
+    """Resumed without them, a run would report less than it has spent."""
+    crash_in_round(monkeypatch, 4, (Loop, "_train"))
+    with pytest.raises(Broken):
+        run_tiny(PRIVATE, "rounds=4", *CHEAP, output="broken")
+    file = tmp_path / "broken" / "privacy.jsonl"
+    before = file.read_text().splitlines(keepends=True)
+    left = LOST[how](before)
+    assert len(before) == 3 and left != before
+    file.unlink() if left is None else file.write_text("".join(left))
+    if not checkpoints:
+        for checkpoint in (tmp_path / "broken" / "checkpoints").iterdir():
+            checkpoint.unlink()
+        if how in ("cut", "cheapened"):
+            return  # what is there is charged again from the first round on, and nobody knows of more
+    with pytest.raises(RunError, match=r"does not hold all that the run has spent(.*\n)*.*restore the file"):
+        runner.resume(tmp_path / "broken")
+    file.write_text("".join(before))
+    assert runner.resume(tmp_path / "broken").rounds["epsilon"].tolist()[-1] >= own_epsilons(4)[-1]
+
+
+def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, tmp_path):
+    """A node that claims a crowd after the start, or before a run is resumed, thins no noise."""
+    from server.cohorts import SampledCohorts
+    from server.roster import Roster
+    from server.strategy_state import make_strategy
+
+    run = RunFolder.create(load_tiny("privacy={clip-norm=1.0, epsilon=2.0, delta=1e-5}"), tmp_path / "run")
+
+    def guard(clients, folder=run):
+        roster = Roster((0,), (wire.Presence(0, np.arange(clients), np.arange(0)),))
+        strategy = make_strategy(folder.experiment, SampledCohorts(folder.experiment, roster))
+        return Guard(folder, folder.experiment.privacy, strategy).plans["main"]
+
+    start = guard(18)
+    assert guard(1_000_018) == start and start.clients == 18
+    other = RunFolder.create(run.experiment, tmp_path / "other")
+    assert guard(1_000_018, other).noise_multiplier < start.noise_multiplier / 2  # which is what the claim was for
+    (run.path / "populations.json").write_text("[1")
+    with pytest.raises(RunError, match=r"populations\.json is damaged"):
+        guard(18)
+
+
+def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monkeypatch):
+    from fedrec.privacy.backends import pld
+
+    accountant = Accountant("pld")
+    accountant.step(GaussianRound(FixedSize(6, 18), "replace-one", 1.0), 3)
+    honest = accountant.epsilon(1e-5, attack=True)
+    assert 0 < honest.attack < honest.epsilon
+    monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
+    assert accountant.epsilon(1e-5, attack=True).attack == honest.epsilon  # within the digits of the grid
+    monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
+    with pytest.raises(ComponentError, match=r"accountant .* is wrong: an attack reaches more"):
+        accountant.epsilon(1e-5, attack=True)
+
+
+@pytest.mark.parametrize(("noise", "uploads"), [("secure", [2, 3]), ("reproducible", [2, 2])])
+def test_a_repeated_round_of_users_own_noise_is_another_release(run_tiny, tmp_path, monkeypatch, noise, uploads):
+    own = ("model={name='vae', hidden=6, latent=3}", f"step={{name='dpvae', noise='{noise}'}}", "sampler.name=full")
+    for output, crash in (("whole", False), ("broken", True)):
+        if crash:
+            crash_in_round(monkeypatch, 2, (Loop, "_evaluate_sample"))
+            with pytest.raises(Broken):
+                run_tiny(*own, *CHEAP, output=output)
+            runner.resume(tmp_path / output)
+        else:
+            run_tiny(*own, *CHEAP, output=output)
+    told = [pd.read_csv(tmp_path / name / "epsilons.csv") for name in ("whole", "broken")]
+    assert [table["uploads"].unique().tolist() for table in told] == [[count] for count in uploads]
+    more = told[1]["replace-one"] > told[0]["replace-one"]
+    assert more.all() if noise == "secure" else not more.any()

@@ -8,22 +8,36 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Context, Error, Message, RecordDict
 
 from clients import secure
 from clients.app import app
 from clients.hosting import node_of
+from clients.vault import Vault
 from fedrec import wire
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.experiment import load
 from fedrec.live_arrays import live_arrays, to_record
 from fedrec.privacy.protection import Protection
 from fedrec.row_sum import dense_change
 from fedrec.secure import masks, vector
+from fedrec.secure.identity import Identity
 from fedrec.secure.session import Session
-from fedrec.secure.words import MaskOrder, ShareOrder, ShareReply, UnmaskOrder, UnmaskReply, pieces
+from fedrec.secure.words import (
+    SEALED_BYTES,
+    MaskOrder,
+    ShareReply,
+    UnmaskOrder,
+    UnmaskReply,
+    counted,
+    listed,
+    pieces,
+    unlisted,
+)
 from server.roster import call_roster
 from server.secure_sums import FEDERATION, refuse_non_additive, secure_sums
+from simulations.deploy.certificates import Authority
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid
 
@@ -224,7 +238,7 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     ]
     shapes = vector.shapes_of(made.theta, None)
     for place, part in enumerate(made.sums_of(range(3))):
-        bare = vector.encoded(part, made.theta, shapes, made.sums._bits(made.order(), 3), 3)
+        bare = vector.encoded(part, made.theta, shapes, made.sums._bits(made.order(), [6, 6, 6]), 3)
         assert (first[place] != bare).mean() > 0.99 and (first[place] != second[place]).mean() > 0.99
         counts = np.bincount((first[place] - bare).view(np.uint8), minlength=256)
         assert counts.std() < 3 * np.sqrt(counts.mean())
@@ -302,16 +316,25 @@ def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
 class Dialogue:
     """A session of some nodes, step by step, without a grid."""
 
-    def __init__(self, made):
+    def __init__(self, made, certified=False):
         self.nodes = [node_of(context) for context in made.grid.contexts]
-        channels = [secure.channel_key(node) for node in self.nodes]
-        self.session = Session(channels, made.experiment.secure_aggregation.quorum(len(channels)))
+        self.authority = Authority.create("test")
+        for place, node in enumerate(self.nodes if certified else ()):
+            node.identity, node.run = self.identity(f"node-{place}"), "run"
+        channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
+        counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
+        quorum, bits = made.experiment.secure_aggregation.quorum(len(channels)), made.sums._bits(made.order(), counts)
+        self.session = Session(channels, quorum, bits, counts, proofs if certified else ())
         self.share_orders = self.session.share_orders()
         self.made = made
 
+    def identity(self, name, authority=None):
+        issued, judge = (authority or self.authority).issue_node(name), self.authority.issued.certificate
+        return Identity(issued.key, issued.certificate, judge)
+
     def deal(self):
         self.session.take_shares({p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()})
-        self.mask_orders = self.session.mask_orders(30)
+        self.mask_orders = self.session.mask_orders()
         return self
 
     def train(self, place, masking=None):
@@ -326,7 +349,7 @@ class Dialogue:
 
 @pytest.fixture
 def dialogue(federation):
-    return lambda nodes=3, **settings: Dialogue(federation(nodes, **settings))
+    return lambda nodes=3, certified=False, **settings: Dialogue(federation(nodes, **settings), certified)
 
 
 def test_a_node_never_gives_both_kinds_of_shares(dialogue):
@@ -345,7 +368,7 @@ def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
     """Too few, without itself, none, or with one who dealt no shares; it still answers a sound one afterwards."""
     talk = dialogue()
     talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
-    talk.mask_orders = talk.session.mask_orders(30)
+    talk.mask_orders = talk.session.mask_orders()
     talk.train(0)
     with pytest.raises(ClientError, match="refuses a step"):
         talk.unmask(0, *survivors)
@@ -383,32 +406,138 @@ def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
         with pytest.raises(ClientError, match="refuses a step"):
             secure.share(talk.nodes[0], replace(order, channels=channels))
     with pytest.raises(ClientError, match="refuses a step"):
-        secure.share(talk.nodes[0], ShareOrder(b"short", 0, order.channels))
+        secure.share(talk.nodes[0], replace(order, session=b"short"))
     talk.nodes[0].least_nodes = 4
     with pytest.raises(ClientError, match="this node's owner wants 4"):
         secure.share(talk.nodes[0], order)
 
 
 def test_a_sum_that_is_too_large_is_refused_by_its_node(dialogue):
-    talk = dialogue().deal()
+    talk = dialogue(largest=1e-9).deal()
     with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
-        talk.train(0, replace(talk.mask_orders[0], bits=100))
+        talk.train(0)
 
 
 def test_a_plain_experiment_has_no_sessions(federation, identity):
     made = federation(2)
     plain = node_of(made.plain.contexts[0])
-    order = ShareOrder(bytes(16), 0, secure.channel_key(plain))
     with pytest.raises(ClientError, match="no secure aggregation"):
-        secure.share(plain, order)
-    masked = replace(made.order(), secure=MaskOrder(bytes(16), 3, b"", b""))
+        secure.channel_key(plain)
+    masked = replace(made.order(), secure=MaskOrder(bytes(16), b"", b""))
     content = wire.pack_train(to_record(made.theta), masked)
     (reply,) = made.plain.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
     assert reply.has_error()
 
 
+def test_attack_others_have_no_clients(dialogue):
+    """The sum of a session in which one node alone has clients is that node's own."""
+    talk = dialogue()
+    order = talk.share_orders[0]
+    with pytest.raises(RefusalError, match="none is asked for"):
+        secure.share(talk.nodes[0], replace(order, counts=counted([6, 0, 0])))
+    talk.deal()
+    nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
+    with pytest.raises(RefusalError, match="other clients than the 6"):  # though the others were told of six
+        secure.masked_sum(talk.nodes[1], talk.made.theta, nobody)
+
+
+def test_attack_others_clients_take_part_no_more(dialogue):
+    """As they do not live there, or have been in as many rounds as their owner allows."""
+    talk = dialogue().deal()
+    talk.nodes[1].least_clients = 1
+    talk.nodes[1].accept = lambda order: replace(order, clients=order.clients[:0])
+    with pytest.raises(RefusalError, match="0 of its clients take part"):
+        talk.train(1)
+
+
+@pytest.mark.parametrize("bits", [-200, -1, 0, 20, 41, 100, 101, 2**40])
+def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, bits):
+    talk = dialogue()
+    assert talk.session.bits == 41
+    for place, order in talk.share_orders.items():
+        if bits == 41 or place == 0:
+            talk.session.dealt[place] = secure.share(talk.nodes[place], order)
+            continue
+        told = replace(order, bits=bits)
+        if not 0 <= bits <= 100:
+            with pytest.raises(RefusalError, match="binary digits"):
+                secure.share(talk.nodes[place], told)
+            return
+        talk.session.dealt[place] = secure.share(talk.nodes[place], told)
+    talk.mask_orders = talk.session.mask_orders()
+    if bits == 41:
+        assert talk.train(1).dtype == np.uint64
+        return
+    for place in range(3):
+        with pytest.raises(RefusalError, match=f"{bits} binary digits, where 41|not from the node"):
+            talk.train(place)
+
+
+def test_attack_nodes_are_told_different_terms(dialogue):
+    """Who was told of other clients cannot read what those who were told the truth have sealed, nor the reverse."""
+    talk = dialogue()
+    lie = replace(talk.share_orders[1], counts=counted([5, 6, 6]))
+    orders = {**talk.share_orders, 1: lie}
+    talk.session.take_shares({place: secure.share(talk.nodes[place], order) for place, order in orders.items()})
+    talk.mask_orders = talk.session.mask_orders()
+    for place in range(3):
+        with pytest.raises(RefusalError, match="not from the node"):
+            talk.train(place)
+
+
+def test_attack_a_session_is_repeated(dialogue):
+    """With one nonce per key, two sealed messages of one session differ by what is in them."""
+    talk = dialogue().deal()
+    first = pieces(talk.session.dealt[0].sealed, SEALED_BYTES)
+    with pytest.raises(RefusalError, match="begun before"):
+        secure.share(talk.nodes[0], talk.share_orders[0])
+    talk.nodes[0].vault = Vault(talk.nodes[0].vault.file)  # another process
+    with pytest.raises(RefusalError, match="begun before"):
+        secure.share(talk.nodes[0], talk.share_orders[0])
+    talk.session.identifier = bytes(16)
+    other = secure.share(talk.nodes[0], talk.session.share_orders()[0])
+    assert not set(first[1:]) & set(pieces(other.sealed, SEALED_BYTES)[1:])
+
+
+def test_nodes_that_prove_themselves_are_believed(dialogue):
+    talk = dialogue(certified=True).deal()
+    masked = {place: talk.train(place) for place in range(3)}
+    told = {place: talk.unmask(place, 0, 1, 2) for place in range(3)}
+    assert talk.session.unmasked(masked, told) is not None
+
+
+def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
+    """With channel keys of its own, unsigned, signed by itself, or by a node that it has made up."""
+    talk = dialogue(certified=True)
+    order = talk.share_orders[0]
+    own = X25519PrivateKey.generate()
+    key, channels, proofs = masks.public_of(own), pieces(order.channels, 32), unlisted(order.proofs)
+    statement = secure._statement(talk.nodes[0], key)
+    server = talk.authority.issue(["localhost"])
+    false_server = Identity(server.key, server.certificate, talk.authority.issued.certificate)
+    stranger, twin = (talk.identity("node-1", Authority.create(name)) for name in ("another", "test"))
+    forged = {
+        "another's": (proofs[1], "not signed by its node"),
+        "a server's certificate": (false_server.proof(statement), "not one of a node"),
+        "one of an authority of that name": (twin.proof(statement), "not of the deployment's authority"),
+        "another authority's": (stranger.proof(statement), "not of the deployment's authority"),
+        "nothing": (b"", "a certificate and a signature"),
+        "rubbish": (b"\x00" * 50, "."),
+        "one node twice": (talk.nodes[2].identity.proof(statement), "3 channel keys of 2 nodes"),
+        "another run": (talk.nodes[1].identity.proof(statement.replace(b"run", b"ran")), "not signed by its node"),
+    }
+    for proof, why in forged.values():
+        told = listed([proofs[0], proof, proofs[2]])
+        lie = replace(order, channels=b"".join([channels[0], key, channels[2]]), proofs=told)
+        with pytest.raises(RefusalError, match=why):
+            secure.share(talk.nodes[0], lie)
+    with pytest.raises(RefusalError, match="not their nodes'"):
+        secure.share(talk.nodes[0], replace(order, proofs=b""))
+    assert secure.share(talk.nodes[0], order)
+
+
 def test_orders_travel_whole():
-    order = wire.TrainOrder(3, np.array([1, 2]), secure=MaskOrder(b"s" * 16, 40, b"k" * 64, b"x" * 160))
+    order = wire.TrainOrder(3, np.array([1, 2]), secure=MaskOrder(b"s" * 16, b"k" * 64, b"x" * 160))
     _, found = wire.unpack_train(wire.pack_train(to_record({}), order))
     assert found.secure == order.secure
     _, bare = wire.unpack_train(wire.pack_train(to_record({}), replace(order, secure=None)))
@@ -417,6 +546,7 @@ def test_orders_travel_whole():
         wire.unpack_words(UnmaskOrder, wire.pack_words(UnmaskReply(b"1")))
     with pytest.raises(ValueError, match="32 bytes"):
         wire.unpack_channel(wire.pack_channel(b"short"))
+    assert wire.unpack_channel(wire.pack_channel(bytes(32), b"proof")) == (bytes(32), b"proof")
 
 
 def test_strategies_that_are_not_additive_are_refused():

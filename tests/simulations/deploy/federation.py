@@ -27,7 +27,7 @@ from simulations import runner
 from simulations.deploy import launch, operator
 from simulations.deploy.initialise import add_nodes, initialise
 from simulations.deploy.layout import DeploymentConfig
-from simulations.deploy.shards import cut
+from simulations.deploy.shards import cut_for
 
 FEDREC = (sys.executable, "-m", "simulations.cli")
 
@@ -55,7 +55,7 @@ class Federation:
         )
         self.experiment_file = path / "experiment.toml"
         self.experiment_file.write_text(tomli_w.dumps(table))
-        cut(load(table), self.deployment.node_folders())
+        self.deployment = cut_for(self.deployment, load(table))
         self.others = []
 
     def up(self):

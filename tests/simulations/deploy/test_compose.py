@@ -60,12 +60,13 @@ def test_only_the_door_is_reached_from_outside(table):
         assert networks(services[f"supernode-{number}"]) == {"outside", f"node-{number}"}
 
 
-def test_what_speaks_to_the_outside_does_not_see_the_data_and_what_sees_them_has_no_key(table):
+def test_what_speaks_to_the_outside_does_not_see_the_data_and_what_sees_them_not_its_key(table):
     for number in (1, 2):
         supernode, executor = (table["services"][f"{part}-{number}"] for part in ("supernode", "clientapp"))
         assert not any("data.csv" in volume for volume in supernode["volumes"])
         assert any(f"node-{number}/data.csv:/data/data.csv:ro" in volume for volume in executor["volumes"])
-        assert "secrets" not in executor and [s["source"] for s in supernode["secrets"]] == [f"node-{number}.key"]
+        sources = [[secret["source"] for secret in part["secrets"]] for part in (supernode, executor)]
+        assert sources == [[f"node-{number}-node.key"], [f"node-{number}-signing.key"]]
         kept = {volume.partition(":")[0] for volume in executor["volumes"]}
         assert f"node-{number}-state" in kept and not any(f"-{number}-state" in v for v in supernode["volumes"])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import stat
 import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fedrec.errors import DataError, EngineError, RunError
+from fedrec.errors import DataError, EngineError, ExperimentError, RunError
 from fedrec.experiment import load
 from simulations.cli import app
 from simulations.deploy import launch, operator
@@ -93,6 +94,10 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
 def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
     with pytest.raises(DataError, match="no data file"):
         prepare(plan_of(made.node(1), made.door, data=tmp_path / "none.csv"))
+    with pytest.raises(DataError, match="no data file"):  # else the server would name one
+        prepare(plan_of(made.node(1), made.door))
+    with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
+        prepare(plan_of(made.node(1), made.door, data=Path(__file__), settings=["most-rounds=-1"]))
     with pytest.raises(EngineError, match="folder to join with"):
         prepare(plan_of(tmp_path, made.door))
     (made.node(1) / "node.key").chmod(0o644)
@@ -102,7 +107,8 @@ def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
 
 def test_an_experiment_on_a_deployment_has_no_baselines_and_outlives_nodes(tiny_experiment):
     settled = launch.settled(tiny_experiment())
-    assert settled.evaluation.baselines == () and settled.engine.name == "flower"
+    assert settled.evaluation.baselines == () and settled.engine.name == "flower" and settled.evaluation.every == 0
+    assert launch.settled(tiny_experiment(), ["evaluation.every=5"]).evaluation.every == 5
     assert settled.engine.timeout == launch.DEADLINE and settled.engine.max_failures == launch.MOST_FAILURES
     own = launch.settled(tiny_experiment(), ["engine.timeout=7.0", "engine.max-failures=0.1"])
     assert own.engine.timeout == 7.0 and own.engine.max_failures == 0.1

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a node is, to other nodes: a key that the deployment's authority has certified, and proofs made with it.
+
+The server relays proofs and can make none: the authority's key is needed at set-up only, and certificates of servers
+are not for this use. Keys are ECDSA P-256.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from fedrec.secure.words import listed, unlisted
+
+KEY, CERTIFICATE, AUTHORITY = "signing.key", "signing.crt", "ca.crt"
+USE = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
+"""What a certificate of a node is for, and one of a server is not."""
+
+
+class Identity:
+    """A node's key with its certificate, and the authority that others are judged by.
+
+    Args:
+        key: private key, PEM.
+        certificate: its certificate, PEM.
+        authority: certificate of the authority, PEM.
+
+    Raises:
+        ValueError: one of them is none.
+    """
+
+    def __init__(self, key: bytes, certificate: bytes, authority: bytes) -> None:
+        found = load_pem_private_key(key, None)
+        if not isinstance(found, EllipticCurvePrivateKey):
+            raise ValueError("the node's signing key is no ECDSA key")
+        self._key, self._authority = found, x509.load_pem_x509_certificate(authority)
+        self._certificate = x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER)
+
+    @classmethod
+    def read(cls, folder: Path) -> Identity | None:
+        """That in the folder that a node joins with; None without one.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        if not (folder / KEY).is_file():
+            return None
+        return cls(*((folder / name).read_bytes() for name in (KEY, CERTIFICATE, AUTHORITY)))
+
+    def proof(self, statement: bytes) -> bytes:
+        """That this node says something."""
+        return listed([self._certificate, self._key.sign(statement, ECDSA(SHA256()))])
+
+    def author(self, proof: bytes, statement: bytes) -> bytes:
+        """The public key of the node that made a proof.
+
+        Raises:
+            ValueError: no node of the authority's made it, or of another statement.
+        """
+        parts = unlisted(proof)
+        if len(parts) != 2:
+            raise ValueError("a proof has a certificate and a signature")
+        certificate = x509.load_der_x509_certificate(parts[0])
+        self._refuse_foreign(certificate)
+        key = certificate.public_key()
+        if not isinstance(key, EllipticCurvePublicKey):
+            raise ValueError("a node's certificate has no ECDSA key")
+        try:
+            key.verify(parts[1], statement, ECDSA(SHA256()))
+        except InvalidSignature:
+            raise ValueError("a channel key is not signed by its node") from None
+        return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+    def _refuse_foreign(self, certificate: x509.Certificate) -> None:
+        try:
+            certificate.verify_directly_issued_by(self._authority)
+            uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except (InvalidSignature, TypeError, ValueError, x509.ExtensionNotFound):
+            raise ValueError("a node's certificate is not of the deployment's authority") from None
+        now = datetime.now(UTC)
+        if list(uses) != [USE]:
+            raise ValueError("a certificate is not one of a node")
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise ValueError("a node's certificate has run out")
