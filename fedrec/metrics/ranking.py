@@ -139,7 +139,7 @@ def _sum_by_user(values: Tensor, users: Tensor, num_users: int) -> Tensor:
 def _whole_list(scores: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
     candidates = scores.masked_fill(known, -torch.inf)
     longest = min(max(ks), scores.shape[1])
-    hit = relevant.gather(1, _best_items(candidates, longest)).double()
+    hit = relevant.gather(1, best_items(candidates, longest)).double()
     discounts = _discounts(max(ks), scores.device)
     hits, dcg = hit.cumsum(1), (hit * discounts.diff()[:longest]).cumsum(1)
     number = relevant.sum(1)
@@ -154,8 +154,16 @@ def _whole_list(scores: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[in
     return metrics
 
 
-def _best_items(values: Tensor, longest: int) -> Tensor:
-    """`int64 [users, longest]`: items by falling value, equal values by rising index."""
+def best_items(values: Tensor, longest: int) -> Tensor:
+    """The first places of each row.
+
+    Args:
+        values: `float [users, items]`.
+        longest: number of places, at most the number of items.
+
+    Returns:
+        `int64 [users, longest]`: items by falling value, equal values by rising index; in any order where -infinity.
+    """
     best = values.topk(longest, dim=1)
     by_index = best.indices.sort(dim=1)
     order = best.values.gather(1, by_index.indices).sort(dim=1, descending=True, stable=True).indices

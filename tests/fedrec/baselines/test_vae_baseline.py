@@ -4,19 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.vae import Vae, VaeConfig
-
-
-@pytest.fixture(scope="module")
-def taste():
-    """Forty users with six of ten items each, of the lower half of twenty items or of the upper, in turns."""
-    random = np.random.default_rng(0)
-    items = [random.choice(10, 6, replace=False) + 10 * (user % 2) for user in range(40)]
-    return Histories(20, np.arange(0, 246, 6)[:41], np.concatenate(items))
 
 
 def fitted(taste, **settings):
@@ -38,7 +29,7 @@ def test_it_is_a_function_of_its_seed(taste):
 
 
 def test_users_without_items_neither_train_nor_fail(taste):
-    longer = Histories(20, np.append(taste.offsets, taste.offsets[-1]), taste.items)
+    longer = Histories(20, np.append(taste.offsets, taste.offsets[-1]), taste.items, np.arange(41))
     model = fitted(longer)
     assert torch.equal(model.scores(taste), fitted(taste).scores(taste))
     assert model.scores(longer).isfinite().all()
