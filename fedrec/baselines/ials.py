@@ -20,7 +20,8 @@ alpha r, which is this); an item that a user has several times counts once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -93,13 +94,28 @@ def solved(liked: sparse.csr_array, fixed: Tensor, config: IalsConfig) -> Tensor
     extra = config.weight - 1
     totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed.dtype)
     penalty = config.regularisation * totals**config.frequency_exponent
-    for rows, columns in _alike(liked, width):
+
+    def solve(rows: Tensor, columns: Tensor) -> None:
         part = padded[columns]
         matrix = torch.baddbmm(gram.expand(len(rows), -1, -1), part.transpose(1, 2), part, alpha=extra)
         matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
         right = config.weight * part.sum(1)
         found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
+
+    _in_threads(solve, _alike(liked, width))
     return found
+
+
+def _in_threads(work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """Each part by one thread: the products are too small to be shared, and PyTorch's threads would wait in each."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        for part in parts:
+            work(*part)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(lambda part: work(*part), parts))
+    torch.set_num_threads(threads)  # the products of this thread were set back with the others
 
 
 def _alike(liked: sparse.csr_array, width: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,10 +13,11 @@ equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that depen
 sum C(r) = c(1) + ... + c(r), the expected gain is (C(g + e + 1) - C(g)) / (e + 1). So a constant score over n
 never-seen items gets exactly k / (n + 1) hits, and no order of the catalogue can flatter a model.
 
-*Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `mrr`). One list per user, over all items that are not in the
-training part; every held-out positive in it is relevant. The denominators are the number of relevant items (recall), k
-(precision) and the DCG of the best possible list of length k (`ndcg-list`). `mrr` is the reciprocal rank of the first
-relevant item in the full list. Ties are broken by item index, lower first: deterministic, but a model with few distinct
+*Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `map@k`, `mrr`). One list per user, over all items that are not
+in the training part; every held-out positive in it is relevant. The denominators are the number of relevant items
+(recall), k (precision) and the DCG of the best possible list of length k (`ndcg-list`). `map@k` is the sum of the
+precision at each relevant item among the first k, over the number of relevant items, as TREC has it (others divide by
+the smaller of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are broken by item index, lower first: deterministic, but a model with few distinct
 scores depends on the order of the catalogue here, unlike above.
 """
 
@@ -52,8 +53,8 @@ def ranking_metrics(
             evaluation of repeated use); default: once.
 
     Returns:
-        `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`, `"ndcg-list@k"` and
-        `"mrr"`. A user without a held-out positive has NaN, to be left out of means.
+        `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`, `"ndcg-list@k"`,
+        `"map@k"` and `"mrr"`. A user without a held-out positive has NaN, to be left out of means.
 
     Raises:
         ExperimentError: a score is NaN.
@@ -142,6 +143,7 @@ def _whole_list(scores: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[in
     hit = relevant.gather(1, best_items(candidates, longest)).double()
     discounts = _discounts(max(ks), scores.device)
     hits, dcg = hit.cumsum(1), (hit * discounts.diff()[:longest]).cumsum(1)
+    precisions = (hit * hits / torch.arange(1, longest + 1, device=hit.device)).cumsum(1)
     number = relevant.sum(1)
     # 0 / 0 makes the NaN of a user without a positive; precision has no such denominator.
     nothing = torch.where(number > 0, 0.0, torch.nan).double()
@@ -151,6 +153,7 @@ def _whole_list(scores: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[in
         metrics[f"recall@{k}"] = hits[:, end] / number
         metrics[f"precision@{k}"] = hits[:, end] / k + nothing
         metrics[f"ndcg-list@{k}"] = dcg[:, end] / discounts[number.clamp(max=k)]
+        metrics[f"map@{k}"] = precisions[:, end] / number
     return metrics
 
 
