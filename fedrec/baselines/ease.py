@@ -58,7 +58,7 @@ class Ease(Baseline):
         weights = torch.cholesky_inverse(matrix)
         weights.div_(-weights.diagonal().clone())
         weights.fill_diagonal_(0.0)
-        self._weights = weights
+        self._weights = weights.contiguous()  # LAPACK left its columns together; sums take rows
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""

@@ -77,9 +77,9 @@ def measure_baselines(
     """Fit each baseline to the training clients and rank each held-out client's items.
 
     A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
-    positives of its own train rows. A transductive one is fitted to the train rows of the held-out clients, too. One for
-    which the data are too large is left out, and the one that it names stands in for it. A positive that occurs in several held-out rows counts that often in `hits@k` and
-    `ndcg@k`.
+    positives of its own train rows. A transductive one is fitted to those of the held-out clients, too. One for which
+    the data are too large is left out, and the one that it names stands in for it. A positive that occurs in several
+    held-out rows counts that often in `hits@k` and `ndcg@k`.
 
     Args:
         names: names of baselines, or a mapping from names to settings; a name alone takes the defaults.

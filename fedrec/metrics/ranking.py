@@ -17,8 +17,9 @@ never-seen items gets exactly k / (n + 1) hits, and no order of the catalogue ca
 in the training part; every held-out positive in it is relevant. The denominators are the number of relevant items
 (recall), k (precision) and the DCG of the best possible list of length k (`ndcg-list`). `map@k` is the sum of the
 precision at each relevant item among the first k, over the number of relevant items, as TREC has it (others divide by
-the smaller of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are broken by item index, lower first: deterministic, but a model with few distinct
-scores depends on the order of the catalogue here, unlike above.
+the smaller of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are broken by
+item index, lower first: deterministic, but a model with few distinct scores depends on the order of the catalogue here,
+unlike above.
 """
 
 from __future__ import annotations
@@ -168,16 +169,17 @@ def best_items(values: Tensor, longest: int) -> Tensor:
         `int64 [users, longest]`: items by falling value, equal values by rising index; in any order where -infinity.
     """
     best = values.topk(longest, dim=1)
-    by_index = best.indices.sort(dim=1)
-    order = best.values.gather(1, by_index.indices).sort(dim=1, descending=True, stable=True).indices
-    items = by_index.values.gather(1, order)
-    # topk keeps any of those level with the last place; where some were left out, the row is sorted in full.
+    items = best.indices.sort(dim=1).values
+    # topk keeps any of those level with the last place; where some were left out, the lowest are taken instead.
     floor = best.values[:, -1:]
     left_out = (values == floor).sum(1) > (best.values == floor).sum(1)
     rows = (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0]
     if len(rows):
-        items[rows] = values[rows].sort(dim=1, descending=True, stable=True).indices[:, :longest]
-    return items
+        above, level = values[rows] > floor[rows], values[rows] == floor[rows]
+        kept = above | (level & (level.cumsum(1) <= longest - above.sum(1, keepdim=True)))
+        items[rows] = kept.nonzero()[:, 1].view(-1, longest)
+    order = values.gather(1, items).sort(dim=1, descending=True, stable=True).indices
+    return items.gather(1, order)
 
 
 def _first_relevant(candidates: Tensor, relevant: Tensor) -> Tensor:
