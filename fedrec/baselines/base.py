@@ -51,6 +51,14 @@ class Histories:
         users = None if self.users is None else self.users[start:stop]
         return replace(self, offsets=offsets - offsets[0], items=self.items[offsets[0] : offsets[-1]], users=users)
 
+    def take(self, places: np.ndarray) -> Histories:
+        """The users at some places, in that order."""
+        counts = np.diff(self.offsets)[places]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        items = self.items[np.repeat(self.offsets[places], counts) + within]
+        users = None if self.users is None else self.users[places]
+        return replace(self, offsets=np.concatenate([[0], np.cumsum(counts)]), items=items, users=users)
+
     def places(self, others: Histories) -> np.ndarray:
         """`int64 [others]`: which of these users each of the others is; -1 where it is none, or nobody knows."""
         if self.users is None or others.users is None or not len(self.users):

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from fedrec.baselines.base import Histories
 
@@ -49,3 +51,39 @@ def taste() -> Histories:
     random = np.random.default_rng(0)
     items = [random.choice(10, 6, replace=False) + 10 * (user % 2) for user in range(40)]
     return Histories(20, np.arange(0, 246, 6)[:41], np.concatenate(items), np.arange(40))
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Users with a taste of rank four: what is known of them, and the items that are held out, one of each user.
+
+    Attributes:
+        known: the histories.
+        held_out: `int64 [users]`.
+    """
+
+    known: Histories
+    held_out: np.ndarray
+
+    def recall(self, scores: torch.Tensor, k: int = 10) -> float:
+        """Share of the users whose held-out item is among the first k, known items left out."""
+        found = scores.masked_fill(self.known.matrix() > 0, -torch.inf).topk(k).indices
+        return float((found == torch.from_numpy(self.held_out)[:, None]).any(1).double().mean())
+
+    def agrees(self, ours: list[float], theirs: list[float]) -> bool:
+        """Whether two means over seeds differ by at most two standard deviations, and both are far above chance."""
+        apart = abs(np.mean(ours) - np.mean(theirs))
+        print(f"ours {np.mean(ours):.4f} +- {np.std(ours, ddof=1):.4f}, theirs {np.mean(theirs):.4f}")
+        chance = 10 / self.known.num_items
+        return min(*ours, *theirs) > 2 * chance and apart <= 2 * max(np.std(ours, ddof=1), np.std(theirs, ddof=1))
+
+
+@pytest.fixture(scope="session")
+def planted() -> Planted:
+    """Six hundred users and two hundred items; each user has drawn 20 by taste and popularity, one held out."""
+    random = np.random.default_rng(5)
+    affinity = random.normal(size=(600, 4)) @ random.normal(size=(4, 200)) + random.normal(size=200)
+    drawn = np.argsort(-(affinity + random.gumbel(size=affinity.shape)), axis=1)[:, :20]
+    order = random.permuted(drawn, axis=1)
+    known = Histories(200, np.arange(0, 600 * 19 + 1, 19), order[:, :19].ravel(), np.arange(600))
+    return Planted(known, order[:, 19])
