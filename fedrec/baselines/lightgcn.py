@@ -75,11 +75,7 @@ class Lightgcn(UserRowsBaseline):
                 rows = torch.from_numpy(np.stack([own, good + users, other + users]))
                 first.grad = self._gradient(first, rows)
                 adam.step()
-        layers = self._graph.layers(first, config.layers)
-        everything = torch.stack(layers).mean(0)
-        self.own, self._items = everything[:users].numpy(), everything[users:]
-        summed = torch.stack(layers).sum(0)[users:] - layers[-1][users:]
-        self._arriving = (summed * self._graph.scale[users:, None] / (config.layers + 1)).numpy()
+        self._settle(first)
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the averaged rows, `float32 [users, items]`."""
@@ -90,6 +86,14 @@ class Lightgcn(UserRowsBaseline):
         liked = histories.csr()
         degrees = np.diff(liked.indptr)[:, None]
         return (liked @ self._arriving) / np.sqrt(np.maximum(degrees, 1)).astype(np.float32)
+
+    def _settle(self, first: Tensor) -> None:
+        """Keep of E^(0) what scores are made from: the averages, and what an item brings to a user folded in."""
+        layers, users = self._graph.layers(first, self.config.layers), self.fitted.num_users
+        everything = torch.stack(layers).mean(0)
+        self.own, self._items = everything[:users].numpy(), everything[users:]
+        passed_on = (torch.stack(layers).sum(0) - layers[-1]) / (self.config.layers + 1)
+        self._arriving = (passed_on * self._graph.scale[:, None])[users:].numpy()
 
     def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
         """Of the mean loss of a batch of triples `int64 [3, batch]` with respect to E^(0)."""

@@ -81,16 +81,19 @@ def test_it_beats_popularity_and_serves_folded_in_users(planted):
     assert planted.recall(scores) > planted.recall(half) > planted.recall(popular) + 0.03
 
 
-def test_a_folded_in_user_gets_what_the_graph_brings(liked, others):
-    """The dense formula on the graph with the user in it, whose items have the degrees from before."""
-    model = fitted(liked, epochs=2, layers=3)
-    layers, own = model._graph.layers(torch.zeros(130, 8), 3), model.folded_in(others)
-    assert all(not layer.any() for layer in layers) and own.shape == (9, 8)
-    alone = Histories(50, np.array([0, 1]), np.array([4]))
-    np.testing.assert_allclose(model.folded_in(alone)[0], model._arriving[4], rtol=1e-6)
-    np.testing.assert_allclose(
-        own[2], model._arriving[others.block(2, 3).items].sum(0) / len(others.block(2, 3).items) ** 0.5, rtol=1e-4
-    )
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
+    """A row of zeros, then of each layer the sum over its items by the roots of both degrees; the mean of all."""
+    model = fitted(liked, epochs=1, layers=layers)
+    first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
+    model._settle(first)
+    table, known = others.matrix().double(), liked.matrix().double()
+    scale = known.sum(0).rsqrt().nan_to_num(posinf=0)  # of an item that nobody likes nothing comes
+    arriving = torch.zeros(9, 8, dtype=torch.float64)
+    for layer in range(layers):
+        rows = (dense(liked, layer) * (layer + 1) - (dense(liked, layer - 1) * layer if layer else 0)) @ first.double()
+        arriving += table @ (rows[80:] * scale[:, None]) / table.sum(1, keepdim=True).sqrt()
+    np.testing.assert_allclose(model.folded_in(others), (arriving / (layers + 1)).numpy(), atol=1e-5)
 
 
 class TestTriples:
