@@ -54,7 +54,7 @@ ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
 
 KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, BASELINE, CALLBACK, ATTACK)
 
-_NOT_COMPONENTS = {"base", "evaluate", "dp", "similarity", "triples", "user_rows"}
+_NOT_COMPONENTS = {"base", "evaluate", "dp", "similarity", "triples", "user_rows", "warp_steps"}
 
 
 def resolve(kind: Kind, name: str) -> type:

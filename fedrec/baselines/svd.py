@@ -13,8 +13,10 @@ ratings with the items as they are. Predictions are cut to the range of the trai
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
-from numba import njit
 from pydantic import Field
 
 from fedrec.baselines.base import RatingBaseline, Ratings
@@ -86,10 +88,17 @@ class Svd(RatingBaseline):
         order, config = np.argsort(ratings.users, kind="stable"), self.config
         columns = (column[order] for column in (ratings.users, ratings.items, ratings.values))
         steps = config.epochs, config.learning_rate, config.regularisation
-        _descend(*columns, users, user_biases, items, item_biases, self._mean, learn_items, *steps)
+        _compiled()(*columns, users, user_biases, items, item_biases, self._mean, learn_items, *steps)
 
 
-@njit(nogil=True, cache=True)
+@functools.cache
+def _compiled() -> Any:
+    """`_descend` in native code, compiled when it is first needed."""
+    import numba
+
+    return numba.njit(nogil=True, cache=True)(_descend)
+
+
 def _descend(rated_by, rated, values, users, user_biases, items, item_biases, mean, learn_items, epochs, rate, penalty):
     """One step for each rating, in order, `epochs` times."""
     for _ in range(epochs):

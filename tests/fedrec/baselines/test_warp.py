@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.warp import Warp, WarpConfig, rank_weight
+from fedrec.baselines.warp import Warp, WarpConfig
+from fedrec.baselines.warp_steps import rank_weight
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 
