@@ -38,12 +38,12 @@ def run_baselines(run: RunFolder, audience: Audience) -> dict[str, dict[str, flo
     if done is not None:
         return done
     audience.on_stage("fitting baselines")
-    metrics = _baselines(run.experiment)
+    metrics = _baselines(run.experiment, audience)
     run.write_baselines(metrics)
     return metrics
 
 
-def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
+def _baselines(experiment: Experiment, audience: Audience) -> dict[str, dict[str, float]]:
     names = experiment.evaluation.baseline_settings()
     if not names:
         return {}
@@ -60,7 +60,13 @@ def _baselines(experiment: Experiment) -> dict[str, dict[str, float]]:
         clients=clients,
         protocol=settings.protocol,
         masked=settings.masked,
+        say=lambda line: _left_out(line, audience),
     )
+
+
+def _left_out(line: str, audience: Audience) -> None:
+    logging.getLogger("fedrec").warning(line)
+    audience.on_stage(line)
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from fedrec.config import Config
+from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
 
 
@@ -23,12 +25,16 @@ class Histories:
         offsets: `int64 [users + 1]`; user u's items are `items[offsets[u]:offsets[u + 1]]`.
         items: `int64 [total]`, each in `[0, num_items)`; may repeat within a user.
         users: `int64 [users]`, distinct: which user of the dataset each one is; None: nobody knows.
+        user_features: side features of all users of the dataset, by the numbers in `users`; None: nothing is known.
+        item_features: side features of the items; None: nothing is known.
     """
 
     num_items: int
     offsets: np.ndarray
     items: np.ndarray
     users: np.ndarray | None = None
+    user_features: FeatureTable | None = None
+    item_features: FeatureTable | None = None
 
     @property
     def num_users(self) -> int:
@@ -45,6 +51,14 @@ class Histories:
         users = None if self.users is None else self.users[start:stop]
         return replace(self, offsets=offsets - offsets[0], items=self.items[offsets[0] : offsets[-1]], users=users)
 
+    def take(self, places: np.ndarray) -> Histories:
+        """The users at some places, in that order."""
+        counts = np.diff(self.offsets)[places]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        items = self.items[np.repeat(self.offsets[places], counts) + within]
+        users = None if self.users is None else self.users[places]
+        return replace(self, offsets=np.concatenate([[0], np.cumsum(counts)]), items=items, users=users)
+
     def places(self, others: Histories) -> np.ndarray:
         """`int64 [others]`: which of these users each of the others is; -1 where it is none, or nobody knows."""
         if self.users is None or others.users is None or not len(self.users):
@@ -59,18 +73,38 @@ class Histories:
         dense[torch.from_numpy(self.rows()), torch.from_numpy(self.items.astype(np.int64))] = 1.0
         return dense
 
+    def csr(self, dtype: type[np.floating] = np.float32) -> sparse.csr_array:
+        """Binary sparse `[users, items]` with sorted columns; an item that a user has several times counts once."""
+        pairs = np.unique(self.rows() * self.num_items + self.items)
+        users, items = np.divmod(pairs, self.num_items)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(users, minlength=self.num_users))])
+        return sparse.csr_array((np.ones(len(pairs), dtype), items, offsets), (self.num_users, self.num_items))
+
 
 class Baseline(ABC):
     """A centralised recommender: it sees the data of all training users.
 
     A subclass lives in a file of its own in `fedrec/baselines/`, its configuration class above it.
+
+    Attributes:
+        stand_in: the baseline that takes its place where the data are too large for it; empty: none does.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
+    stand_in: ClassVar[str] = ""
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    @property
+    def transductive(self) -> bool:
+        """Whether it has to be fitted with the known items of the users that it is to score, too."""
+        return False
+
+    def too_large(self, num_users: int, num_items: int) -> str:
+        """Why data of this size cannot be fitted, in a few words; empty: they can."""
+        return ""
 
     @abstractmethod
     def fit(self, histories: Histories) -> None:

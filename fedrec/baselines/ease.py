@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic import Field
+from torch.nn import functional as F
 
 from fedrec.baselines.base import Baseline, Histories
 from fedrec.config import Config
@@ -33,6 +34,8 @@ class Ease(Baseline):
     """Linear item-to-item model in closed form."""
 
     Config = EaseConfig
+    paper = "Steck 2019"
+    stand_in = "ials"
     config: EaseConfig
 
     def fit(self, histories: Histories) -> None:
@@ -41,29 +44,34 @@ class Ease(Baseline):
         Raises:
             ExperimentError: the catalogue is larger than `max-items`.
         """
-        self._check_size(histories.num_items)
+        reason = self.too_large(histories.num_users, histories.num_items)
+        if reason:
+            raise ExperimentError(
+                "the catalogue is too large for EASE",
+                expected=f"at most {self.config.max_items} items",
+                got=reason,
+                fix="leave EASE out, or raise its max-items if the machine has that much",
+            )
         matrix = _gram(histories)
         matrix.diagonal().add_(self.config.regularisation)
         torch.linalg.cholesky(matrix, out=matrix)
         weights = torch.cholesky_inverse(matrix)
         weights.div_(-weights.diagonal().clone())
         weights.fill_diagonal_(0.0)
-        self._weights = weights
+        self._weights = weights.contiguous()  # LAPACK left its columns together; sums take rows
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return torch.sparse.mm(_sparse(histories), self._weights)
+        liked = histories.csr()
+        items, offsets = (torch.from_numpy(part.astype(np.int64)) for part in (liked.indices, liked.indptr))
+        return F.embedding_bag(items, self._weights, offsets, mode="sum", include_last_offset=True)
 
-    def _check_size(self, num_items: int) -> None:
+    def too_large(self, num_users: int, num_items: int) -> str:
+        """See `Baseline.too_large`."""
         if num_items <= self.config.max_items:
-            return
+            return ""
         gibibytes = _DENSE_MATRICES * 4 * num_items**2 / 2**30
-        raise ExperimentError(
-            "the catalogue is too large for EASE",
-            expected=f"at most {self.config.max_items} items",
-            got=f"{num_items} items, which would take about {gibibytes:.1f} GiB of memory",
-            fix="leave EASE out, or raise its max-items if the machine has that much",
-        )
+        return f"{num_items} items would take about {gibibytes:.1f} GiB, and max-items is {self.config.max_items}"
 
 
 def _gram(histories: Histories) -> torch.Tensor:
@@ -76,8 +84,9 @@ def _gram(histories: Histories) -> torch.Tensor:
 
 
 def _sparse(histories: Histories) -> torch.Tensor:
-    """Binary sparse `float32 [users, items]`; an item that a user has several times counts once."""
-    pairs = np.unique(histories.rows() * histories.num_items + histories.items)
-    indices = torch.from_numpy(np.stack(np.divmod(pairs, histories.num_items)))
-    size = (histories.num_users, histories.num_items)
-    return torch.sparse_coo_tensor(indices, torch.ones(len(pairs)), size, is_coalesced=True, check_invariants=False)
+    """Binary sparse `float32 [users, items]`."""
+    liked = histories.csr().tocoo()
+    indices = torch.from_numpy(np.stack(liked.coords).astype(np.int64))
+    return torch.sparse_coo_tensor(
+        indices, torch.from_numpy(liked.data), liked.shape, is_coalesced=True, check_invariants=False
+    )

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +15,13 @@ from fedrec.blame import Unchanged, blaming, refuse_wrong
 from fedrec.data.population import Population
 from fedrec.errors import DataError
 from fedrec.experiment import Masked
+from fedrec.metrics.beyond_accuracy import ListStatistics
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
 from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.registry import BASELINE, resolve
+
+_LOG = logging.getLogger("fedrec")
 
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
@@ -32,19 +36,31 @@ def evaluate_baselines(
     block: int = 256,
     protocol: Literal["reconstruction"] | None = None,
     masked: Masked = "real",
+    say: Callable[[str], None] = _LOG.warning,
 ) -> dict[str, dict[str, float]]:
     """Fit each baseline to the training clients and rank each held-out client's items: means over the clients.
 
     For arguments and errors see `measure_baselines`.
 
     Returns:
-        For each baseline, the mean of each ranking metric over the clients with a held-out positive.
+        For each baseline, the mean of each ranking metric over the clients with a held-out positive, and what
+        `fedrec.metrics.beyond_accuracy` says of the lists.
     """
+    overall: dict[str, dict[str, float]] = {}
     measured = measure_baselines(
-        names, population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol, masked=masked
+        names,
+        population,
+        held_out=held_out,
+        ks=ks,
+        clients=clients,
+        block=block,
+        protocol=protocol,
+        masked=masked,
+        say=say,
+        overall=overall,
     )
     return {
-        name: {metric: float(values.nanmean()) for metric, values in metrics.items()}
+        name: {metric: float(values.nanmean()) for metric, values in metrics.items()} | overall.get(name, {})
         for name, metrics in measured.items()
     }
 
@@ -59,12 +75,15 @@ def measure_baselines(
     block: int = 256,
     protocol: Literal["reconstruction"] | None = None,
     masked: Masked = "real",
+    say: Callable[[str], None] = _LOG.warning,
+    overall: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Fit each baseline to the training clients and rank each held-out client's items.
 
     A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
-    positives of its own train rows. A positive that occurs in several held-out rows counts that often in `hits@k` and
-    `ndcg@k`.
+    positives of its own train rows. A transductive one is fitted to those of the held-out clients, too. One for which
+    the data are too large is left out, and the one that it names stands in for it. A positive that occurs in several
+    held-out rows counts that often in `hits@k` and `ndcg@k`.
 
     Args:
         names: names of baselines, or a mapping from names to settings; a name alone takes the defaults.
@@ -75,6 +94,8 @@ def measure_baselines(
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
         masked: which known items whole lists leave out, where training rows are perturbed.
+        say: is told in a line what is left out and why; default: a warning in the log.
+        overall: is given the figures of each baseline that are no means over clients; default: they are not computed.
 
     Returns:
         For each baseline and ranking metric `float64 [clients]`; NaN for a client without a held-out positive.
@@ -84,7 +105,7 @@ def measure_baselines(
         DataError: no held-out row is positive.
     """
     settings = names if isinstance(names, Mapping) else {name: {} for name in names}
-    baselines = {name: _make(name, options) for name, options in settings.items()}
+    made = {name: _make(name, options) for name, options in settings.items()}
     clients = population.evaluated_clients(held_out) if clients is None else clients
     if not len(clients):
         raise DataError(
@@ -93,26 +114,50 @@ def measure_baselines(
             got="none",
             fix="hold out a larger share, or lower the rating above which a row is positive",
         )
-    training = _histories(population, population.partition.training_clients)
+    learners = population.partition.training_clients
+    training = _histories(population, learners)
+    everybody = _histories(population, np.union1d(learners, clients))
+    baselines = _that_fit(made, training, say)
     for baseline in baselines.values():
         with blaming(BASELINE.name, baseline, "in fit"):
-            untouched = Unchanged({"items": training.items, "offsets": training.offsets})
-            baseline.fit(training)
+            given = everybody if baseline.transductive else training
+            untouched = Unchanged({"items": given.items, "offsets": given.offsets})
+            baseline.fit(given)
             untouched.refuse(BASELINE.name, baseline, "in fit")
+    lists = None
+    if overall is not None and protocol is None:
+        share = torch.from_numpy(training.csr().sum(0) / max(training.num_users, 1))
+        lists = {name: ListStatistics(share, ks) for name in baselines}
     tables: dict[str, list[dict[str, torch.Tensor]]] = {name: [] for name in baselines}
     for start in range(0, len(clients), block):
         part = clients[start : start + block]
         measured = (
-            _block(baselines, population, part, held_out, ks, masked)
+            _block(baselines, population, part, held_out, ks, masked, lists)
             if protocol is None
             else _reconstructed(baselines, population, part, ks)
         )
         for name, metrics in measured.items():
             tables[name].append(metrics)
+    if overall is not None and lists is not None:
+        overall.update({name: statistics.result() for name, statistics in lists.items()})
     return {
         name: {metric: torch.cat([block[metric] for block in blocks]) for metric in blocks[0]}
         for name, blocks in tables.items()
     }
+
+
+def _that_fit(made: dict[str, Baseline], training: Histories, say: Callable[[str], None]) -> dict[str, Baseline]:
+    """The baselines for which the data are not too large, and those that stand in for the others."""
+    found: dict[str, Baseline] = {}
+    for name, baseline in made.items():
+        reason = baseline.too_large(training.num_users, training.num_items)
+        stand_in = baseline.stand_in if reason else name
+        if reason:
+            instead = f"; {stand_in} stands in" if stand_in else ""
+            say(f"baseline {name} is left out: {reason}{instead}")
+        if stand_in:
+            found[stand_in] = made.get(stand_in) or _make(stand_in, {})
+    return found
 
 
 def evaluate_rating_baselines(
@@ -156,17 +201,20 @@ def _block(
     held_out: Literal["test", "validation"],
     ks: tuple[int, ...],
     masked: Masked,
+    statistics: Mapping[str, ListStatistics] | None,
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Metrics of each baseline for a block of clients, `[clients]` each."""
+    """Metrics of each baseline for a block of clients, `[clients]` each; their lists are added to the statistics."""
     lists = population.held_out(clients, held_out)
     masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
     masks["masked"] = torch.from_numpy(lists.masked(masked))
     weights = None if lists.weight is None else torch.from_numpy(lists.weight)
-    liked = _histories(population, clients)
-    return {
-        name: ranking_metrics(_scores(baseline, liked), **masks, ks=ks, weights=weights)
-        for name, baseline in baselines.items()
-    }
+    liked, found = _histories(population, clients), {}
+    for name, baseline in baselines.items():
+        scores = _scores(baseline, liked)
+        found[name] = ranking_metrics(scores, **masks, ks=ks, weights=weights)
+        if statistics is not None:
+            statistics[name].add(scores, masks["known"], liked.matrix() > 0)
+    return found
 
 
 def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
@@ -193,7 +241,8 @@ def _reconstructed(
 
 
 def _histories(population: Population, clients: np.ndarray) -> Histories:
-    return Histories(population.interactions.num_items, *population.liked(clients), clients)
+    data = population.interactions
+    return Histories(data.num_items, *population.liked(clients), clients, data.user_features, data.item_features)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:

@@ -8,6 +8,8 @@ value over all steps.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 
@@ -39,12 +41,13 @@ class Vae(Baseline):
 
     Config = VaeConfig
     paper = "Mult-VAE (Liang et al. 2018)"
+    network: ClassVar[type[VaeModel]] = VaeModel
     config: VaeConfig
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters; users without a positive item are left out."""
         config, generator = self.config, torch_stream(self.config.seed, "baseline-vae")
-        self._model = VaeModel(
+        self._model = self.network(
             config, Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking")
         )
         fresh = self._model.initial(generator)
@@ -57,7 +60,7 @@ class Vae(Baseline):
             for place, batch in enumerate(order.split(config.batch_size)):
                 beta = config.beta * (epoch * batches + place + 1) / (config.epochs * batches)
                 draw = self._model.draw((1, len(batch)), generator)
-                rows = _rows(histories, batch)
+                rows = histories.take(batch.numpy()).matrix().unsqueeze(0)
                 loss = self._model.negative_elbo(self._parameters, rows, draw, beta).mean()
                 adam.zero_grad()
                 loss.backward()
@@ -67,8 +70,3 @@ class Vae(Baseline):
     def scores(self, histories: Histories) -> torch.Tensor:
         """Logits at the mean of each user's code, `float32 [users, items]`."""
         return self._model.history_scores(self._parameters, histories.matrix().unsqueeze(0))[0]
-
-
-def _rows(histories: Histories, users: torch.Tensor) -> torch.Tensor:
-    """Binary `float32 [1, users, items]`."""
-    return torch.cat([histories.block(user, user + 1).matrix() for user in users.tolist()]).unsqueeze(0)

@@ -54,3 +54,19 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
     judged = per_user.notna().any(axis=1).to_numpy()
     rows = [{"count": int((judged & member).sum()), **per_user[member].mean()} for member in groups.values()]
     return pd.DataFrame(rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns])
+
+
+def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
+    """How far apart the groups of one kind are: the largest group mean minus the smallest.
+
+    Args:
+        means: one row per group, as from `group_means`.
+
+    Returns:
+        One row per kind: `"activity"` for active and inactive users, and each user feature; the metrics of `means`.
+        Groups in which nobody has a value do not count. NaN for a kind with fewer than two other groups.
+    """
+    kinds = [str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index]
+    grouped = means.drop(columns="count").groupby(np.array(kinds), sort=False)
+    gaps = (grouped.max() - grouped.min()).where(grouped.count() > 1)
+    return gaps.rename_axis("kind")

@@ -13,11 +13,13 @@ equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that depen
 sum C(r) = c(1) + ... + c(r), the expected gain is (C(g + e + 1) - C(g)) / (e + 1). So a constant score over n
 never-seen items gets exactly k / (n + 1) hits, and no order of the catalogue can flatter a model.
 
-*Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `mrr`). One list per user, over all items that are not in the
-training part; every held-out positive in it is relevant. The denominators are the number of relevant items (recall), k
-(precision) and the DCG of the best possible list of length k (`ndcg-list`). `mrr` is the reciprocal rank of the first
-relevant item in the full list. Ties are broken by item index, lower first: deterministic, but a model with few distinct
-scores depends on the order of the catalogue here, unlike above.
+*Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `map@k`, `mrr`). One list per user, over all items that are not
+in the training part; every held-out positive in it is relevant. The denominators are the number of relevant items
+(recall), k (precision) and the DCG of the best possible list of length k (`ndcg-list`). `map@k` is the sum of the
+precision at each relevant item among the first k, over the number of relevant items, as TREC has it (others divide by
+the smaller of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are broken by
+item index, lower first: deterministic, but a model with few distinct scores depends on the order of the catalogue here,
+unlike above.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def ranking_metrics(
             them that is not known is missed: it counts in the denominators and can be in no list.
 
     Returns:
-        `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`, `"ndcg-list@k"` and
-        `"mrr"`. A user without a held-out positive has NaN, to be left out of means.
+        `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`, `"ndcg-list@k"`,
+        `"map@k"` and `"mrr"`. A user without a held-out positive has NaN, to be left out of means.
 
     Raises:
         ExperimentError: a score is NaN.
@@ -142,9 +144,10 @@ def _sum_by_user(values: Tensor, users: Tensor, num_users: int) -> Tensor:
 def _whole_list(scores: Tensor, masked: Tensor, relevant: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
     candidates = scores.masked_fill(masked, -torch.inf)
     longest = min(max(ks), scores.shape[1])
-    hit = (relevant & ~masked).gather(1, _best_items(candidates, longest)).double()
+    hit = (relevant & ~masked).gather(1, best_items(candidates, longest)).double()
     discounts = _discounts(max(ks), scores.device)
     hits, dcg = hit.cumsum(1), (hit * discounts.diff()[:longest]).cumsum(1)
+    precisions = (hit * hits / torch.arange(1, longest + 1, device=hit.device)).cumsum(1)
     number = relevant.sum(1)
     # 0 / 0 makes the NaN of a user without a positive; precision has no such denominator.
     nothing = torch.where(number > 0, 0.0, torch.nan).double()
@@ -154,22 +157,32 @@ def _whole_list(scores: Tensor, masked: Tensor, relevant: Tensor, ks: Sequence[i
         metrics[f"recall@{k}"] = hits[:, end] / number
         metrics[f"precision@{k}"] = hits[:, end] / k + nothing
         metrics[f"ndcg-list@{k}"] = dcg[:, end] / discounts[number.clamp(max=k)]
+        metrics[f"map@{k}"] = precisions[:, end] / number
     return metrics
 
 
-def _best_items(values: Tensor, longest: int) -> Tensor:
-    """`int64 [users, longest]`: items by falling value, equal values by rising index."""
+def best_items(values: Tensor, longest: int) -> Tensor:
+    """The first places of each row.
+
+    Args:
+        values: `float [users, items]`.
+        longest: number of places, at most the number of items.
+
+    Returns:
+        `int64 [users, longest]`: items by falling value, equal values by rising index; in any order where -infinity.
+    """
     best = values.topk(longest, dim=1)
-    by_index = best.indices.sort(dim=1)
-    order = best.values.gather(1, by_index.indices).sort(dim=1, descending=True, stable=True).indices
-    items = by_index.values.gather(1, order)
-    # topk keeps any of those level with the last place; where some were left out, the row is sorted in full.
+    items = best.indices.sort(dim=1).values
+    # topk keeps any of those level with the last place; where some were left out, the lowest are taken instead.
     floor = best.values[:, -1:]
     left_out = (values == floor).sum(1) > (best.values == floor).sum(1)
     rows = (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0]
     if len(rows):
-        items[rows] = values[rows].sort(dim=1, descending=True, stable=True).indices[:, :longest]
-    return items
+        above, level = values[rows] > floor[rows], values[rows] == floor[rows]
+        kept = above | (level & (level.cumsum(1) <= longest - above.sum(1, keepdim=True)))
+        items[rows] = kept.nonzero()[:, 1].view(-1, longest)
+    order = values.gather(1, items).sort(dim=1, descending=True, stable=True).indices
+    return items.gather(1, order)
 
 
 def _first_relevant(candidates: Tensor, relevant: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,19 @@ class BaselineContract(Contract):
             alone = baseline.scores(histories.block(user, user + 1))
             assert_close({"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all")
 
+    def test_users_whom_it_does_not_know_are_scored(self) -> None:
+        """A user who was not there when it was fitted, and one of whom nobody knows who it is."""
+        histories = _histories()
+        baseline = self._fitted(histories.block(0, 4))
+        anonymous = replace(histories, users=None)
+        for asked in (histories, anonymous):
+            found = baseline.scores(asked)
+            assert_that(tuple(found.shape) == (7, 11), f"scores of shape {tuple(found.shape)}, not (7, 11)")
+            assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
+            for user in range(4, 7):
+                alone = baseline.scores(asked.block(user, user + 1))
+                assert_close({"scores": alone[0]}, {"scores": found[user]}, f"unknown user {user} alone against all")
+
     def test_histories_stay_as_they_were(self) -> None:
         """Neither fitting nor scoring changes them."""
         histories = _histories()
@@ -83,4 +98,4 @@ def _histories() -> Histories:
     random = np.random.default_rng(3)
     own = [np.sort(random.choice(11, size, replace=False)) for size in (1, 4, 3, 6, 2, 5, 0)]
     offsets = np.concatenate([[0], np.cumsum([len(items) for items in own])]).astype(np.int64)
-    return Histories(11, offsets, np.concatenate(own).astype(np.int64))
+    return Histories(11, offsets, np.concatenate(own).astype(np.int64), np.arange(7))

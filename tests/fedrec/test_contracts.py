@@ -59,8 +59,9 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
 # Its clients start from what the server generates for each of them and send gradients of that, so neither the model's
 # own parameters nor a bare step are what the contracts of a model and a step are about; whole runs are.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf")}
-# Baselines that predict ratings do not rank; tests/fedrec/baselines/test_rating_baselines.py is about them.
-APART = {("baseline", "item-mean"), ("baseline", "biased-mf")}
+# Baselines that predict ratings do not rank; tests/fedrec/baselines/test_rating_baselines.py and test_svd.py are about
+# them.
+APART = {("baseline", "item-mean"), ("baseline", "biased-mf"), ("baseline", "svd")}
 LARGEST = 80 << 20  # bytes of raw data that are read here; larger datasets have tests of their own
 
 

@@ -145,7 +145,8 @@ class TestEvaluate:
         partition = UserHoldout(UserHoldout.Config.parse({"validation-users": 0.2}), 0).split(table)
         names = {"ease": {"regularisation": 3.0}}
         got = evaluated(names, table, partition, positive_above=None, held_out="validation", ks=(3,))
-        assert set(got["ease"]) == {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "mrr"}
+        ranks = {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "map@3", "mrr"}
+        assert set(got["ease"]) == ranks | {"coverage@3", "gini@3", "popularity@3", "popularity-lift@3"}
 
     def test_wrong_setting_is_named(self):
         table = dataset([0, 1, 1], [0, 0, 1])
@@ -211,3 +212,32 @@ def test_private_popularity_with_laplace_noise():
     model = fitted(DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace")
     noise = model.scores(histories([[]], 20_000))[0].numpy()[2:]
     assert np.abs(noise).mean() == pytest.approx(2.5, rel=0.04)
+
+
+class TestTooLarge:
+    """A baseline for which the data are too large is left out with a line, and another stands in."""
+
+    def setup_method(self):
+        generator = np.random.default_rng(0)
+        table = dataset(np.repeat(np.arange(30), 8).tolist(), generator.integers(0, 40, 240).tolist())
+        partition = UserHoldout(UserHoldout.Config.parse({"test-users": 0.4}), 0).split(table)
+        self.population = Population(table, partition, task="ranking", positive_above=None)
+        self.said = []
+
+    def measured(self, names):
+        return evaluate_baselines(names, self.population, held_out="test", ks=(5,), say=self.said.append)
+
+    def test_ials_stands_in_for_ease(self):
+        alone = self.measured(["ials"])
+        found = self.measured({"popularity": {}, "ease": {"max-items": 10}})
+        assert list(found) == ["popularity", "ials"] and found["ials"] == alone["ials"]
+        assert len(self.said) == 1 and "ease is left out: 40 items would take" in self.said[0]
+        assert self.said[0].endswith("; ials stands in")
+
+    def test_its_own_settings_are_kept(self):
+        settings = {"factors": 3, "seed": 5}
+        found = self.measured({"ease": {"max-items": 10}, "ials": settings})
+        assert found == self.measured({"ials": settings})
+
+    def test_nothing_is_said_of_what_fits(self):
+        assert list(self.measured(["ease"])) == ["ease"] and not self.said

@@ -9,7 +9,7 @@ import pytest
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.metrics.groups import group_means, user_groups
+from fedrec.metrics.groups import group_gaps, group_means, user_groups
 
 
 @pytest.fixture
@@ -45,3 +45,13 @@ def test_means_leave_out_users_without_a_value():
     assert means["count"].tolist() == [2, 0, 0]
     np.testing.assert_allclose(means.loc["all", ["hits@10", "mrr"]].astype(float), [0.75, 0.1])
     assert means.loc[["second", "nobody"], "mrr"].isna().all()
+
+
+def test_gaps_between_groups_of_a_kind():
+    """0.2 to 0.5 of activity, 0.1 to 0.4 over the ages that somebody has, one gender alone."""
+    names = ["inactive", "active", "age=18", "age=25", "age=35", "gender=F"]
+    per_user = pd.DataFrame({"hits@10": [0.2, 0.5, 0.1, 0.4, np.nan, 0.3]})
+    means = group_means(per_user, dict(zip(names, np.eye(6, dtype=bool), strict=True)))
+    gaps = group_gaps(means)
+    assert gaps.index.tolist() == ["activity", "age", "gender"] and gaps.columns.tolist() == ["hits@10"]
+    np.testing.assert_allclose(gaps["hits@10"], [0.3, 0.3, np.nan])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir_measures import RR, P, R, ScoredDoc, Success, nDCG
+from ir_measures import AP, RR, P, R, ScoredDoc, Success, nDCG
 
 from fedrec.errors import ExperimentError
 from fedrec.metrics.ranking import ranking_metrics
@@ -53,7 +53,7 @@ def test_whole_lists_agree_with_ir_measures(seed):
     scores, masks = random_block(seed)
     ours = ranking_metrics(scores, **masks, ks=KS)
     users = [u for u in range(len(scores)) if masks["relevant"][u].any()]
-    names = {"recall": R, "precision": P, "ndcg-list": nDCG}
+    names = {"recall": R, "precision": P, "ndcg-list": nDCG, "map": AP}
     theirs = judged(
         [RR, *(measure @ k for measure in names.values() for k in KS)],
         {str(u): scores[u].numpy() for u in users},

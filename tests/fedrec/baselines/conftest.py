@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histories for the baselines' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Histories
+
+
+def _drawn(num_users: int, num_items: int, most: int, seed: int = 0) -> Histories:
+    """Random histories of 1 to `most` distinct items, skewed to the first ones; users are numbered from 100 down."""
+    random = np.random.default_rng(seed)
+    chances = 1 / np.arange(3, num_items + 3)
+    lists = [
+        random.choice(num_items, random.integers(1, most + 1), replace=False, p=chances / chances.sum())
+        for _ in range(num_users)
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
+    users = 100 + np.arange(num_users)[::-1]
+    return Histories(num_items, offsets, np.concatenate(lists).astype(np.int64), users)
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Callable[..., Histories]:
+    """See `_drawn`."""
+    return _drawn
+
+
+@pytest.fixture(scope="session")
+def liked() -> Histories:
+    """Eighty users and fifty items."""
+    return _drawn(80, 50, 12)
+
+
+@pytest.fixture(scope="session")
+def others() -> Histories:
+    """Nine users whom nobody knows, of the same fifty items."""
+    found = _drawn(9, 50, 12, seed=1)
+    return Histories(found.num_items, found.offsets, found.items)
+
+
+@pytest.fixture(scope="session")
+def taste() -> Histories:
+    """Forty users with six of ten items each, of the lower half of twenty items or of the upper, in turns."""
+    random = np.random.default_rng(0)
+    items = [random.choice(10, 6, replace=False) + 10 * (user % 2) for user in range(40)]
+    return Histories(20, np.arange(0, 246, 6)[:41], np.concatenate(items), np.arange(40))
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Users with a taste of rank four: what is known of them, and the items that are held out, one of each user.
+
+    Attributes:
+        known: the histories.
+        held_out: `int64 [users]`.
+    """
+
+    known: Histories
+    held_out: np.ndarray
+
+    def recall(self, scores: torch.Tensor, k: int = 10) -> float:
+        """Share of the users whose held-out item is among the first k, known items left out."""
+        found = scores.masked_fill(self.known.matrix() > 0, -torch.inf).topk(k).indices
+        return float((found == torch.from_numpy(self.held_out)[:, None]).any(1).double().mean())
+
+    def agrees(self, ours: list[float], theirs: list[float]) -> bool:
+        """Whether two means over seeds differ by at most two standard deviations, and both are far above chance."""
+        apart = abs(np.mean(ours) - np.mean(theirs))
+        print(f"ours {np.mean(ours):.4f} +- {np.std(ours, ddof=1):.4f}, theirs {np.mean(theirs):.4f}")
+        chance = 10 / self.known.num_items
+        return min(*ours, *theirs) > 2 * chance and apart <= 2 * max(np.std(ours, ddof=1), np.std(theirs, ddof=1))
+
+
+@pytest.fixture(scope="session")
+def planted() -> Planted:
+    """Six hundred users and two hundred items; each user has drawn 20 by taste and popularity, one held out."""
+    random = np.random.default_rng(5)
+    affinity = random.normal(size=(600, 4)) @ random.normal(size=(4, 200)) + random.normal(size=200)
+    drawn = np.argsort(-(affinity + random.gumbel(size=affinity.shape)), axis=1)[:, :20]
+    order = random.permuted(drawn, axis=1)
+    known = Histories(200, np.arange(0, 600 * 19 + 1, 19), order[:, :19].ravel(), np.arange(600))
+    return Planted(known, order[:, 19])

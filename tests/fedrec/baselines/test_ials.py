@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implicit alternating least squares against its normal equations, its loss, and `implicit`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.ials import Ials, IalsConfig, solved
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_rows_solve_their_normal_equations(exponent, liked):
+    config = IalsConfig(factors=5, weight=7.0, regularisation=0.3, frequency_exponent=exponent)
+    fixed = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found, table = solved(liked.csr(), fixed, config).numpy(), liked.matrix().numpy()
+    columns = fixed.numpy()
+    for user in range(liked.num_users):
+        weights = np.where(table[user] > 0, 7.0, 1.0)
+        left = columns.T @ (weights[:, None] * columns) + 0.3 * weights.sum() ** exponent * np.eye(5)
+        np.testing.assert_allclose(found[user], np.linalg.solve(left, columns.T @ (weights * table[user])), rtol=1e-9)
+
+
+def test_a_row_is_the_minimum_of_its_loss(liked):
+    """The gradient of the formula in the module's head, by automatic differentiation, is zero."""
+    config = IalsConfig(factors=4, weight=3.0, regularisation=0.5, frequency_exponent=0.5)
+    fixed = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    own = solved(liked.csr(), fixed, config).requires_grad_()
+    table = liked.matrix().double()
+    weights = 1 + (config.weight - 1) * table
+    loss = (weights * (table - own @ fixed.T).square()).sum()
+    loss = loss + config.regularisation * (weights.sum(1) ** 0.5 * own.square().sum(1)).sum()
+    assert torch.autograd.grad(loss, own)[0].abs().max() < 1e-10
+
+
+def test_rows_of_all_lengths_and_none():
+    """Groups of rows are padded; a row without likes is zero."""
+    lists = [[], [3], list(range(40)), [5, 6], list(range(9)), []]
+    offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])])
+    histories = Histories(40, offsets, np.array([item for items in lists for item in items]))
+    fixed = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    config = IalsConfig(factors=6)
+    together = solved(histories.csr(), fixed, config)
+    for user in range(6):
+        alone = solved(histories.block(user, user + 1).csr(), fixed, config)[0]
+        torch.testing.assert_close(alone, together[user], rtol=1e-12, atol=1e-14)
+    assert not together[[0, 5]].any() and together[[1, 2, 3, 4]].any(1).all()
+
+
+def test_it_finds_each_users_own_half(taste):
+    model = Ials(IalsConfig(factors=2, weight=10.0, regularisation=0.1))
+    model.fit(taste)
+    scores = model.scores(taste)
+    own = torch.stack([scores[0::2, :10].min(1).values, scores[1::2, 10:].min(1).values])
+    other = torch.stack([scores[0::2, 10:].max(1).values, scores[1::2, :10].max(1).values])
+    assert (own > other).all()
+
+
+def test_a_sweep_gives_the_factors_of_implicit(liked):
+    """In double precision, from the same item factors, with its c = alpha r."""
+    als = pytest.importorskip("implicit.cpu.als")
+    from scipy.sparse import csr_matrix
+
+    config = IalsConfig(factors=6, weight=5.0, regularisation=0.2)
+    start = np.random.default_rng(0).normal(size=(50, 6))
+    reference = als.AlternatingLeastSquares(
+        factors=6, alpha=5.0, regularization=0.2, use_cg=False, iterations=1, dtype=np.float64, num_threads=1
+    )
+    reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
+    reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
+    users = solved(liked.csr(), torch.from_numpy(start), config)
+    items = solved(liked.csr().T.tocsr(), users, config)
+    np.testing.assert_allclose(users.numpy(), reference.user_factors, atol=1e-10)
+    np.testing.assert_allclose(items.numpy(), reference.item_factors, atol=1e-10)
