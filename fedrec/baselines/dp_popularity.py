@@ -2,7 +2,8 @@
 """Popularity under user-level differential privacy: the floor for a system that is private itself.
 
 One release: every training user's indicator vector of liked items is clipped, the sum gets noise once. The noise is
-calibrated by the same plan and accountant as that of a federated run, for every user taking part and one round.
+calibrated by the same plan and accountant as that of a federated run, for every user taking part and one round. Counts
+have no signs, so under replace-one the Gaussian noise is that of a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class DpPopularity(Baseline):
     def plan(self, users: int) -> Plan:
         """Clip, noise and cost of the release for so many training users."""
         settings = self.config.model_dump(exclude={"seed"})
-        return Plan.of(PrivacyConfig(**settings), "full", {}, users, 1)
+        return Plan.of(PrivacyConfig(**settings), "full", {}, users, 1, contributions="non-negative")
 
     def spent(self, users: int) -> Report:
         """What the release costs, as the accountant has it."""
