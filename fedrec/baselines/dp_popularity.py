@@ -3,7 +3,7 @@
 
 One release: every training user's indicator vector of liked items is clipped, the sum gets noise once. The noise is
 calibrated by the same plan and accountant as that of a federated run, for every user taking part and one round. Counts
-have no signs, so under replace-one the Gaussian noise is that of a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
+have no signs, so under replace-one Gaussian noise is that of a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ both of L2 norm at most S. Exchanging one for the other moves the sum by |a - b|
 
     |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> <= 2 S^2    whenever <a, b> >= 0,
 
-so the sensitivity under replace-one is sqrt(2) S. The inner product of any two contributions is non-negative when all of
-them are vectors without a negative coordinate (counts), or positive semi-definite matrices with the Frobenius norm: there
-<A, B> = trace(A B) = |A^(1/2) B^(1/2)|^2 >= 0. Clipping multiplies by a number >= 0, and a failed client counts as
-zero, so both stay in such a cone. The bound is reached by users without a common item. It is not for gradients, model
-updates or anything else with signs, where b = -a is possible; nor for the L1 norm, in which two users without a common
-item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
+so the sensitivity under replace-one is sqrt(2) S. The inner product of any two contributions is non-negative when all
+are vectors without a negative coordinate (counts), or all are positive semi-definite matrices with the Frobenius norm,
+where <A, B> = trace(A B) = |A^(1/2) B^(1/2)|^2 >= 0. Clipping multiplies by a number >= 0, and a failed client counts
+as zero, so both stay what they are. The bound is reached by two users without a common item. It does not hold for
+gradients, model updates or anything else with signs, where b = -a is possible; nor in the L1 norm, in which two users
+without a common item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
 """
 
 from __future__ import annotations

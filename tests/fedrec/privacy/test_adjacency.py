@@ -17,8 +17,8 @@ SIZE = 12
 
 def counts(random):
     """Non-negative vectors that an adversary would try: single items, disjoint sets, everything, nothing, failures."""
-    halves = np.repeat([1.0, 0.0], SIZE // 2)
-    yield from (1e20 * np.eye(SIZE)[0], np.eye(SIZE)[1], halves, 1 - halves, np.ones(SIZE), np.zeros(SIZE))
+    halves = np.repeat([9.0, 0.0], SIZE // 2)
+    yield from (1e20 * np.eye(SIZE)[0], np.eye(SIZE)[1], halves, 9 - halves, np.ones(SIZE), np.zeros(SIZE))
     yield from (np.full(SIZE, math.inf), np.full(SIZE, math.nan))
     yield from np.abs(random.standard_normal((10, SIZE))) * 10
     yield from (random.random((10, SIZE)) < 0.3).astype(float)
