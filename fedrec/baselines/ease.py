@@ -42,17 +42,11 @@ class Ease(Baseline):
             ExperimentError: the catalogue is larger than `max-items`.
         """
         self._check_size(histories.num_items)
-        matrix = _gram(histories)
-        matrix.diagonal().add_(self.config.regularisation)
-        torch.linalg.cholesky(matrix, out=matrix)
-        weights = torch.cholesky_inverse(matrix)
-        weights.div_(-weights.diagonal().clone())
-        weights.fill_diagonal_(0.0)
-        self._weights = weights
+        self._weights = item_weights(_gram(histories).to(self.device), self.config.regularisation)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return torch.sparse.mm(_sparse(histories), self._weights)
+        return histories.distinct().sums(self._weights)
 
     def _check_size(self, num_items: int) -> None:
         if num_items <= self.config.max_items:
@@ -64,6 +58,21 @@ class Ease(Baseline):
             got=f"{num_items} items, which would take about {gibibytes:.1f} GiB of memory",
             fix="leave EASE out, or raise its max-items if the machine has that much",
         )
+
+
+def item_weights(gram: torch.Tensor, regularisation: float) -> torch.Tensor:
+    """B of a Gram matrix, `[items, items]`; the Gram matrix is used up.
+
+    Args:
+        gram: positive semi-definite `float [items, items]`.
+        regularisation: lambda, > 0.
+    """
+    gram.diagonal().add_(regularisation)
+    torch.linalg.cholesky(gram, out=gram)
+    weights = torch.cholesky_inverse(gram)
+    weights.div_(-weights.diagonal().clone())
+    weights.fill_diagonal_(0.0)
+    return weights
 
 
 def _gram(histories: Histories) -> torch.Tensor:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,9 @@ from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.registry import BASELINE, resolve
 
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
+Progress = Callable[[int, int], None]
+_Masks = dict[str, torch.Tensor | None]
+_MASK_BYTES = 2**29  # of all clients' masks, up to which they are made once for all baselines
 
 
 def evaluate_baselines(
@@ -59,14 +62,11 @@ def measure_baselines(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Fit each baseline to the training clients and rank each held-out client's items.
 
-    A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
-    positives of its own train rows. A positive that occurs in several held-out rows counts that often in `hits@k` and
-    `ndcg@k`.
-
     Args:
-        names: names of baselines, or a mapping from names to settings; a name alone takes the defaults.
+        names: names of baselines, or a mapping from names to settings; a name alone takes the defaults. A mapping may
+            have names of its own, with the baseline's name among the settings as `name`.
         population: the clients; its task is ranking.
-        held_out: the part that is ranked.
+        held_out: see `RankingProtocol`, as for all others.
         ks: lengths of the lists.
         clients: `int64`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
@@ -80,35 +80,128 @@ def measure_baselines(
         DataError: no held-out row is positive.
     """
     settings = names if isinstance(names, Mapping) else {name: {} for name in names}
-    baselines = {name: _make(name, options) for name, options in settings.items()}
-    clients = population.evaluated_clients(held_out) if clients is None else clients
-    if not len(clients):
-        raise DataError(
-            f"{population.interactions.name} has nothing to rank",
-            expected=f"at least one positive {held_out} row",
-            got="none",
-            fix="hold out a larger share, or lower the rating above which a row is positive",
-        )
-    training = _histories(population, population.partition.training_clients)
-    for baseline in baselines.values():
+    baselines = {name: make_baseline(name, options) for name, options in settings.items()}
+    lists = RankingProtocol(population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol)
+    return {name: lists.measure(baseline) for name, baseline in baselines.items()}
+
+
+def make_baseline(
+    name: str, options: Mapping[str, Any], *, seed: int | None = None, device: torch.device | None = None
+) -> Baseline:
+    """A baseline from its settings.
+
+    Args:
+        name: its name, or what the experiment calls it, with the baseline's name in `options["name"]`.
+        options: its settings.
+        seed: of the experiment, for baselines whose own seed is left out; None: these take 0.
+        device: for those that compute on one; default: the CPU.
+
+    Raises:
+        ExperimentError: the name is unknown, or a setting is unknown or wrong.
+    """
+    options = dict(options)
+    baseline_class = resolve(BASELINE, options.pop("name", name))
+    settings = baseline_class.Config.parse(options, at=f"baselines.{name}")
+    with blaming(BASELINE.name, baseline_class, "when it was made"):
+        baseline = baseline_class(settings if seed is None else settings.seeded(seed))
+    if device is not None:
+        baseline.device = device
+    return baseline
+
+
+class RankingProtocol:
+    """What the held-out clients of a population are ranked on; the same for every baseline.
+
+    A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
+    positives of its own train rows. A positive that occurs in several held-out rows counts that often in `hits@k` and
+    `ndcg@k`.
+
+    Args:
+        population: the clients; its task is ranking.
+        held_out: the part that is ranked.
+        ks: lengths of the lists.
+        clients: `int64`, the held-out clients to evaluate; default: all.
+        block: clients scored at a time; memory grows with block x items.
+        protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
+
+    Raises:
+        DataError: no held-out row is positive.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        held_out: Literal["test", "validation"],
+        ks: tuple[int, ...],
+        clients: np.ndarray | None = None,
+        block: int = 256,
+        protocol: Literal["reconstruction"] | None = None,
+    ) -> None:
+        self.clients = population.evaluated_clients(held_out) if clients is None else clients
+        if not len(self.clients):
+            raise DataError(
+                f"{population.interactions.name} has nothing to rank",
+                expected=f"at least one positive {held_out} row",
+                got="none",
+                fix="hold out a larger share, or lower the rating above which a row is positive",
+            )
+        self._population, self._held_out, self._ks, self._protocol = population, held_out, ks, protocol
+        self._blocks = [self.clients[start : start + block] for start in range(0, len(self.clients), block)]
+        self._training = _histories(population, population.partition.training_clients)
+        self._masks: dict[int, _Masks] = {}
+        masks = 1 if protocol is not None else 3
+        self._keeps = masks * len(self.clients) * population.interactions.num_items <= _MASK_BYTES
+
+    def fit(self, baseline: Baseline) -> None:
+        """Fit a baseline to the training clients."""
         with blaming(BASELINE.name, baseline, "in fit"):
-            untouched = Unchanged({"items": training.items, "offsets": training.offsets})
-            baseline.fit(training)
+            untouched = Unchanged({"items": self._training.items, "offsets": self._training.offsets})
+            baseline.fit(self._training)
             untouched.refuse(BASELINE.name, baseline, "in fit")
-    tables: dict[str, list[dict[str, torch.Tensor]]] = {name: [] for name in baselines}
-    for start in range(0, len(clients), block):
-        part = clients[start : start + block]
-        measured = (
-            _block(baselines, population, part, held_out, ks)
-            if protocol is None
-            else _reconstructed(baselines, population, part, ks)
-        )
-        for name, metrics in measured.items():
-            tables[name].append(metrics)
-    return {
-        name: {metric: torch.cat([block[metric] for block in blocks]) for metric in blocks[0]}
-        for name, blocks in tables.items()
-    }
+
+    def rank(self, baseline: Baseline, progress: Progress | None = None) -> dict[str, torch.Tensor]:
+        """Metrics of a fitted baseline, `float64 [clients]` each; NaN for a client without a held-out positive.
+
+        Args:
+            baseline: it is fitted.
+            progress: told (clients done, clients in all) after every block.
+        """
+        tables, done = [], 0
+        for number, part in enumerate(self._blocks):
+            scores = _scores(baseline, _histories(self._population, part))
+            tables.append(self._metrics(number, scores))
+            done += len(part)
+            if progress is not None:
+                progress(done, len(self.clients))
+        return {metric: torch.cat([table[metric] for table in tables]).cpu() for metric in tables[0]}
+
+    def measure(self, baseline: Baseline) -> dict[str, torch.Tensor]:
+        """`fit` and `rank`."""
+        self.fit(baseline)
+        return self.rank(baseline)
+
+    def _metrics(self, number: int, scores: torch.Tensor) -> dict[str, torch.Tensor]:
+        masks = self._masks_of(number)
+        on_device = {name: None if mask is None else mask.to(scores.device) for name, mask in masks.items()}
+        if self._protocol is not None:
+            return reconstruction_metrics(scores, on_device["history"], self._ks)
+        return ranking_metrics(scores, **on_device, ks=self._ks)  # type: ignore[arg-type]
+
+    def _masks_of(self, number: int) -> _Masks:
+        """Masks of a block, kept for the next baseline where memory allows."""
+        if number in self._masks:
+            return self._masks[number]
+        clients = self._blocks[number]
+        if self._protocol is not None:
+            found: _Masks = {"history": torch.from_numpy(self._population.whole_history(clients))}
+        else:
+            lists = self._population.held_out(clients, self._held_out)
+            found = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
+            found["weights"] = None if lists.weight is None else torch.from_numpy(lists.weight)
+        if self._keeps:
+            self._masks[number] = found
+        return found
 
 
 def evaluate_rating_baselines(
@@ -132,35 +225,39 @@ def evaluate_rating_baselines(
         For each baseline `mae` and `rmse`, pooled over all held-out rows.
     """
     settings = names if isinstance(names, Mapping) else {name: {} for name in names}
-    made = {name: _make(name, options) for name, options in settings.items()}
-    clients = population.evaluated_clients(held_out) if clients is None else clients
-    training = _ratings(population, population.partition.training_clients)
-    found = {}
-    for name, baseline in made.items():
-        if isinstance(baseline, RatingBaseline):
-            baseline.fit_ratings(training)
-            users, items, actual = population.held_out_rated(clients, held_out)
-            predicted = baseline.predict(_ratings(population, clients), users, items)
-            found[name] = rating_errors(predicted, actual)
-    return found
-
-
-def _block(
-    baselines: Mapping[str, Baseline],
-    population: Population,
-    clients: np.ndarray,
-    held_out: Literal["test", "validation"],
-    ks: tuple[int, ...],
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Metrics of each baseline for a block of clients, `[clients]` each."""
-    lists = population.held_out(clients, held_out)
-    masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
-    weights = None if lists.weight is None else torch.from_numpy(lists.weight)
-    liked = _histories(population, clients)
+    made = {name: make_baseline(name, options) for name, options in settings.items()}
+    protocol = RatingProtocol(population, held_out=held_out, clients=clients)
     return {
-        name: ranking_metrics(_scores(baseline, liked), **masks, ks=ks, weights=weights)
-        for name, baseline in baselines.items()
+        name: rating_errors(*protocol.measure(baseline)[1:])
+        for name, baseline in made.items()
+        if isinstance(baseline, RatingBaseline)
     }
+
+
+class RatingProtocol:
+    """The ratings of the held-out clients of a population; the same for every baseline.
+
+    Args:
+        population: the clients; its task is rating.
+        held_out: the part that is predicted.
+        clients: `int64`, the held-out clients to evaluate; default: all.
+    """
+
+    def __init__(
+        self, population: Population, *, held_out: Literal["test", "validation"], clients: np.ndarray | None = None
+    ) -> None:
+        self.clients = population.evaluated_clients(held_out) if clients is None else clients
+        self._training = _ratings(population, population.partition.training_clients)
+        self._known = _ratings(population, self.clients)
+        self._asked = population.held_out_rated(self.clients, held_out)
+
+    def measure(self, baseline: RatingBaseline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fit a baseline and predict: users, predicted and actual ratings of the held-out rows."""
+        users, items, actual = self._asked
+        with blaming(BASELINE.name, baseline, "in fit_ratings"):
+            baseline.fit_ratings(self._training)
+        with blaming(BASELINE.name, baseline, "in predict"):
+            return users, baseline.predict(self._known, users, items), actual
 
 
 def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
@@ -178,14 +275,6 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
     return scores
 
 
-def _reconstructed(
-    baselines: Mapping[str, Baseline], population: Population, clients: np.ndarray, ks: tuple[int, ...]
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The same of whole histories."""
-    history, liked = torch.from_numpy(population.whole_history(clients)), _histories(population, clients)
-    return {name: reconstruction_metrics(_scores(one, liked), history, ks) for name, one in baselines.items()}
-
-
 def _histories(population: Population, clients: np.ndarray) -> Histories:
     return Histories(population.interactions.num_items, *population.liked(clients))
 
@@ -194,10 +283,3 @@ def _ratings(population: Population, clients: np.ndarray) -> Ratings:
     users, items, values = population.rated(clients)
     data = population.interactions
     return Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))
-
-
-def _make(name: str, options: Mapping[str, Any]) -> Baseline:
-    baseline = resolve(BASELINE, name)
-    settings = baseline.Config.parse(options, at=f"baselines.{name}")
-    with blaming(BASELINE.name, baseline, "when it was made"):
-        return baseline(settings)

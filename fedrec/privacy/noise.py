@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
@@ -103,10 +104,17 @@ def _joint(
     if config.epsilon is None:
         given = config.noise_multiplier or 0.0
         return given * (per_sensitivity if config.noise_relative_to == "sensitivity" else 1.0)
+    release = Release(config.mechanism, sampling, config.adjacency, 1.0)
+    return _calibrated(config.epsilon, delta, tuple(mix.items()), release, config.backend) * per_sensitivity
+
+
+@lru_cache(maxsize=64)  # every release of a mix asks for the same number, which may take a second
+def _calibrated(
+    epsilon: float, delta: float, mix: tuple[tuple[float, int], ...], release: Release, backend: str
+) -> float:
     from fedrec.privacy.calibration import calibrate  # pulls in scipy
 
-    release = Release(config.mechanism, sampling, config.adjacency, 1.0)
-    return calibrate(config.epsilon, delta, mix, release, backend=config.backend) * per_sensitivity
+    return calibrate(epsilon, delta, dict(mix), release, backend=backend)
 
 
 def _beside_a_count(joint: float, count_std: float) -> float:
