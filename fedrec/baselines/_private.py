@@ -164,14 +164,14 @@ class Releases:
         return noisy[name]
 
     def symmetric(self, name: str, total: np.ndarray) -> np.ndarray:
-        """The same of a symmetric matrix `[n, n]`, clipped in the Frobenius norm.
+        """The same of symmetric matrices `[..., n, n]`, clipped together in the Frobenius norm.
 
         Noise goes on n (n + 1) / 2 coordinates in which lengths are Frobenius norms: the diagonal, and sqrt(2) times
         what is above it. So noise has the standard deviation on the diagonal and 1 / sqrt(2) of it elsewhere.
         """
-        above = np.triu_indices(len(total), 1)
-        noisy = self.release(name, np.concatenate([np.diagonal(total), np.sqrt(2) * total[above]]))
-        matrix = np.diag(noisy[: len(total)])
-        matrix[above] = noisy[len(total) :] / np.sqrt(2)
-        matrix.T[above] = matrix[above]
-        return matrix
+        rows, columns = np.triu_indices(total.shape[-1])
+        length = np.where(rows == columns, 1.0, np.sqrt(2))
+        noisy = self.release(name, total[..., rows, columns] * length) / length
+        matrices = np.empty_like(total)
+        matrices[..., rows, columns] = matrices[..., columns, rows] = noisy
+        return matrices

@@ -42,35 +42,6 @@ class Histories:
         offsets = self.offsets[start : stop + 1]
         return Histories(self.num_items, offsets - offsets[0], self.items[offsets[0] : offsets[-1]])
 
-    def distinct(self) -> Histories:
-        """The same with each item at most once per user, ascending."""
-        pairs = np.unique(self.rows() * self.num_items + self.items)
-        users, items = np.divmod(pairs, self.num_items)
-        counts = np.bincount(users, minlength=self.num_users)
-        return Histories(self.num_items, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
-
-    def among(self, items: np.ndarray) -> Histories:
-        """The users' items that are among some, numbered by their place there.
-
-        Args:
-            items: `int64`, distinct.
-        """
-        place = np.full(self.num_items, -1)
-        place[items] = np.arange(len(items))
-        new = place[self.items]
-        counts = np.bincount(self.rows()[new >= 0], minlength=self.num_users)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Histories(len(items), offsets, new[new >= 0])
-
-    def sums(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sum of the rows of each user's items, `[users, width]`; an item that a user has twice counts twice.
-
-        Args:
-            rows: `float [items, width]`, one row per item.
-        """
-        items, offsets = (torch.from_numpy(part).to(rows.device) for part in (self.items, self.offsets[:-1]))
-        return torch.nn.functional.embedding_bag(items, rows, offsets, mode="sum")
-
     def matrix(self) -> torch.Tensor:
         """Binary `float32 [users, items]`; for a block of users only."""
         dense = torch.zeros(self.num_users, self.num_items)

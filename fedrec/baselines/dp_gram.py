@@ -30,6 +30,7 @@ import torch
 from pydantic import Field
 
 from fedrec.baselines._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.baselines._ragged import among, distinct, sums
 from fedrec.baselines.base import Histories
 from fedrec.baselines.dp_popularity import clipped_counts
 from fedrec.baselines.ease import item_weights
@@ -78,11 +79,11 @@ class DpGram(PrivateBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and solve for the item-to-item weights."""
-        histories, releases = histories.distinct(), self.releases(histories.num_users)
+        histories, releases = distinct(histories), self.releases(histories.num_users)
         counts = releases.release("counts", clipped_counts(histories, Clip(self.config.count_clip)))
         self._chosen = np.sort(np.argsort(-counts, kind="stable")[: self.config.items])
-        self._scale = self._weights_of(counts[self._chosen])
-        total = _weighted_gram(histories.among(self._chosen), self._scale, Clip(self.config.clip_norm), self.device)
+        self._scale = count_weights(counts[self._chosen], releases.plans["counts"].noise_scale, self.config.exponent)
+        total = weighted_gram(among(histories, self._chosen), self._scale, Clip(self.config.clip_norm), self.device)
         gram = torch.from_numpy(releases.symmetric("gram", total)).to(self.device).double()
         edge = releases.plans["gram"].noise_scale * (2 * len(gram)) ** 0.5
         self._item_weights = self._solved(gram, edge).float()
@@ -92,18 +93,10 @@ class DpGram(PrivateBaseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        found = histories.distinct().among(self._chosen).sums(self._item_weights)
+        found = sums(among(distinct(histories), self._chosen), self._item_weights)
         scores = found.amin(1, keepdim=True) + self._others
         scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
         return scores
-
-    def _weights_of(self, counts: np.ndarray) -> np.ndarray:
-        """D of the chosen items, with mean 1; counts at or below zero are noise, and weigh as the smallest above it."""
-        positive = counts[counts > 0]
-        if not len(positive):
-            return np.ones(len(counts))
-        scale = np.maximum(counts, positive.min()).astype(np.float64) ** -self.config.exponent
-        return scale / scale.mean()
 
     def _solved(self, gram: torch.Tensor, edge: float) -> torch.Tensor:
         """Item-to-item weights of a noisy Gram matrix, in the items' own scale."""
@@ -130,7 +123,19 @@ class DpGram(PrivateBaseline):
         return (vectors * values) @ vectors.T
 
 
-def _weighted_gram(histories: Histories, scale: np.ndarray, clip: Clip, device: torch.device) -> np.ndarray:
+def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarray:
+    """Weights of items, `float64`, with mean 1: counts to the power of minus the exponent.
+
+    Args:
+        counts: noisy ones.
+        noise: their standard deviation; counts below it weigh as if they were that large.
+        exponent: >= 0.
+    """
+    weights = np.maximum(counts, max(noise, 1.0)).astype(np.float64) ** -exponent
+    return weights / weights.mean()
+
+
+def weighted_gram(histories: Histories, scale: np.ndarray, clip: Clip, device: torch.device) -> np.ndarray:
     """Sum of the users' clipped matrices, `float64 [items, items]`.
 
     Args:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from fedrec.baselines._ragged import distinct, sums
 from fedrec.baselines.base import Baseline, Histories
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
@@ -46,7 +47,7 @@ class Ease(Baseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return histories.distinct().sums(self._weights)
+        return sums(distinct(histories), self._weights)
 
     def _check_size(self, num_items: int) -> None:
         if num_items <= self.config.max_items:
@@ -72,7 +73,7 @@ def item_weights(gram: torch.Tensor, regularisation: float) -> torch.Tensor:
     weights = torch.cholesky_inverse(gram)
     weights.div_(-weights.diagonal().clone())
     weights.fill_diagonal_(0.0)
-    return weights
+    return weights.contiguous()  # LAPACK left its columns together; sums take rows
 
 
 def _gram(histories: Histories) -> torch.Tensor:

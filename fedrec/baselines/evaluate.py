@@ -20,7 +20,7 @@ from fedrec.registry import BASELINE, resolve
 
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
-_Masks = dict[str, torch.Tensor | None]
+_Masks = dict[str, torch.Tensor]
 _MASK_BYTES = 2**29  # of all clients' masks, up to which they are made once for all baselines
 
 
@@ -146,7 +146,8 @@ class RankingProtocol:
                 got="none",
                 fix="hold out a larger share, or lower the rating above which a row is positive",
             )
-        self._population, self._held_out, self._ks, self._protocol = population, held_out, ks, protocol
+        self._population, self._ks, self._protocol = population, ks, protocol
+        self._held_out: Literal["test", "validation"] = held_out
         self._blocks = [self.clients[start : start + block] for start in range(0, len(self.clients), block)]
         self._training = _histories(population, population.partition.training_clients)
         self._masks: dict[int, _Masks] = {}
@@ -183,10 +184,10 @@ class RankingProtocol:
 
     def _metrics(self, number: int, scores: torch.Tensor) -> dict[str, torch.Tensor]:
         masks = self._masks_of(number)
-        on_device = {name: None if mask is None else mask.to(scores.device) for name, mask in masks.items()}
+        on_device = {name: mask.to(scores.device) for name, mask in masks.items()}
         if self._protocol is not None:
             return reconstruction_metrics(scores, on_device["history"], self._ks)
-        return ranking_metrics(scores, **on_device, ks=self._ks)  # type: ignore[arg-type]
+        return ranking_metrics(scores, **on_device, ks=self._ks)
 
     def _masks_of(self, number: int) -> _Masks:
         """Masks of a block, kept for the next baseline where memory allows."""
@@ -198,7 +199,8 @@ class RankingProtocol:
         else:
             lists = self._population.held_out(clients, self._held_out)
             found = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
-            found["weights"] = None if lists.weight is None else torch.from_numpy(lists.weight)
+            if lists.weight is not None:
+                found["weights"] = torch.from_numpy(lists.weight)
         if self._keeps:
             self._masks[number] = found
         return found
