@@ -102,13 +102,17 @@ class PrivateBaseline(Baseline):
     def parts(self) -> tuple[Part, ...]:
         """What it releases, in order."""
 
+    def sampler(self, users: int) -> tuple[str, dict[str, float]]:
+        """How the users of a release are drawn out of so many: a sampler and its settings; everybody by default."""
+        return "full", {}
+
     def plans(self, users: int) -> dict[str, Plan]:
         """Clip, noise and cost of each kind of release for so many training users, by name.
 
         Raises:
             ExperimentError: no noise reaches the target epsilon.
         """
-        parts = self.parts()
+        parts, (sampler, settings) = self.parts(), self.sampler(users)
         mix: dict[float, int] = {}
         for part in parts:
             mix[part.factor] = mix.get(part.factor, 0) + part.releases
@@ -116,8 +120,8 @@ class PrivateBaseline(Baseline):
         return {
             part.name: Plan.of(
                 self.config.privacy(part.clip_norm),
-                "full",
-                {},
+                sampler,
+                settings,
                 users,
                 total,
                 factor=part.factor,
