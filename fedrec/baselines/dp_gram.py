@@ -44,13 +44,13 @@ class DpGramConfig(PrivateConfig):
 
     model: Literal["ease", "puresvd"] = "puresvd"
     """What is made of it."""
-    items: int = Field(default=800, ge=1)
+    items: int = Field(default=500, ge=1)
     """m, the number of items with the largest noisy counts that the Gram matrix is about; at most the catalogue."""
     clip_norm: float = Field(default=8.0, gt=0)
     """c, bound on the Frobenius norm of a user's matrix, which is the number of chosen items that it likes."""
-    exponent: float = Field(default=0.25, ge=0)
+    exponent: float = Field(default=0.2, ge=0)
     """Items are weighted by their noisy counts to the power of minus this; 0 weighs them alike."""
-    count_share: float = Field(default=0.1, gt=0, lt=1)
+    count_share: float = Field(default=0.06, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
