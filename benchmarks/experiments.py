@@ -104,7 +104,8 @@ def main() -> None:
     rows: dict[str, dict[str, Any]] = {}
     print("| experiment, step | path | users/s | plain loop | ratio | difference | evaluation, s | MiB |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in given.only.split(",") if given.only else sorted(shipped_experiments()):
+    federated = (name for name in sorted(shipped_experiments()) if load(name).federated)
+    for name in given.only.split(",") if given.only else federated:
         if load(name).model.name == "metamf":
             rows[name] = generated(name, given.repeats)
             _print(name, rows[name])

@@ -66,25 +66,40 @@ class EvaluationConfig(Config):
     """Users with fewer known interactions than this form the group `activity=inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders evaluated beside the system under the same protocol: names, or tables with settings such
-    as `{ name = "dp-popularity", epsilon = 5.0 }`."""
+    as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` is what one is called in tables, so that one name may be
+    there with several settings."""
 
     def baseline_settings(self) -> dict[str, dict[str, Any]]:
-        """Settings of each baseline by its name.
+        """Settings of each baseline by its label, which is its name unless it has another; then `name` is among them.
 
         Raises:
-            ExperimentError: one is named twice.
+            ExperimentError: two have one label, or a label is no text.
         """
         sections = [Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines]
-        names = [section.name for section in sections]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        labels = [section.options.get("label", section.name) for section in sections]
+        for label in labels:
+            if not isinstance(label, str) or not label.strip() or "/" in label:
+                raise ExperimentError(
+                    "wrong label in evaluation.baselines",
+                    expected="a text without '/', which is also the name of a folder",
+                    got=repr(label),
+                    fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
+                )
+        twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ExperimentError(
                 f"baseline {twice[0]!r} is named twice",
-                expected="distinct names in evaluation.baselines",
-                got=", ".join(names),
-                fix="leave one out",
+                expected="distinct names, or labels, in evaluation.baselines",
+                got=", ".join(labels),
+                fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
             )
-        return {section.name: section.options for section in sections}
+        return {label: _named(section, label) for section, label in zip(sections, labels, strict=True)}
+
+
+def _named(section: Section, label: str) -> dict[str, Any]:
+    """A baseline's settings, with its name among them where it goes by another."""
+    settings = {key: value for key, value in section.options.items() if key != "label"}
+    return settings if label == section.name else {"name": section.name, **settings}
 
 
 Precision: TypeAlias = Literal["float32", "bf16"]
@@ -136,8 +151,9 @@ class Experiment(Config):
     """The paper and the table that this reproduces."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """The one seed; every random decision has its own stream below it."""
-    rounds: int = Field(ge=1)
-    """Number of training rounds (E1 in PrivRec)."""
+    rounds: int = Field(default=0, ge=1)
+    """Number of training rounds (E1 in PrivRec). Left out, the experiment is of `evaluation.baselines` alone, without
+    a federated system and its tables, such as `[model]`."""
     task: Literal["ranking", "rating"] = "ranking"
     """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear and squared error."""
     positive_above: float | None = None
@@ -187,6 +203,26 @@ class Experiment(Config):
                 table[key] = {"name": field.default.name, **given}
         return super().parse(table, at=at)
 
+    @property
+    def federated(self) -> bool:
+        """Whether there is a federated system; else the experiment is of centralised ones alone."""
+        return self.rounds > 0
+
+    def table(self) -> dict[str, Any]:
+        """See `Config.table`; without what only a federated system would use, where there is none."""
+        table = super().table()
+        unused = () if self.federated else ("rounds", *FEDERATED)
+        return {key: value for key, value in table.items() if key not in unused}
+
+    @model_validator(mode="after")
+    def _is_of_something(self) -> Self:
+        given = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
+        if not self.federated and given:
+            raise ValueError(f"rounds = 1 or more with [{given[0]}]; without rounds there is no federated system")
+        if not self.federated and not self.evaluation.baselines:
+            raise ValueError("rounds = 1 or more, or centralised systems in evaluation.baselines")
+        return self
+
     @model_validator(mode="after")
     def _rating_has_no_threshold(self) -> Self:
         if self.task == "rating" and self.positive_above is not None:
@@ -200,7 +236,7 @@ class Experiment(Config):
             ExperimentError: a component or one of its settings is unknown or wrong.
         """
         sections = {}
-        for kind in SECTIONS:
+        for kind in SECTIONS if self.federated else CENTRAL_SECTIONS:
             sections[kind.name] = _resolved(kind, getattr(self, kind.name), seed=self.seed)
         if self.callbacks is not None:
             places = enumerate(self.callbacks)
@@ -208,7 +244,8 @@ class Experiment(Config):
         if self.perturb is not None:
             sections["perturb"] = _resolved(registry.PERTURBATION, self.perturb, seed=self.seed)
         resolved = self.model_copy(update=sections)
-        component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
+        if self.federated:
+            component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
         for name, options in resolved.evaluation.baseline_settings().items():
             section = Section.model_validate({"name": name, **options})
             component_settings(registry.BASELINE, section, at=f"baselines.{name}")
@@ -246,6 +283,14 @@ SECTIONS = (
     registry.STRATEGY,
     registry.SAMPLER,
 )
+CENTRAL_SECTIONS = (registry.DATASET, registry.SPLIT)
+FEDERATED = (
+    *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
+    "train-config",
+    "privacy",
+    "secure-aggregation",
+)
+"""Keys of an experiment that only a federated system uses."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:

@@ -61,7 +61,7 @@ ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
 
 KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, PERTURBATION, BASELINE, CALLBACK, ATTACK)
 
-_NOT_COMPONENTS = {"base", "evaluate", "dp", "similarity", "triples", "user_rows", "warp_steps"}
+_NOT_COMPONENTS = {"base", "evaluate", "protocol", "dp", "similarity", "triples", "user_rows", "warp_steps"}
 
 
 def resolve(kind: Kind, name: str) -> type:

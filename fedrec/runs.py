@@ -8,6 +8,7 @@
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and number of nodes
     timings.csv        seconds per round, apart from rounds.csv because they never repeat
     baselines.json     metrics of the centralised baselines
+    baselines/NAME/    each of them: result.json, users.csv (metrics of each user), privacy.jsonl (what was charged)
     users.csv          metrics of each evaluated user after the last round
     groups.csv         the same, averaged over groups of users
     epsilons.csv       true epsilon of each user beside the one asked for, where users add noise of their own
@@ -59,8 +60,9 @@ class Result:
         users: one row per evaluated user, one column per metric.
         groups: means over groups of users, one row per group.
         parameters: the final global parameters, by name.
-        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty without `[privacy]`
-            and `[perturb]`.
+        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty without `[privacy]`,
+            `[perturb]` and private baselines.
+        baseline_users: one table like `users` per centralised baseline.
     """
 
     experiment: Experiment
@@ -73,6 +75,7 @@ class Result:
     groups: pd.DataFrame
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
     privacy: tuple[str, ...] = ()
+    baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
 
 
 class RunFolder:
@@ -196,6 +199,26 @@ class RunFolder:
         """Keep the metrics of the baselines for a resumed run."""
         write_atomically(self.path / "baselines.json", _json(metrics))
 
+    def baseline_folder(self, label: str) -> Path:
+        """Folder of one centralised baseline."""
+        return self.path / "baselines" / label.replace(":", ".")
+
+    def read_baseline(self, label: str) -> dict[str, Any] | None:
+        """What was found of one baseline (`metrics`, `seconds`, `privacy` of a private one); None if it is not done."""
+        file = f"baselines/{self.baseline_folder(label).name}/result.json"
+        return self._read_json(file) if (self.path / file).exists() else None
+
+    def write_baseline(self, label: str, found: dict[str, Any], users: pd.DataFrame) -> None:
+        """Keep one baseline for a resumed run: users.csv and, last, result.json."""
+        folder = self.baseline_folder(label)
+        write_atomically(folder / "users.csv", users.to_csv())
+        write_atomically(folder / "result.json", _json(found))
+
+    def baseline_users(self) -> dict[str, pd.DataFrame]:
+        """Metrics of each user by each centralised baseline, by label."""
+        files = {label: self.baseline_folder(label) / "users.csv" for label in self.read_baselines() or {}}
+        return {label: pd.read_csv(file, index_col=0) for label, file in files.items() if file.exists()}
+
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
         write_atomically(self.path / "users.csv", result.users.to_csv())
@@ -233,12 +256,13 @@ class RunFolder:
             metrics=summary["metrics"],
             before_fine_tuning=summary["metrics-before-fine-tuning"],
             baselines=summary["baselines"],
-            rounds=pd.read_csv(self.path / "rounds.csv"),
+            rounds=pd.read_csv(self.path / "rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=pd.read_csv(self.path / "users.csv", index_col=0),
             groups=pd.read_csv(self.path / "groups.csv", index_col=0),
+            baseline_users=self.baseline_users(),
             privacy=tuple(
                 line
-                for part in ("perturb", "personal", "privacy")
+                for part in ("baselines-privacy", "perturb", "personal", "privacy")
                 for line in summary.get(part, {}).get("in words", ())
             ),
         )

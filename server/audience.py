@@ -64,6 +64,10 @@ class Audience(Callback):
         """See `Callback.on_stage`."""
         self._tell("on_stage", text)
 
+    def on_baseline(self, label: str, number: int, total: int) -> None:
+        """See `Callback.on_baseline`."""
+        self._tell("on_baseline", label, number, total)
+
     def on_update(self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> None:
         """See `Callback.on_update`."""
         if self.compares:

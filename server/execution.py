@@ -7,15 +7,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from flwr.serverapp import Grid
 
-from fedrec.baselines.evaluate import evaluate_baselines, evaluate_rating_baselines
-from fedrec.data.kept import KEPT
-from fedrec.data.population import sample_clients
-from fedrec.experiment import Experiment
 from fedrec.runs import Result, RunFolder
 from server.audience import Audience, callbacks_of
 from server.callbacks.base import Callback
+from server.central import central_result, run_baselines
 from server.loop import Loop
 
 
@@ -32,41 +30,27 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
         return Loop(run, grid, audience).execute(baselines)
 
 
-def run_baselines(run: RunFolder, audience: Audience) -> dict[str, dict[str, float]]:
-    """Metrics of the experiment's baselines; computed once per run folder."""
-    done = run.read_baselines()
-    if done is not None:
-        return done
-    audience.on_stage("fitting baselines")
-    metrics = _baselines(run.experiment, audience)
-    run.write_baselines(metrics)
-    return metrics
+def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run what is left of an experiment of centralised systems alone, in this process.
+
+    Raises:
+        FedrecError: something that the user can mend; the run folder stays resumable.
+        KeyboardInterrupt: the user stopped it; likewise.
+    """
+    with _status(run), _threads(run.experiment.engine.threads):
+        audience = Audience([*callbacks_of(run.experiment), *callbacks])
+        return central_result(run, run_baselines(run, audience), audience)
 
 
-def _baselines(experiment: Experiment, audience: Audience) -> dict[str, dict[str, float]]:
-    names = experiment.evaluation.baseline_settings()
-    if not names:
-        return {}
-    settings = experiment.evaluation
-    population = KEPT.population(experiment)
-    clients = sample_clients(population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed)
-    if experiment.task == "rating":
-        return evaluate_rating_baselines(names, population, held_out=settings.held_out, clients=clients)
-    return evaluate_baselines(
-        names,
-        population,
-        held_out=settings.held_out,
-        ks=settings.ks,
-        clients=clients,
-        protocol=settings.protocol,
-        masked=settings.masked,
-        say=lambda line: _left_out(line, audience),
-    )
-
-
-def _left_out(line: str, audience: Audience) -> None:
-    logging.getLogger("fedrec").warning(line)
-    audience.on_stage(line)
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """So many threads for torch, which is what the systems compute with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from fedrec.rng import seed_sequence
 from fedrec.runs import Result, RunFolder
 from server.audience import Audience
 from server.callbacks.base import Callback
+from server.central import baseline_privacy, refuse_central
 from server.checkpoint import Checkpoints, State
 from server.cohorts import SampledCohorts
 from server.deployed import DeployedGrid
@@ -71,6 +72,7 @@ class Loop:
         self.run, self.grid = run, grid
         self.callbacks = callbacks if isinstance(callbacks, Audience) else Audience(callbacks)
         self.experiment = run.experiment
+        refuse_central(self.experiment)
         self.checkpoints = Checkpoints(run.checkpoints, self.experiment.digest(), keep=self.experiment.checkpoint.keep)
         engine = self.experiment.engine
         self.discovery, self.gate = None, None
@@ -309,6 +311,7 @@ class Loop:
         perturbation = perturbation_of(self.experiment)
         perturbed = [] if perturbation is None else perturbation.words()
         spent, accounts = ([], {}) if self.personal is None else self.personal.close(state.round)
+        of_baselines = baseline_privacy(self.run)
         result = Result(
             experiment=self.experiment,
             folder=self.run.path,
@@ -319,7 +322,8 @@ class Loop:
             users=metric_columns(table),
             groups=grouped(table),
             parameters=state.parameters,
-            privacy=(*perturbed, *spent, *([] if self.guard is None else self.guard.lines())),
+            privacy=(*of_baselines, *perturbed, *spent, *([] if self.guard is None else self.guard.lines())),
+            baseline_users=self.run.baseline_users(),
         )
         seconds = {
             "training": sum(timing["seconds"] for timing in state.timings),
@@ -327,6 +331,8 @@ class Loop:
             "evaluation": time.perf_counter() - started,
         }
         extra: dict[str, Any] = {"seconds": seconds}
+        if of_baselines:
+            extra["baselines-privacy"] = {"in words": list(of_baselines)}
         if perturbed:
             extra["perturb"] = {"in words": perturbed}
         if self.personal is not None:

@@ -50,7 +50,11 @@ def resume(folder: str | Path, *, callbacks: Sequence[Callback] = ()) -> Result:
 
 
 def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of a run folder on the engine that its experiment names."""
+    """Run what is left of a run folder on the engine that its experiment names; centralised systems in this process."""
+    if not folder.experiment.federated:
+        from server.execution import execute_central
+
+        return execute_central(folder, callbacks)
     if folder.experiment.engine.name == "flower":
         from simulations.engines import flower
 
@@ -78,8 +82,10 @@ def settle(experiment: Experiment) -> Experiment:
     if engine.ray_address is None:  # a cluster may have devices that this machine has not
         resolved = resolve_device(device, engine.precision)
         device = resolved.type if device == "auto" else device
-    nodes = engine.nodes or (1 if engine.name == "serial" else _workers(device, cores))
-    settled = {**engine.table(), "nodes": nodes, "threads": engine.threads or 1, "device": device}
+    alone = engine.name == "serial" or not experiment.federated
+    nodes = engine.nodes or (1 if alone else _workers(device, cores))
+    threads = engine.threads or (1 if experiment.federated else cores)
+    settled = {**engine.table(), "nodes": nodes, "threads": threads, "device": device}
     return experiment.model_copy(update={"engine": EngineConfig.parse(settled, at="engine")})
 
 

@@ -93,6 +93,8 @@ class Baseline(ABC):
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     stand_in: ClassVar[str] = ""
+    device: torch.device = torch.device("cpu")
+    """Where it may compute; set before `fit`. Scores may be there too; a system that does not use torch ignores it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

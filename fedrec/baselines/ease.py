@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic import Field
-from torch.nn import functional as F
 
+from fedrec.baselines._ragged import distinct, sums
 from fedrec.baselines.base import Baseline, Histories
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
@@ -52,19 +52,11 @@ class Ease(Baseline):
                 got=reason,
                 fix="leave EASE out, or raise its max-items if the machine has that much",
             )
-        matrix = _gram(histories)
-        matrix.diagonal().add_(self.config.regularisation)
-        torch.linalg.cholesky(matrix, out=matrix)
-        weights = torch.cholesky_inverse(matrix)
-        weights.div_(-weights.diagonal().clone())
-        weights.fill_diagonal_(0.0)
-        self._weights = weights.contiguous()  # LAPACK left its columns together; sums take rows
+        self._weights = item_weights(_gram(histories).to(self.device), self.config.regularisation)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        liked = histories.csr()
-        items, offsets = (torch.from_numpy(part.astype(np.int64)) for part in (liked.indices, liked.indptr))
-        return F.embedding_bag(items, self._weights, offsets, mode="sum", include_last_offset=True)
+        return sums(distinct(histories), self._weights)
 
     def too_large(self, num_users: int, num_items: int) -> str:
         """See `Baseline.too_large`."""
@@ -72,6 +64,21 @@ class Ease(Baseline):
             return ""
         gibibytes = _DENSE_MATRICES * 4 * num_items**2 / 2**30
         return f"{num_items} items would take about {gibibytes:.1f} GiB, and max-items is {self.config.max_items}"
+
+
+def item_weights(gram: torch.Tensor, regularisation: float) -> torch.Tensor:
+    """B of a Gram matrix, `[items, items]`; the Gram matrix is used up.
+
+    Args:
+        gram: positive semi-definite `float [items, items]`.
+        regularisation: lambda, > 0.
+    """
+    gram.diagonal().add_(regularisation)
+    torch.linalg.cholesky(gram, out=gram)
+    weights = torch.cholesky_inverse(gram)
+    weights.div_(-weights.diagonal().clone())
+    weights.fill_diagonal_(0.0)
+    return weights.contiguous()  # LAPACK left its columns together; sums take rows
 
 
 def _gram(histories: Histories) -> torch.Tensor:

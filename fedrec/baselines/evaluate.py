@@ -10,16 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
-from fedrec.blame import Unchanged, blaming, refuse_wrong
+from fedrec.baselines.base import RatingBaseline
+from fedrec.baselines.protocol import RankingProtocol, RatingProtocol, Settings, make_baseline, settings_that_fit
 from fedrec.data.population import Population
-from fedrec.errors import DataError
 from fedrec.experiment import Masked
-from fedrec.metrics.beyond_accuracy import ListStatistics
-from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
-from fedrec.metrics.reconstruction import reconstruction_metrics
-from fedrec.registry import BASELINE, resolve
 
 _LOG = logging.getLogger("fedrec")
 
@@ -46,23 +41,17 @@ def evaluate_baselines(
         For each baseline, the mean of each ranking metric over the clients with a held-out positive, and what
         `fedrec.metrics.beyond_accuracy` says of the lists.
     """
-    overall: dict[str, dict[str, float]] = {}
-    measured = measure_baselines(
-        names,
-        population,
-        held_out=held_out,
-        ks=ks,
-        clients=clients,
-        block=block,
-        protocol=protocol,
-        masked=masked,
-        say=say,
-        overall=overall,
+    lists = RankingProtocol(
+        population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol, masked=masked
     )
-    return {
-        name: {metric: float(values.nanmean()) for metric, values in metrics.items()} | overall.get(name, {})
-        for name, metrics in measured.items()
-    }
+    found = {}
+    for name, options in _that_fit(names, lists, say).items():
+        baseline, statistics = make_baseline(name, options), lists.statistics()
+        lists.fit(baseline)
+        metrics = lists.rank(baseline, statistics=statistics)
+        found[name] = {metric: float(values.nanmean()) for metric, values in metrics.items()}
+        found[name] |= statistics.result() if statistics is not None else {}
+    return found
 
 
 def measure_baselines(
@@ -76,26 +65,22 @@ def measure_baselines(
     protocol: Literal["reconstruction"] | None = None,
     masked: Masked = "real",
     say: Callable[[str], None] = _LOG.warning,
-    overall: dict[str, dict[str, float]] | None = None,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Fit each baseline to the training clients and rank each held-out client's items.
 
-    A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
-    positives of its own train rows. A transductive one is fitted to those of the held-out clients, too. One for which
-    the data are too large is left out, and the one that it names stands in for it. A positive that occurs in several
-    held-out rows counts that often in `hits@k` and `ndcg@k`.
+    One for which the data are too large is left out, and the one that it names stands in for it.
 
     Args:
-        names: names of baselines, or a mapping from names to settings; a name alone takes the defaults.
+        names: names of baselines, or a mapping from names to settings; a name alone takes the defaults. A mapping may
+            have names of its own, with the baseline's name among the settings as `name`.
         population: the clients; its task is ranking.
-        held_out: the part that is ranked.
+        held_out: see `RankingProtocol`, as for all others.
         ks: lengths of the lists.
         clients: `int64`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
         masked: which known items whole lists leave out, where training rows are perturbed.
         say: is told in a line what is left out and why; default: a warning in the log.
-        overall: is given the figures of each baseline that are no means over clients; default: they are not computed.
 
     Returns:
         For each baseline and ranking metric `float64 [clients]`; NaN for a client without a held-out positive.
@@ -104,60 +89,10 @@ def measure_baselines(
         ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
         DataError: no held-out row is positive.
     """
-    settings = names if isinstance(names, Mapping) else {name: {} for name in names}
-    made = {name: _make(name, options) for name, options in settings.items()}
-    clients = population.evaluated_clients(held_out) if clients is None else clients
-    if not len(clients):
-        raise DataError(
-            f"{population.interactions.name} has nothing to rank",
-            expected=f"at least one positive {held_out} row",
-            got="none",
-            fix="hold out a larger share, or lower the rating above which a row is positive",
-        )
-    learners = population.partition.training_clients
-    training = _histories(population, learners)
-    everybody = _histories(population, np.union1d(learners, clients))
-    baselines = _that_fit(made, training, say)
-    for baseline in baselines.values():
-        with blaming(BASELINE.name, baseline, "in fit"):
-            given = everybody if baseline.transductive else training
-            untouched = Unchanged({"items": given.items, "offsets": given.offsets})
-            baseline.fit(given)
-            untouched.refuse(BASELINE.name, baseline, "in fit")
-    lists = None
-    if overall is not None and protocol is None:
-        share = torch.from_numpy(training.csr().sum(0) / max(training.num_users, 1))
-        lists = {name: ListStatistics(share, ks) for name in baselines}
-    tables: dict[str, list[dict[str, torch.Tensor]]] = {name: [] for name in baselines}
-    for start in range(0, len(clients), block):
-        part = clients[start : start + block]
-        measured = (
-            _block(baselines, population, part, held_out, ks, masked, lists)
-            if protocol is None
-            else _reconstructed(baselines, population, part, ks)
-        )
-        for name, metrics in measured.items():
-            tables[name].append(metrics)
-    if overall is not None and lists is not None:
-        overall.update({name: statistics.result() for name, statistics in lists.items()})
-    return {
-        name: {metric: torch.cat([block[metric] for block in blocks]) for metric in blocks[0]}
-        for name, blocks in tables.items()
-    }
-
-
-def _that_fit(made: dict[str, Baseline], training: Histories, say: Callable[[str], None]) -> dict[str, Baseline]:
-    """The baselines for which the data are not too large, and those that stand in for the others."""
-    found: dict[str, Baseline] = {}
-    for name, baseline in made.items():
-        reason = baseline.too_large(training.num_users, training.num_items)
-        stand_in = baseline.stand_in if reason else name
-        if reason:
-            instead = f"; {stand_in} stands in" if stand_in else ""
-            say(f"baseline {name} is left out: {reason}{instead}")
-        if stand_in:
-            found[stand_in] = made.get(stand_in) or _make(stand_in, {})
-    return found
+    lists = RankingProtocol(
+        population, held_out=held_out, ks=ks, clients=clients, block=block, protocol=protocol, masked=masked
+    )
+    return {name: lists.measure(make_baseline(name, options)) for name, options in _that_fit(names, lists, say).items()}
 
 
 def evaluate_rating_baselines(
@@ -180,79 +115,18 @@ def evaluate_rating_baselines(
     Returns:
         For each baseline `mae` and `rmse`, pooled over all held-out rows.
     """
-    settings = names if isinstance(names, Mapping) else {name: {} for name in names}
-    made = {name: _make(name, options) for name, options in settings.items()}
-    clients = population.evaluated_clients(held_out) if clients is None else clients
-    training = _ratings(population, population.partition.training_clients)
-    found = {}
-    for name, baseline in made.items():
-        if isinstance(baseline, RatingBaseline):
-            baseline.fit_ratings(training)
-            users, items, actual = population.held_out_rated(clients, held_out)
-            predicted = baseline.predict(_ratings(population, clients), users, items)
-            found[name] = rating_errors(predicted, actual)
-    return found
+    made = {name: make_baseline(name, options) for name, options in _settings(names).items()}
+    protocol = RatingProtocol(population, held_out=held_out, clients=clients)
+    return {
+        name: rating_errors(*protocol.measure(baseline)[1:])
+        for name, baseline in made.items()
+        if isinstance(baseline, RatingBaseline)
+    }
 
 
-def _block(
-    baselines: Mapping[str, Baseline],
-    population: Population,
-    clients: np.ndarray,
-    held_out: Literal["test", "validation"],
-    ks: tuple[int, ...],
-    masked: Masked,
-    statistics: Mapping[str, ListStatistics] | None,
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Metrics of each baseline for a block of clients, `[clients]` each; their lists are added to the statistics."""
-    lists = population.held_out(clients, held_out)
-    masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
-    masks["masked"] = torch.from_numpy(lists.masked(masked))
-    weights = None if lists.weight is None else torch.from_numpy(lists.weight)
-    liked, found = _histories(population, clients), {}
-    for name, baseline in baselines.items():
-        scores = _scores(baseline, liked)
-        found[name] = ranking_metrics(scores, **masks, ks=ks, weights=weights)
-        if statistics is not None:
-            statistics[name].add(scores, masks["known"], liked.matrix() > 0)
-    return found
+def _that_fit(names: Names, lists: RankingProtocol, say: Callable[[str], None]) -> Settings:
+    return settings_that_fit(_settings(names), lists.training.num_users, lists.training.num_items, say)
 
 
-def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
-    """A baseline's scores of the catalogue for some users, `float32 [users, items]`."""
-    untouched = Unchanged({"items": liked.items, "offsets": liked.offsets})
-    with blaming(BASELINE.name, baseline, "in scores"):
-        scores = baseline.scores(liked)
-        expected, shape = (liked.num_users, liked.num_items), tuple(getattr(scores, "shape", ()))
-        if not isinstance(scores, torch.Tensor) or shape != expected:
-            got = f"{type(scores).__name__} {list(shape)}"
-            refuse_wrong(BASELINE.name, baseline, "in scores", expected=f"a tensor {list(expected)}", got=got)
-        if bool(torch.isnan(scores).any()):
-            refuse_wrong(BASELINE.name, baseline, "in scores", expected="numbers", got="NaN")
-        untouched.refuse(BASELINE.name, baseline, "in scores")
-    return scores
-
-
-def _reconstructed(
-    baselines: Mapping[str, Baseline], population: Population, clients: np.ndarray, ks: tuple[int, ...]
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The same of whole histories."""
-    history, liked = torch.from_numpy(population.whole_history(clients)), _histories(population, clients)
-    return {name: reconstruction_metrics(_scores(one, liked), history, ks) for name, one in baselines.items()}
-
-
-def _histories(population: Population, clients: np.ndarray) -> Histories:
-    data = population.interactions
-    return Histories(data.num_items, *population.liked(clients), clients, data.user_features, data.item_features)
-
-
-def _ratings(population: Population, clients: np.ndarray) -> Ratings:
-    users, items, values = population.rated(clients)
-    data = population.interactions
-    return Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))
-
-
-def _make(name: str, options: Mapping[str, Any]) -> Baseline:
-    baseline = resolve(BASELINE, name)
-    settings = baseline.Config.parse(options, at=f"baselines.{name}")
-    with blaming(BASELINE.name, baseline, "when it was made"):
-        return baseline(settings)
+def _settings(names: Names) -> Settings:
+    return names if isinstance(names, Mapping) else {name: {} for name in names}

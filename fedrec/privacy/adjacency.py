@@ -7,19 +7,46 @@ update moves by up to 2S, the diameter of the ball that updates are clipped to (
 
 The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi divergence, so both are
 derived in one place, `Multipliers`.
+
+Some contributions never point away from each other, and then 2S is too much. Let a and b be what two users contribute,
+both of L2 norm at most S. Exchanging one for the other moves the sum by |a - b|, and
+
+    |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> <= 2 S^2    whenever <a, b> >= 0,
+
+so the sensitivity under replace-one is sqrt(2) S. The inner product of any two contributions is non-negative when all
+are vectors without a negative coordinate (counts), or all are positive semi-definite matrices with the Frobenius norm,
+where <A, B> = trace(A B) = |A^(1/2) B^(1/2)|^2 >= 0. Clipping multiplies by a number >= 0, and a failed client counts
+as zero, so both stay what they are. The bound is reached by two users without a common item. It does not hold for
+gradients, model updates or anything else with signs, where b = -a is possible; nor in the L1 norm, in which two users
+without a common item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 Adjacency = Literal["replace-one", "add-remove"]
+Contributions = Literal["signed", "non-negative"]
+"""`non-negative`: all vectors without a negative coordinate, or all positive semi-definite matrices."""
 
 
-def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
-    """Largest change of the sum of clipped updates between neighbours, in the norm that the clip uses."""
-    return 2.0 * clip_norm if adjacency == "replace-one" else clip_norm
+def sensitivity(
+    clip_norm: float, adjacency: Adjacency, contributions: Contributions = "signed", *, order: int = 2
+) -> float:
+    """Largest change of the sum of clipped contributions between neighbours, in the norm that the clip uses.
+
+    Args:
+        clip_norm: bound S on the norm of one client's contribution.
+        adjacency: which data sets are neighbours.
+        contributions: what clients contribute; `non-negative` is for what cannot be anything else.
+        order: 2 for the L2 (Frobenius) norm, 1 for L1.
+    """
+    if adjacency == "add-remove":
+        return clip_norm
+    acute = contributions == "non-negative" and order == 2
+    return math.sqrt(2.0) * clip_norm if acute else 2.0 * clip_norm
 
 
 @dataclass(frozen=True)
@@ -27,7 +54,7 @@ class Multipliers:
     """One noise, told in both conventions.
 
     Attributes:
-        replace_one: noise scale of the sum / 2S.
+        replace_one: noise scale of the sum / 2S; / sqrt(2) S where contributions are non-negative.
         add_remove: noise scale of the sum / S.
     """
 
@@ -35,10 +62,15 @@ class Multipliers:
     add_remove: float
 
     @classmethod
-    def of(cls, noise_scale: float, clip_norm: float) -> Multipliers:
-        """Both multipliers of a noise scale (standard deviation, or Laplace scale) of the sum of clipped updates."""
+    def of(
+        cls, noise_scale: float, clip_norm: float, contributions: Contributions = "signed", *, order: int = 2
+    ) -> Multipliers:
+        """Both multipliers of a noise scale (standard deviation, or Laplace scale) of the sum of clipped updates.
+
+        For the other arguments see `sensitivity`.
+        """
         return cls(
-            replace_one=noise_scale / sensitivity(clip_norm, "replace-one"),
+            replace_one=noise_scale / sensitivity(clip_norm, "replace-one", contributions, order=order),
             add_remove=noise_scale / sensitivity(clip_norm, "add-remove"),
         )
 

@@ -52,6 +52,11 @@ def _about_the_number(plan: Plan) -> Iterator[str]:
         yield "Neighbours differ in all data of one client, exchanged for another's; the number of clients is public."
     else:
         yield "Neighbours differ by one client with all its data, there or not; do not compare with replace-one."
+    if plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm:
+        yield (
+            "Contributions have no signs, so exchanging one moves the sum by at most sqrt(2) times the clip norm, not "
+            "twice that."
+        )
     if plan.config.paper_noise_order:
         yield (
             "Noise is added after the server's learning rate, as in PrivRec's algorithm 2; accounted is the multiplier "

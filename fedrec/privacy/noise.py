@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.adjacency import Multipliers, sensitivity
+from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.events import Release
 from fedrec.privacy.sampling import Sampling
@@ -34,6 +35,7 @@ def multipliers(
     denominator: float,
     server_lr: float,
     factor: float = 1.0,
+    contributions: Contributions = "signed",
 ) -> Multipliers:
     """Noise scale of the sum (of one upload when local) in both conventions.
 
@@ -45,17 +47,24 @@ def multipliers(
         denominator: the fixed number that sums are divided by.
         server_lr: the strategy's learning rate (alpha2).
         factor: noise factor of the rounds that are asked about.
+        contributions: what clients contribute, see `fedrec.privacy.adjacency`.
 
     Raises:
         ExperimentError: no noise reaches the target, or a count alone costs more than the round may.
     """
-    per_clip_norm = factor * _joint(config, sampling, mix, delta)
+    order = norm_order(config)
+    per_clip_norm = factor * _joint(config, sampling, mix, delta, contributions, order)
     count_std = count_noise_std(config, denominator)
     if count_std is not None:
         per_clip_norm = _beside_a_count(per_clip_norm, count_std)
     if config.paper_noise_order:
         per_clip_norm /= server_lr  # PrivRec algorithm 2, line 9: only the mean is scaled by alpha2
-    return Multipliers.of(per_clip_norm, 1.0)
+    return Multipliers.of(per_clip_norm, 1.0, contributions, order=order)
+
+
+def norm_order(config: PrivacyConfig) -> int:
+    """2: updates are clipped in L2; 1: in L1, for Laplace noise."""
+    return 1 if config.mechanism == "laplace" else 2
 
 
 def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) -> None:
@@ -82,16 +91,30 @@ def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) 
         )
 
 
-def _joint(config: PrivacyConfig, sampling: Sampling, mix: Mapping[float, int], delta: float) -> float:
+def _joint(
+    config: PrivacyConfig,
+    sampling: Sampling,
+    mix: Mapping[float, int],
+    delta: float,
+    contributions: Contributions,
+    order: int,
+) -> float:
     """Noise scale / S that a round of noise factor 1 may cost in all."""
-    per_sensitivity = sensitivity(1.0, config.adjacency)
+    per_sensitivity = sensitivity(1.0, config.adjacency, contributions, order=order)
     if config.epsilon is None:
         given = config.noise_multiplier or 0.0
         return given * (per_sensitivity if config.noise_relative_to == "sensitivity" else 1.0)
+    release = Release(config.mechanism, sampling, config.adjacency, 1.0)
+    return _calibrated(config.epsilon, delta, tuple(mix.items()), release, config.backend) * per_sensitivity
+
+
+@lru_cache(maxsize=64)  # every release of a mix asks for the same number, which may take a second
+def _calibrated(
+    epsilon: float, delta: float, mix: tuple[tuple[float, int], ...], release: Release, backend: str
+) -> float:
     from fedrec.privacy.calibration import calibrate  # pulls in scipy
 
-    release = Release(config.mechanism, sampling, config.adjacency, 1.0)
-    return calibrate(config.epsilon, delta, mix, release, backend=config.backend) * per_sensitivity
+    return calibrate(epsilon, delta, dict(mix), release, backend=backend)
 
 
 def _beside_a_count(joint: float, count_std: float) -> float:

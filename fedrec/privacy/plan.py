@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.privacy import sampling as samplings
-from fedrec.privacy.adjacency import Multipliers, sensitivity
+from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
 from fedrec.privacy.config import PrivacyConfig as PrivacyConfig  # re-exported: the two are used together
 from fedrec.privacy.events import TRAINING, Event, GaussianRound, LaplaceRound, NonPrivate
-from fedrec.privacy.noise import count_noise_std, default_delta, multipliers, refuse_unshareable
+from fedrec.privacy.noise import count_noise_std, default_delta, multipliers, norm_order, refuse_unshareable
 from fedrec.privacy.sampling import Full, Sampling
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Plan:
         clip_norm: the present clip norm S.
         multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
         delta: probability with which the guarantee may fail.
+        contributions: what clients contribute; it says how far exchanging one moves the sum.
     """
 
     config: PrivacyConfig
@@ -55,6 +56,7 @@ class Plan:
     clip_norm: float
     multipliers: Multipliers
     delta: float
+    contributions: Contributions = "signed"
 
     @classmethod
     def of(
@@ -68,6 +70,7 @@ class Plan:
         server_lr: float = 1.0,
         factor: float = 1.0,
         mix: Mapping[float, int] | None = None,
+        contributions: Contributions = "signed",
     ) -> Plan:
         """The plan of an experiment.
 
@@ -80,6 +83,7 @@ class Plan:
             server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
             factor: the noise multiplier is this factor times that of the settings.
             mix: of an experiment whose phases differ in their noise, the rounds by factor; default: all alike.
+            contributions: `non-negative` only for what has no signs by construction, see `fedrec.privacy.adjacency`.
 
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target epsilon.
@@ -95,8 +99,17 @@ class Plan:
         refuse_unshareable(config, sampler, denominator)
         delta = default_delta(clients) if config.delta is None else config.delta
         mix = {factor: rounds} if mix is None else mix
-        noise = multipliers(config, sampling, mix, delta, denominator=denominator, server_lr=server_lr, factor=factor)
-        return cls(config, sampling, clients, rounds, denominator, config.clip_norm, noise, delta)
+        noise = multipliers(
+            config,
+            sampling,
+            mix,
+            delta,
+            denominator=denominator,
+            server_lr=server_lr,
+            factor=factor,
+            contributions=contributions,
+        )
+        return cls(config, sampling, clients, rounds, denominator, config.clip_norm, noise, delta, contributions)
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, clients: int) -> Plan:
@@ -130,12 +143,12 @@ class Plan:
     @property
     def norm_order(self) -> int:
         """2: updates are clipped in L2; 1: in L1, for Laplace noise."""
-        return 1 if self.config.mechanism == "laplace" else 2
+        return norm_order(self.config)
 
     @property
     def sensitivity(self) -> float:
-        """Sensitivity of the sum in the clip's norm: 2S under replace-one, S under add-remove."""
-        return sensitivity(self.clip_norm, self.config.adjacency)
+        """Sensitivity of the sum in the clip's norm: S under add-remove, 2S under replace-one, or sqrt(2) S there."""
+        return sensitivity(self.clip_norm, self.config.adjacency, self.contributions, order=self.norm_order)
 
     @property
     def noise_multiplier(self) -> float:

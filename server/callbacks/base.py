@@ -39,6 +39,9 @@ class Callback:
     def on_stage(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""
 
+    def on_baseline(self, label: str, number: int, total: int) -> None:
+        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated (`on_evaluation`)."""
+
     def on_update(self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> None:
         """A round's training moved the global parameters; not to be altered. Not told on the flower engine."""
 
@@ -47,7 +50,7 @@ class Callback:
         return False
 
     def on_evaluation(self, done: int, total: int) -> None:
-        """In the last evaluation, `done` of `total` users are evaluated."""
+        """Of a baseline, or in the last evaluation, `done` of `total` users are evaluated."""
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""

@@ -45,6 +45,11 @@ class Progress(Callback):
         """See `Callback.on_stage`."""
         self._say(text)
 
+    def on_baseline(self, label: str, number: int, total: int) -> None:
+        """See `Callback.on_baseline`."""
+        self._say(f"system {number}/{total}: {label}")
+        self._show(label, 1, 0)
+
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """See `Callback.after_round`; never ends the run."""
         number = int(row["round"])

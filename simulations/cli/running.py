@@ -88,14 +88,16 @@ def _print_table(result: Result) -> None:
 
     from fedrec.report.table import comparison_table
 
-    rows = {result.experiment.name: result.metrics}
+    rows = {result.experiment.name: result.metrics} if result.experiment.federated else {}
     if result.before_fine_tuning:
         rows["  before fine-tuning"] = result.before_fine_tuning
     rows |= result.baselines
-    shown = [name for name in result.metrics if name.startswith(("hits@", "mae", "rmse", "reconstruction-"))]
-    shown += [name for name in ("ndcg@10",) if name in result.metrics]
+    known = next(iter(rows.values()), {})
+    shown = [name for name in known if name.startswith(("hits@", "mae", "rmse", "reconstruction-"))]
+    shown += [name for name in ("ndcg@10",) if name in known]
     console = Console()
     console.print(comparison_table(rows, shown))
     for line in result.privacy:
         console.print(line, highlight=False)
-    console.print(f"{len(result.users)} users, {len(result.rounds)} rounds. Run folder:")
+    rounds = f", {len(result.rounds)} rounds" if result.experiment.federated else ""
+    console.print(f"{len(result.users)} users{rounds}. Run folder:")

@@ -182,17 +182,17 @@ def resolve_reader(name: str):
 
 
 def test_private_popularity_costs_its_epsilon_and_has_that_noise():
-    """One Gaussian release of replace-one sensitivity 2 S: Balle and Wang's analytic calibration gives its noise.
+    """One Gaussian release of replace-one sensitivity sqrt(2) S: Balle and Wang's analytic calibration gives its noise.
 
-    The exact delta of noise sigma = 2 S / mu at epsilon is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    The exact delta of noise sigma = sqrt(2) S / mu at epsilon is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
     """
     items = 40_000
     model = fitted(DpPopularity, [[]] * 50, items, epsilon=2.0, delta=1e-5, clip_norm=3.0)
     noise = model.scores(histories([[]], items))[0].numpy()
-    mu = 6.0 / model.plan(50).noise_std
+    mu = np.sqrt(2) * 3.0 / model.plan(50).noise_std
     exact = norm.cdf(mu / 2 - 2 / mu) - np.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert exact == pytest.approx(1e-5, rel=0.02)
-    assert noise.std() == pytest.approx(6.0 / mu, rel=5 / np.sqrt(2 * items)) and abs(noise.mean()) < 0.2
+    assert noise.std() == pytest.approx(np.sqrt(2) * 3.0 / mu, rel=5 / np.sqrt(2 * items)) and abs(noise.mean()) < 0.2
     assert model.spent(50).epsilon == pytest.approx(2.0, rel=1e-3)
 
 

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear item-to-item model from one noisy Gram matrix: EASE or PureSVD under user-level differential privacy.
+
+Two releases, once each, and nothing is learned in rounds:
+
+1. noisy counts of likers (`dp-popularity`), which choose the m items that have a chance against noise, and weigh them;
+2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c / |D x_u|^2), so that each user
+   contributes a positive semi-definite matrix of Frobenius norm at most c. D is diagonal, the noisy counts to the power
+   of minus `exponent`: popular items have the largest entries and would take all of a user's norm.
+
+Both are sums over users, so that two uploads per user under secure aggregation would do, the second of m (m + 1) / 2
+numbers. Neither has signs, so under replace-one both cost sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`).
+
+What follows is post-processing. Noise alone has eigenvalues up to about s sqrt(2 m), the noise edge, where s is its
+standard deviation on the diagonal (the semicircle law); what lies below it is taken for noise and cut. Then either
+
+* `ease`: EASE's closed form (Steck 2019) with lambda = regularisation + ridge x noise edge, or
+* `puresvd`: scores x D V V^T D^-1 with V the leading eigenvectors (Cremonesi, Koren and Turrin 2010).
+
+Without noise, with c and m large and `exponent = 0` these are EASE and PureSVD. Items that were not chosen come last,
+in the order of their noisy counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedrec.baselines._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.baselines._ragged import among, distinct, sums
+from fedrec.baselines.base import Histories
+from fedrec.baselines.dp_popularity import clipped_counts
+from fedrec.baselines.ease import item_weights
+from fedrec.privacy.clipping import Clip
+
+_USERS_AT_ONCE = 1024
+
+
+class DpGramConfig(PrivateConfig):
+    """Settings of the noisy Gram matrix."""
+
+    model: Literal["ease", "puresvd"] = "puresvd"
+    """What is made of it."""
+    items: int = Field(default=500, ge=1)
+    """m, the number of items with the largest noisy counts that the Gram matrix is about; at most the catalogue."""
+    clip_norm: float = Field(default=8.0, gt=0)
+    """c, bound on the Frobenius norm of a user's matrix, which is the number of chosen items that it likes."""
+    exponent: float = Field(default=0.2, ge=0)
+    """Items are weighted by their noisy counts to the power of minus this; 0 weighs them alike."""
+    count_share: float = Field(default=0.06, gt=0, lt=1)
+    """Share of the budget (of mu^2) that the counts take."""
+    count_clip: float = Field(default=6.0, gt=0)
+    """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
+    factors: int | None = Field(default=None, ge=1)
+    """Largest number of eigenvectors of `puresvd`; default: as many as are above the noise edge."""
+    ridge: float = Field(default=1.0, ge=0)
+    """Lambda of `ease` in units of the noise edge."""
+    regularisation: float = Field(default=1.0, gt=0)
+    """What is added to that, > 0; without noise the whole lambda."""
+
+
+class DpGram(PrivateBaseline):
+    """EASE or PureSVD from a noisy Gram matrix of the items that noisy counts choose."""
+
+    Config = DpGramConfig
+    paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
+    config: DpGramConfig
+
+    def parts(self) -> tuple[Part, ...]:
+        """The counts, and the Gram matrix."""
+        config = self.config
+        return (
+            Part("counts", config.count_clip, config.count_share, contributions="non-negative"),
+            Part("gram", config.clip_norm, 1 - config.count_share, contributions="non-negative"),
+        )
+
+    def fit(self, histories: Histories) -> None:
+        """Release counts and Gram matrix, and solve for the item-to-item weights."""
+        histories, releases = distinct(histories), self.releases(histories.num_users)
+        counts = releases.release("counts", clipped_counts(histories, Clip(self.config.count_clip)))
+        self._chosen = np.sort(np.argsort(-counts, kind="stable")[: self.config.items])
+        self._scale = count_weights(counts[self._chosen], releases.plans["counts"].noise_scale, self.config.exponent)
+        total = weighted_gram(among(histories, self._chosen), self._scale, Clip(self.config.clip_norm), self.device)
+        gram = torch.from_numpy(releases.symmetric("gram", total)).to(self.device).double()
+        edge = releases.plans["gram"].noise_scale * (2 * len(gram)) ** 0.5
+        self._item_weights = self._solved(gram, edge).float()
+        # Below every chosen item, between 0 and 1 apart.
+        below = (counts - counts.max()) / max(float(np.ptp(counts)), 1e-9) - 1
+        self._others = torch.from_numpy(below).to(self.device).float()
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of the weights of each user's items, `float32 [users, items]`."""
+        found = sums(among(distinct(histories), self._chosen), self._item_weights)
+        scores = found.amin(1, keepdim=True) + self._others
+        scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
+        return scores
+
+    def _solved(self, gram: torch.Tensor, edge: float) -> torch.Tensor:
+        """Item-to-item weights of a noisy Gram matrix, in the items' own scale."""
+        if self.config.model == "puresvd":
+            vectors = self._above(gram, edge)[1]
+            weights = vectors @ vectors.T
+        else:
+            weights = item_weights(self._denoised(gram, edge), self.config.regularisation + self.config.ridge * edge)
+        scale = torch.from_numpy(self._scale).to(self.device)
+        return scale[:, None] * weights / scale
+
+    def _above(self, gram: torch.Tensor, edge: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest eigenvalues above the noise edge, at most `factors` and at least one, and their vectors."""
+        values, vectors = torch.linalg.eigh(gram)
+        limit = len(gram) if self.config.factors is None or self.config.model == "ease" else self.config.factors
+        kept = max(1, min(int((values > edge).sum()), limit))
+        return values[-kept:], vectors[:, -kept:]
+
+    def _denoised(self, gram: torch.Tensor, edge: float) -> torch.Tensor:
+        """The Gram matrix without the eigenvalues below the noise edge; itself where there is no noise."""
+        if edge == 0:
+            return gram
+        values, vectors = self._above(gram, edge)
+        return (vectors * values) @ vectors.T
+
+
+def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarray:
+    """Weights of items, `float64`, with mean 1: counts to the power of minus the exponent.
+
+    Args:
+        counts: noisy ones.
+        noise: their standard deviation; counts below it weigh as if they were that large.
+        exponent: >= 0.
+    """
+    weights = np.maximum(counts, max(noise, 1.0)).astype(np.float64) ** -exponent
+    return weights / weights.mean()
+
+
+def weighted_gram(histories: Histories, scale: np.ndarray, clip: Clip, device: torch.device) -> np.ndarray:
+    """Sum of the users' clipped matrices, `float64 [items, items]`.
+
+    Args:
+        histories: each item at most once per user.
+        scale: weight of each item, > 0.
+        clip: bound on the Frobenius norm of a user's matrix.
+        device: where it is added up.
+    """
+    rows = histories.rows()
+    squared_norms = np.bincount(rows, weights=scale[histories.items] ** 2, minlength=histories.num_users)
+    shares = np.sqrt(clip.factors(squared_norms))
+    gram = torch.zeros(histories.num_items, histories.num_items, dtype=torch.float64, device=device)
+    for start in range(0, histories.num_users, _USERS_AT_ONCE):
+        stop = min(start + _USERS_AT_ONCE, histories.num_users)
+        block = histories.block(start, stop).matrix().to(device).double()
+        weighted = block * torch.from_numpy(shares[start:stop, None]).to(device)
+        gram.addmm_(weighted.T, weighted)
+    return gram.cpu().numpy() * scale[:, None] * scale

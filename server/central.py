@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The centralised systems of a run, one after the other, each kept in the run folder when it is done.
+
+A run that is killed between two systems goes on with the next one. One that is killed while a private system is fitted
+fits it again. In mode `reproducible` that draws the same noise, so that the same release is made again and costs
+nothing more; in mode `secure` it draws other noise, and is charged again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fedrec.baselines._private import PrivateBaseline
+from fedrec.baselines.base import Baseline, RatingBaseline
+from fedrec.baselines.protocol import RankingProtocol, RatingProtocol, Settings, make_baseline, settings_that_fit
+from fedrec.data.kept import KEPT
+from fedrec.data.population import Population, sample_clients
+from fedrec.errors import ExperimentError
+from fedrec.experiment import Experiment
+from fedrec.metrics.rating import rating_errors, rating_errors_by_user
+from fedrec.privacy.accounting import Report
+from fedrec.privacy.events import Event
+from fedrec.privacy.explain import sentence
+from fedrec.privacy.ledger import Ledger
+from fedrec.runs import Result, RunFolder
+from server.audience import Audience
+
+log = logging.getLogger("fedrec")
+LEDGER = "privacy.jsonl"
+_TOGETHER = "Each of these is for one system alone; whoever publishes several of them spends their sum."
+
+
+def run_baselines(run: RunFolder, audience: Audience) -> dict[str, dict[str, float]]:
+    """Metrics of the experiment's baselines, by label; each is computed once per run folder."""
+    done = run.read_baselines()
+    if done is not None:
+        return done
+    if not run.experiment.evaluation.baselines:  # the server of a deployment has no data to measure on
+        return {}
+    audience.on_stage("fitting baselines")
+    metrics = {}
+    bench = _bench(run.experiment)
+    settings = bench.that_fit(audience)
+    for number, (label, options) in enumerate(settings.items(), 1):
+        kept = run.read_baseline(label)
+        if kept is None:
+            audience.on_baseline(label, number, len(settings))
+            kept = bench.measure(run, label, options, audience)
+        if kept["metrics"]:  # a baseline that predicts no ratings has none in an experiment of ratings
+            metrics[label] = kept["metrics"]
+    run.write_baselines(metrics)
+    return metrics
+
+
+def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
+    """What the private ones among the baselines cost, one paragraph per line; empty without any."""
+    found = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
+    said = tuple(line for kept in found for line in kept.get("privacy", {}).get("in words", ()))
+    return (*said, _TOGETHER) if len(said) > 1 else said
+
+
+def central_result(run: RunFolder, metrics: dict[str, dict[str, float]], audience: Audience) -> Result:
+    """Finish an experiment of centralised systems alone."""
+    privacy = baseline_privacy(run)
+    users = run.baseline_users()
+    index = next(iter(users.values())).index if users else pd.Index([], dtype=np.int64)
+    result = Result(
+        experiment=run.experiment,
+        folder=run.path,
+        metrics={},
+        before_fine_tuning={},
+        baselines=metrics,
+        rounds=pd.DataFrame(),
+        users=pd.DataFrame(index=index),
+        groups=pd.DataFrame(index=pd.Index([], name="group")),
+        privacy=privacy,
+        baseline_users=users,
+    )
+    run.write_result(result, {"baselines-privacy": {"in words": list(privacy)}} if privacy else {})
+    run.set_status("finished", 0)
+    audience.on_end(result)
+    return result
+
+
+def refuse_central(experiment: Experiment) -> None:
+    """Refuse an experiment without a federated system where one is needed.
+
+    Raises:
+        ExperimentError: it has none.
+    """
+    if not experiment.federated:
+        raise ExperimentError(
+            f"experiment {experiment.name!r} has no federated system",
+            expected="rounds = 1 or more",
+            got="centralised systems alone",
+            fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
+        )
+
+
+class _Bench:
+    """What all baselines of a run are measured on.
+
+    Args:
+        experiment: the resolved experiment.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        engine = experiment.engine
+        self._device = torch.device("cpu" if engine.device == "auto" else engine.device)
+
+    def that_fit(self, audience: Audience) -> Settings:
+        """Settings of the systems to measure, by label."""
+        return self.experiment.evaluation.baseline_settings()
+
+    def measure(self, run: RunFolder, label: str, options: Mapping[str, Any], audience: Audience) -> dict[str, Any]:
+        """Fit and measure one baseline, and keep what was found."""
+        baseline = make_baseline(label, options, seed=self.experiment.seed, device=self._device)
+        ledger = None
+        if isinstance(baseline, PrivateBaseline):
+            ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
+            baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
+        metrics, users, seconds = self._measured(baseline, audience)
+        found: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
+        if ledger is not None and isinstance(baseline, PrivateBaseline):
+            found["privacy"] = _account(label, ledger, baseline)
+        run.write_baseline(label, found, users)
+        log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
+        return found
+
+    def _measured(
+        self, baseline: Baseline, audience: Audience
+    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+        """Means, a table of users, and seconds."""
+        raise NotImplementedError
+
+
+class _RankingBench(_Bench):
+    def __init__(self, experiment: Experiment, population: Population) -> None:
+        super().__init__(experiment)
+        settings = experiment.evaluation
+        clients = _clients(experiment, population)
+        self._protocol = RankingProtocol(
+            population,
+            held_out=settings.held_out,
+            ks=settings.ks,
+            clients=clients,
+            protocol=settings.protocol,
+            masked=settings.masked,
+        )
+
+    def that_fit(self, audience: Audience) -> Settings:
+        """See `_Bench.that_fit`; what is too large for the data is left out, and said."""
+        training = self._protocol.training
+        return settings_that_fit(
+            super().that_fit(audience), training.num_users, training.num_items, lambda line: _say(line, audience)
+        )
+
+    def _measured(
+        self, baseline: Baseline, audience: Audience
+    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+        started = time.perf_counter()
+        self._protocol.fit(baseline)
+        fitted = time.perf_counter()
+        statistics = self._protocol.statistics()
+        values = self._protocol.rank(baseline, audience.on_evaluation, statistics)
+        seconds = {"fit": fitted - started, "evaluation": time.perf_counter() - fitted}
+        users = pd.DataFrame({name: column.numpy() for name, column in values.items()}, index=self._protocol.clients)
+        users.index.name = "client"
+        means = {name: float(column.nanmean()) for name, column in values.items()}
+        return means | (statistics.result() if statistics is not None else {}), users, seconds
+
+
+class _RatingBench(_Bench):
+    def __init__(self, experiment: Experiment, population: Population) -> None:
+        super().__init__(experiment)
+        clients = _clients(experiment, population)
+        self._protocol = RatingProtocol(population, held_out=experiment.evaluation.held_out, clients=clients)
+
+    def _measured(
+        self, baseline: Baseline, audience: Audience
+    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+        if not isinstance(baseline, RatingBaseline):
+            return {}, pd.DataFrame(), {}
+        started, clients = time.perf_counter(), self._protocol.clients
+        users, predicted, actual = self._protocol.measure(baseline)
+        place = np.searchsorted(clients, users)
+        by_user = rating_errors_by_user(predicted, actual, place, len(clients))
+        table = {**by_user, "rows": np.bincount(place, minlength=len(clients))}
+        frame = pd.DataFrame(table, index=pd.Index(clients, name="client"))
+        return rating_errors(predicted, actual), frame, {"fit": time.perf_counter() - started}
+
+
+def _say(line: str, audience: Audience) -> None:
+    log.warning(line)
+    audience.on_stage(line)
+
+
+def _bench(experiment: Experiment) -> _Bench:
+    population = KEPT.population(experiment)
+    return (_RatingBench if experiment.task == "rating" else _RankingBench)(experiment, population)
+
+
+def _clients(experiment: Experiment, population: Population) -> np.ndarray:
+    settings = experiment.evaluation
+    return sample_clients(population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed)
+
+
+class _Charges:
+    """Writes charges to a ledger.
+
+    Args:
+        ledger: of one baseline.
+        again: whether a release that was charged before is charged again.
+    """
+
+    def __init__(self, ledger: Ledger, *, again: bool) -> None:
+        self._ledger = ledger
+        self._known = set() if again else {(charge.round_number, charge.event) for charge in ledger.charges}
+
+    def __call__(self, number: int, event: Event) -> None:
+        if (number, event) not in self._known:
+            self._ledger.charge(number, event)
+
+
+def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:
+    """What a private baseline has spent by its ledger, as JSON values."""
+    report: Report = ledger.spent(baseline.config.delta)
+    epsilon: float | str = report.epsilon if math.isfinite(report.epsilon) else "inf"
+    line = f"{label}, {baseline.config.adjacency}: {sentence(report, baseline.config.adjacency)}"
+    return {"epsilon": epsilon, "delta": report.delta, "releases": report.events, "in words": [line]}

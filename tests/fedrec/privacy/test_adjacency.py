@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sensitivities by adversarial pairs: what has no signs moves a sum by sqrt(2) S at most, what has signs by 2 S."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedrec.privacy.adjacency import Multipliers, sensitivity
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.plan import Plan, PrivacyConfig
+
+SIZE = 12
+
+
+def counts(random):
+    """Non-negative vectors that an adversary would try: single items, disjoint sets, everything, nothing, failures."""
+    halves = np.repeat([9.0, 0.0], SIZE // 2)
+    yield from (1e20 * np.eye(SIZE)[0], np.eye(SIZE)[1], halves, 9 - halves, np.ones(SIZE), np.zeros(SIZE))
+    yield from (np.full(SIZE, math.inf), np.full(SIZE, math.nan))
+    yield from np.abs(random.standard_normal((10, SIZE))) * 10
+    yield from (random.random((10, SIZE)) < 0.3).astype(float)
+
+
+def gram_matrices(random):
+    """Positive semi-definite matrices of orthogonal, equal and random vectors, and of several of them."""
+    for vector in (np.eye(SIZE)[0] * 1e3, np.eye(SIZE)[1] * 1e3, np.eye(SIZE)[0] - np.eye(SIZE)[1], np.ones(SIZE)):
+        yield np.outer(vector, vector)
+    for width in (1, 1, 2, SIZE):
+        factors = random.standard_normal((SIZE, width)) * 10
+        yield factors @ factors.T
+    yield from (np.eye(SIZE), np.zeros((SIZE, SIZE)))
+
+
+def updates(random):
+    """Vectors with signs."""
+    yield from (np.eye(SIZE)[0] * 9, -np.eye(SIZE)[0] * 9, np.ones(SIZE), -np.ones(SIZE))
+    yield from random.standard_normal((10, SIZE))
+
+
+def symmetric_matrices(random):
+    """Matrices that are symmetric and not semi-definite."""
+    yield from (np.eye(SIZE) * 5, -np.eye(SIZE) * 5)
+    yield from (part + part.T for part in random.standard_normal((5, SIZE, SIZE)))
+
+
+def largest_move(kind, order=2):
+    clip = Clip(3.0, order)
+    clipped = [clip({"x": one})["x"].ravel() for one in kind(np.random.default_rng(4))]
+    return max(np.linalg.norm(one - other, ord=order) for one in clipped for other in clipped)
+
+
+@pytest.mark.parametrize("kind", [counts, gram_matrices])
+def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_no_more(kind):
+    bound = sensitivity(3.0, "replace-one", "non-negative")
+    assert bound == pytest.approx(3 * math.sqrt(2))
+    assert largest_move(kind) <= bound * (1 + 1e-12)
+    assert largest_move(kind) == pytest.approx(bound, rel=1e-5), "the bound is reached, so nothing smaller would do"
+
+
+@pytest.mark.parametrize("kind", [updates, symmetric_matrices])
+def test_signed_updates_do_not_get_it(kind):
+    assert largest_move(kind) > 1.4 * sensitivity(3.0, "replace-one", "non-negative")
+    assert largest_move(kind) == pytest.approx(sensitivity(3.0, "replace-one"), rel=1e-5)
+    assert sensitivity(3.0, "replace-one") == 6.0
+
+
+def test_in_the_l1_norm_nothing_is_gained():
+    assert largest_move(counts, order=1) == pytest.approx(6.0, rel=1e-5)
+    assert sensitivity(3.0, "replace-one", "non-negative", order=1) == 6.0
+
+
+def test_one_user_more_or_less_is_the_clip_norm_whatever_it_contributes():
+    assert sensitivity(3.0, "add-remove", "non-negative") == sensitivity(3.0, "add-remove") == 3.0
+
+
+def test_multipliers_of_one_noise():
+    assert Multipliers.of(6.0, 3.0, "non-negative") == Multipliers(pytest.approx(math.sqrt(2)), 2.0)
+    assert Multipliers.of(6.0, 3.0, "non-negative", order=1) == Multipliers.of(6.0, 3.0) == Multipliers(1.0, 2.0)
+
+
+def plan(contributions, **settings):
+    config = PrivacyConfig.parse({"clip-norm": 3.0, **settings}, at="privacy")
+    return Plan.of(config, "full", {}, 100, 1, contributions=contributions)
+
+
+def test_a_plan_needs_less_noise_for_the_same_event():
+    signed, counted = (plan(kind, epsilon=2.0, delta=1e-5, backend="pld") for kind in ("signed", "non-negative"))
+    assert counted.noise_multiplier == pytest.approx(signed.noise_multiplier)
+    assert counted.noise_std == pytest.approx(signed.noise_std / math.sqrt(2))
+    assert counted.sensitivity * counted.noise_multiplier == pytest.approx(counted.noise_std)
+
+
+def test_noise_that_is_given_relative_to_the_clip_norm_counts_for_more():
+    given = {"noise-multiplier": 2.0, "noise-relative-to": "clip-norm"}
+    assert plan("signed", **given).noise_multiplier == pytest.approx(1.0)
+    assert plan("non-negative", **given).noise_multiplier == pytest.approx(math.sqrt(2))
+    laplace = {**given, "mechanism": "laplace"}
+    assert plan("non-negative", **laplace).event() == plan("signed", **laplace).event()
