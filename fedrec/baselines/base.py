@@ -12,6 +12,7 @@ import torch
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
+from fedrec.privacy.stated import Stated
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,10 @@ class Baseline(ABC):
     @abstractmethod
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores `float32 [users, items]` for users given by what they are known to like (a block of users)."""
+
+    def stated(self) -> Stated | None:
+        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)

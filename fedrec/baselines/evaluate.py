@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.registry import BASELINE, resolve
 
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
+
+log = logging.getLogger("fedrec")
 
 
 def evaluate_baselines(
@@ -129,7 +132,8 @@ def evaluate_rating_baselines(
         clients: `int64`, the held-out clients to evaluate; default: all.
 
     Returns:
-        For each baseline `mae` and `rmse`, pooled over all held-out rows.
+        For each baseline `mae` and `rmse`, pooled over all held-out rows; of those whose paper states a guarantee also
+        `nominal-epsilon` and `epsilon`, the exact one, see `fedrec.privacy.stated`. What these do not say is logged.
     """
     settings = names if isinstance(names, Mapping) else {name: {} for name in names}
     made = {name: _make(name, options) for name, options in settings.items()}
@@ -141,8 +145,18 @@ def evaluate_rating_baselines(
             baseline.fit_ratings(training)
             users, items, actual = population.held_out_rated(clients, held_out)
             predicted = baseline.predict(_ratings(population, clients), users, items)
-            found[name] = rating_errors(predicted, actual)
+            found[name] = {**rating_errors(predicted, actual), **_stated(name, baseline)}
     return found
+
+
+def _stated(name: str, baseline: Baseline) -> dict[str, float]:
+    """What a fitted baseline's paper states of its privacy, and what holds; the words go to the log."""
+    stated = baseline.stated()
+    if stated is None:
+        return {}
+    for line in stated.lines():
+        log.warning("%s: %s", name, line)
+    return {"nominal-epsilon": stated.nominal, "epsilon": stated.exact}
 
 
 def _block(
