@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec import registry
+from fedrec.errors import ExperimentError
 from fedrec.experiment import Section
 from fedrec.neighbourhood.means import means_of
 from strategies._first_round import FirstRound, FirstRoundConfig
@@ -45,6 +46,13 @@ class _Averaging(CohortStrategy):
     config: MeansStartConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        if "item.mean" not in theta or "item.count" not in theta:
+            raise ExperimentError(
+                "the model has no item means to start from",
+                expected="parameters 'item.mean' and 'item.count'",
+                got=", ".join(theta),
+                fix="set model.name = 'pnbm', or another strategy",
+            )
         total, config = aggregate.total(theta), self.config
         sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)
         means = means_of(sums, float(theta["item.mean"].mean()), config.damping, config.scale)
