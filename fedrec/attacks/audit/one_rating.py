@@ -87,15 +87,15 @@ def audit_one_rating(
         raise ValueError("Expected an epsilon, one iteration and start = 'constant'.")
     plain = config.model_copy(update={"epsilon": None, "sample": 1.0})
     data = neighbours(ratings)
-    expected = [_released(plain, one) for one in data]
+    first, second = (_released(plain, one) for one in data)
     entry = sensitivity(1, config.spread, config.floor) * config.sample / config.epsilon
     scale = config.learning_rate * config.rescale * entry
     called = [0, 0]
     for trial in range(trials):
         for place, one in enumerate(data):
             release = _released(config.model_copy(update={"seed": seed + 2 * trial + place}), one)
-            called[place] += laplace_score(release, *expected, scale) > 0
-    return lower_bound(*called, trials, confidence)
+            called[place] += laplace_score(release, first, second, scale) > 0
+    return lower_bound(called[0], called[1], trials, confidence)
 
 
 def _released(config: DpsgdPnbmConfig, data: Ratings) -> np.ndarray:
