@@ -180,12 +180,26 @@ def _rating_table(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> pd.DataFrame:
     rows: list[dict[str, float]] = [{} for _ in clients]
+    if isinstance(node.model, HistoryModel):
+        block = max(1, _CELLS_PER_BLOCK // node.population.interactions.num_items)
+        for start in range(0, len(clients), block):
+            part = clients[start : start + block]
+            scores = client_scores(node, step, parameters, part, round_).cpu().numpy()
+            for place, client in enumerate(part.tolist()):
+                rows[start + place] = _rating_errors(node, client, scores[place])
+        return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
         items, ratings = node.population.held_out_ratings(int(clients[place]), node.experiment.evaluation.held_out)
         with torch.no_grad():
             predicted = node.model.predict(own, users, torch.from_numpy(items).to(node.device).unsqueeze(0))
         rows[place] = {**rating_errors(predicted[0].cpu().numpy(), ratings), "rows": len(items)}
     return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
+
+
+def _rating_errors(node: Node, client: int, scores: np.ndarray) -> dict[str, float]:
+    """Errors of one client's held-out ratings, from predicted ratings of the whole catalogue."""
+    items, ratings = node.population.held_out_ratings(client, node.experiment.evaluation.held_out)
+    return {**rating_errors(scores[items], ratings), "rows": len(items)}
 
 
 def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:

@@ -20,7 +20,14 @@ import torch
 
 from fedrec.baselines._private import PrivateBaseline
 from fedrec.baselines.base import Baseline, RatingBaseline
-from fedrec.baselines.protocol import RankingProtocol, RatingProtocol, Settings, make_baseline, settings_that_fit
+from fedrec.baselines.protocol import (
+    RankingProtocol,
+    RatingProtocol,
+    Settings,
+    make_baseline,
+    settings_that_fit,
+    stated_privacy,
+)
 from fedrec.data.kept import KEPT
 from fedrec.data.population import Population, sample_clients
 from fedrec.errors import ExperimentError
@@ -129,6 +136,7 @@ class _Bench:
             ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
             baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
         metrics, users, seconds = self._measured(baseline, audience)
+        metrics |= stated_privacy(label, baseline)
         found: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
         if ledger is not None and isinstance(baseline, PrivateBaseline):
             found["privacy"] = _account(label, ledger, baseline)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,80 @@ class Updates:
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """See `Outcome.parameters_of`."""
         return {name: (self.start[name] + change[place]).unsqueeze(0) for name, change in self.changes.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The part of a parameter that one client changes.
+
+    Attributes:
+        rows: `int64 [n]`, distinct.
+        columns: `int64 [k]`, distinct; None: all.
+        values: `float64 [n, k]`, the change of these rows and columns.
+    """
+
+    rows: Tensor
+    columns: Tensor | None
+    values: Tensor
+
+    def add_to(self, table: Tensor, share: float) -> None:
+        """Add share times the change to a table `[rows, columns]`, in place."""
+        values = (share * self.values).to(table)
+        if self.columns is None:
+            table.index_add_(0, self.rows.to(table.device), values)
+        else:
+            table[self.rows[:, None], self.columns] += values
+
+
+@dataclass(frozen=True, eq=False)
+class PartialUpdates:
+    """Updates of a block of C clients, each a part of some parameters; an `Outcome` without compact tables.
+
+    Attributes:
+        start: the global parameters, without cohort dimension.
+        block: the clients.
+        changes: by client the parts of the parameters that it changes; none of the others.
+        last_losses: mean loss of each client; NaN where it tells none.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    changes: Sequence[Mapping[str, Part]]
+    last_losses: tuple[float, ...]
+
+    def losses(self) -> list[float]:
+        """See `Outcome.losses`."""
+        return list(self.last_losses)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """See `Outcome.norms`."""
+        found = [
+            sum(
+                float(torch.linalg.vector_norm(part.values, order)) ** order
+                for name, part in own.items()
+                if names is None or name in names
+            )
+            for own in self.changes
+        ]
+        total = torch.tensor(found, dtype=torch.float64)
+        return total.sqrt() if order == 2 else total
+
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """See `Outcome.add_dense`."""
+        for own, share in zip(self.changes, shares.tolist(), strict=True):
+            for name, part in own.items():
+                if name in totals and share:
+                    part.add_to(totals[name], share)
+
+    def add_rows(self, name: str, total: RowAccumulator, shares: Tensor) -> None:
+        """See `Outcome.add_rows`; item tables stay as they are."""
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """See `Outcome.parameters_of`."""
+        own = {name: value.clone() for name, value in self.start.items()}
+        for name, part in self.changes[place].items():
+            part.add_to(own[name], 1.0)
+        return {name: value.unsqueeze(0) for name, value in own.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from scipy import sparse
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
+from fedrec.privacy.stated import Stated
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,10 @@ class Baseline(ABC):
     @abstractmethod
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores `float32 [users, items]` for users given by what they are known to like (a block of users)."""
+
+    def stated(self) -> Stated | None:
+        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from fedrec.metrics.beyond_accuracy import ListStatistics
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.reconstruction import reconstruction_metrics
 from fedrec.registry import BASELINE, resolve
+
+_LOG = logging.getLogger("fedrec")
 
 Progress = Callable[[int, int], None]
 Settings = Mapping[str, Mapping[str, Any]]
@@ -213,6 +216,16 @@ class RatingProtocol:
             baseline.fit_ratings(self._training)
         with blaming(BASELINE.name, baseline, "in predict"):
             return users, baseline.predict(self._known, users, items), actual
+
+
+def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
+    """What a fitted baseline's paper states of its privacy, and what holds; the words go to the log."""
+    stated = baseline.stated()
+    if stated is None:
+        return {}
+    for line in stated.lines():
+        _LOG.warning("%s: %s", label, line)
+    return {"nominal-epsilon": stated.nominal, "epsilon": stated.exact}
 
 
 def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Rows = Mapping[str, Mapping[str, float]]
 
-_LOWER_IS_BETTER = frozenset({"mae", "rmse", "loss", "epsilon"})
+_LOWER_IS_BETTER = frozenset({"mae", "rmse", "loss", "epsilon", "nominal-epsilon"})
 
 
 def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:

@@ -95,6 +95,7 @@ def _print_table(result: Result) -> None:
     known = next(iter(rows.values()), {})
     shown = [name for name in known if name.startswith(("hits@", "mae", "rmse", "reconstruction-"))]
     shown += [name for name in ("ndcg@10",) if name in known]
+    shown += [name for name in ("nominal-epsilon", "epsilon") if any(name in row for row in result.baselines.values())]
     console = Console()
     console.print(comparison_table(rows, shown))
     for line in result.privacy:

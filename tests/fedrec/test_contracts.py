@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from fedrec import testing
+from fedrec.baselines.base import RatingBaseline
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
 from fedrec.experiment import Section, component_settings
-from fedrec.registry import DATASET, KINDS, builtin_names, resolve
+from fedrec.registry import BASELINE, DATASET, KINDS, builtin_names, resolve
 from simulations.contracts.base import SMALL, RunContract
 
 VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}
@@ -27,6 +28,7 @@ AUDIT = {
 }
 STAGES = {"stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}}, "main": {"name": "reptile"}}
 BIASED = {"model": {**SMALL["model"], "item-bias": True}}
+RATED = {"task": "rating", "positive-above": None, "model": {"name": "pnbm"}, "step": {"name": "pnbm"}}
 META = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")} | {"split": {"name": "leave-one-out"}}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "vae"): {"experiment": VAE},
@@ -52,6 +54,10 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("perturbation", "noisy-cooccurrence"): {"settings": {"epsilon": 20.0}, "experiment": {"positive-above": None}},
     ("perturbation", "upc-sdg"): {"settings": {"embeddings": {"epochs": 3}, "generator": {"steps": 3}}},
     ("perturbation", "targeted"): {"settings": {"attribute": "gender", "epsilon": 1.0}},
+    ("strategy", "means-start"): {"experiment": RATED},
+    ("model", "pnbm"): {"experiment": RATED, "settings": {"items": 12, "rank": 2}},
+    ("step", "pnbm"): {"experiment": RATED, "random": False},
+    ("step", "rating-sums"): {"experiment": RATED, "random": False},
     ("model", "metamf"): {"experiment": META},
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
@@ -59,9 +65,8 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
 # Its clients start from what the server generates for each of them and send gradients of that, so neither the model's
 # own parameters nor a bare step are what the contracts of a model and a step are about; whole runs are.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf")}
-# Baselines that predict ratings do not rank; tests/fedrec/baselines/test_rating_baselines.py and test_svd.py are about
-# them.
-APART = {("baseline", "item-mean"), ("baseline", "biased-mf"), ("baseline", "svd")}
+# Baselines that predict ratings do not rank; tests/fedrec/baselines are about them.
+APART = {("baseline", name) for name in builtin_names(BASELINE) if issubclass(resolve(BASELINE, name), RatingBaseline)}
 LARGEST = 80 << 20  # bytes of raw data that are read here; larger datasets have tests of their own
 
 

@@ -3,7 +3,7 @@
 
 Numba's own cache lies beside each source file and watches that file alone: a copy of fedrec, such as Flower makes to
 send an app around, would compile everything anew, and a change in a function that is called from another file would go
-unseen. Here one digest over all sources of the kernel names the folder, in the user's cache.
+unseen. Here one digest over all sources beside that of the function names the folder, in the user's cache.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 
 from fedrec.cohort.kernel.memory import FAST
 
+_KERNEL = Path(__file__).parent
 
-def cache_folder() -> Path:
-    """`$FEDREC_CACHE/kernel-DIGEST`, default `~/.cache/fedrec`."""
+
+def cache_folder(sources: Path = _KERNEL) -> Path:
+    """`$FEDREC_CACHE/kernel-DIGEST`, default `~/.cache/fedrec`; of other sources that folder's name and digest."""
     base = Path(os.environ.get("FEDREC_CACHE") or "~/.cache/fedrec").expanduser()
-    return base / f"kernel-{_digest()[:16]}"
+    return base / f"{sources.name}-{_digest(sources)[:16]}"
 
 
 def is_compiled() -> bool:
@@ -42,10 +44,10 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 @functools.cache
-def _digest() -> str:
-    """Of every source of the kernel, and of Numba's version."""
+def _digest(sources: Path) -> str:
+    """Of every source in a folder, and of Numba's version."""
     found = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(sources.glob("*.py")):
         found.update(source.name.encode() + b"\0" + source.read_bytes())
     return found.hexdigest()
 
@@ -53,25 +55,26 @@ def _digest() -> str:
 class _Locator(_CacheLocator):
     """Where compiled code is kept, and what it belongs to."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, sources: Path) -> None:
+        self._name, self._sources = name, sources
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator | None:
         """The locator; None where there is no folder and none can be made. One that is only to be read will do."""
+        sources = Path(py_file).parent
         try:
-            cache_folder().mkdir(parents=True, exist_ok=True)
+            cache_folder(sources).mkdir(parents=True, exist_ok=True)
         except OSError:
             return None
-        return cls(py_func.__qualname__)
+        return cls(py_func.__qualname__, sources)
 
     def get_cache_path(self) -> str:
         """The folder."""
-        return str(cache_folder())
+        return str(cache_folder(self._sources))
 
     def get_source_stamp(self) -> str:
         """The version of the source."""
-        return _digest()
+        return _digest(self._sources)
 
     def get_disambiguator(self) -> str:
         """The function."""

@@ -15,7 +15,7 @@ Order = Literal["random", "temporal"]
 
 # Parts of the "split" stream. Users and rows have streams of their own, so that holding out more users never reshuffles
 # anybody's rows.
-USERS, ROWS = 0, 1
+USERS, ROWS, VALIDATION = 0, 1, 2
 
 
 def sort_key(interactions: Interactions, order: Order, seed: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
-from fedrec.data.splits._order import ROWS, users_of
+from fedrec.data.splits._order import ROWS, VALIDATION, users_of
 from fedrec.rng import stream
 
 _SHIPPED_FOLDS = 5
@@ -33,6 +33,8 @@ class KfoldConfig(Config):
     """Take the folds that MovieLens-100K ships instead of random ones."""
     folder: Path | None = None
     """Folder with the shipped fold files (u1.test to u5.test); needed when `shipped` is true."""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of the other folds' rows that is held out to choose settings."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -59,12 +61,18 @@ class Kfold(Split):
         test_rows = self._shipped_rows(interactions) if self.config.shipped else self._random_rows(interactions)
         train = np.ones(len(interactions), dtype=bool)
         train[test_rows] = False
+        validation_rows = self._validation_rows(np.flatnonzero(train))
+        train[validation_rows] = False
         return Partition(
             training_clients=users_of(interactions, train),
             train_rows=np.flatnonzero(train),
-            validation_rows=np.empty(0, dtype=np.int64),
+            validation_rows=validation_rows,
             test_rows=test_rows,
         )
+
+    def _validation_rows(self, others: np.ndarray) -> np.ndarray:
+        count = round(self.config.validation * len(others))
+        return stream(self.seed, "split", VALIDATION, self.config.fold).choice(others, count, replace=False)
 
     def _random_rows(self, interactions: Interactions) -> np.ndarray:
         # The permutation does not know the fold, so that all folds cut the same one.

@@ -180,6 +180,14 @@ class TestRatio:
 
 
 class TestKfold:
+    def test_validation_rows_are_a_share_of_the_other_folds(self):
+        """The tested fold stays what it is, and none of its rows is among them."""
+        table = interactions(np.repeat(np.arange(11), 3))
+        plain, held = (make("kfold", fold=2, validation=share).split(table) for share in (0.0, 0.25))
+        assert np.array_equal(plain.test_rows, held.test_rows) and len(plain.validation_rows) == 0
+        assert len(held.validation_rows) == round(0.25 * len(plain.train_rows))
+        assert np.array_equal(np.union1d(held.train_rows, held.validation_rows), plain.train_rows)
+
     @pytest.mark.parametrize("folds", [2, 5, 7])
     def test_folds_partition_the_rows_evenly(self, folds):
         table = interactions(np.repeat(np.arange(11), 3))

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's part in the neighbourhood model: gradient steps on the similarities between the items that it rated.
+
+The loss of a user's ratings is a function of its own block of S alone, n x n for n rated items, so that is what the
+client changes: the rows and columns of S (or the rows of A and B) of its items, and nothing else. Under differential
+privacy the whole block is clipped in L2 and the sum gets noise on all of S, as any update does; that a user's examples
+lie in different rows of S buys nothing, because one rating is a neighbour in all of them.
+
+Where this differs from the paper: it trains in one place, on batches of ratings of all users, and puts noise on each
+entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.steps._updates import Part, PartialUpdates
+from clients.steps.base import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.data.population import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+from fedrec.models.pnbm import Pnbm
+from fedrec.neighbourhood.own_block import Rest, own_gradient
+
+_EVERYTHING = 2**40  # ratings in a batch
+
+
+class PnbmStepConfig(StepConfig):
+    """Settings of a client's part in the neighbourhood model."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Gradient steps, each on all of the client's ratings; 0 changes nothing."""
+    learning_rate: float = Field(default=1.0, gt=0)
+    """Step size, on half the sum of squared errors."""
+
+
+class PnbmStep(CohortStep):
+    """Gradient steps on one user's block of the similarities."""
+
+    Config = PnbmStepConfig
+    paper = "PNBM, equations 4-5"
+    config: PnbmStepConfig
+
+    def __init__(self, config: PnbmStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        if not isinstance(model, Pnbm):
+            raise ExperimentError(
+                f"model {type(model).__name__!r} has no similarities to learn",
+                expected="model.name = 'pnbm'",
+                got=type(model).__name__,
+                fix="set model.name = 'pnbm', or another step",
+            )
+        self.pnbm = model
+
+    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
+        """See `Step.update`."""
+        shared = _Shared(self.pnbm, parameters)
+        parts, loss = self._trained(shared, data.positives, data.amounts(rated=True))
+        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        for name, part in parts.items():
+            part.add_to(delta[name], 1.0)
+        return Update(delta, len(data.positives) if self.config.epochs else 0, loss)
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """See `CohortStep.batches`: all ratings at once; nothing is drawn."""
+        return Batches.cut([(data.positives, data.amounts(rated=True))] if self.config.epochs else [], _EVERYTHING)
+
+    def train_block(
+        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+    ) -> PartialUpdates:
+        """See `CohortStep.train_block`; one client after the other, each on its own block."""
+        shared, changes, losses = _Shared(self.pnbm, parameters), [], []
+        for place, steps in enumerate(block.steps):
+            count = int(block.sizes[0, place]) if steps else 0
+            items, ratings = (
+                part[0, place, :count].numpy(force=True) if count else np.empty(0, np.int64)
+                for part in (block.items, block.labels)
+            )
+            parts, loss = self._trained(shared, items, ratings)
+            changes.append(parts)
+            losses.append(loss)
+        return PartialUpdates(parameters, block, changes, tuple(losses))
+
+    def _trained(self, shared: _Shared, items: np.ndarray, ratings: np.ndarray) -> tuple[dict[str, Part], float]:
+        """What a client changes, and its mean squared error before the last step."""
+        if not self.config.epochs or not len(items):
+            return {}, math.nan
+        return shared.trained(items, ratings.astype(np.float64), self.config.epochs, self.config.learning_rate)
+
+
+class _Shared:
+    """The global parameters as a client sees them, in float64."""
+
+    def __init__(self, model: Pnbm, parameters: Mapping[str, Tensor]) -> None:
+        self._config = model.config
+        self._means = parameters["item.mean"][:, 0].double().numpy(force=True)
+        self._slots = np.full(len(self._means), -1)
+        self._slots[model.chosen(parameters["item.count"]).numpy(force=True)] = np.arange(model.size)
+        names = ("similarity",) if self._config.rank is None else ("similarity.left", "similarity.right")
+        self._learned = {name: parameters[name].numpy(force=True) for name in names}
+
+    def trained(
+        self, items: np.ndarray, ratings: np.ndarray, epochs: int, rate: float
+    ) -> tuple[dict[str, Part], float]:
+        """The change of a client's parts after some steps, and its mean squared error before the last one."""
+        slots = self._slots[items]
+        inside, deviations = slots >= 0, ratings - self._means[items]
+        if not inside.any():
+            return {}, math.nan
+        rows, means, start = slots[inside], self._means[items[inside]], self._config.start
+        low, high = (bound - means for bound in self._config.scale)
+        weight, total = start * (~inside).sum(), start * deviations[~inside].sum()
+        rest = Rest(self._config.prior, weight, total, low, high)
+        if self._config.rank is None:
+            before = {"similarity": self._learned["similarity"][rows[:, None], rows].astype(np.float64)}
+        else:
+            before = {name: table[rows].astype(np.float64) for name, table in self._learned.items()}
+        after, errors = {name: value.copy() for name, value in before.items()}, np.zeros(1)
+        for _ in range(epochs):
+            errors = self._descend(after, deviations[inside], rest, rate)
+        placed = torch.from_numpy(rows)
+        columns = placed if self._config.rank is None else None
+        parts = {name: Part(placed, columns, torch.from_numpy(value - before[name])) for name, value in after.items()}
+        return parts, float(np.square(errors).mean())
+
+    def _descend(self, own: dict[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float) -> np.ndarray:
+        """One step, in place; gives the errors before it."""
+        if self._config.rank is None:
+            gradient, errors = own_gradient(own["similarity"], deviations, rest)
+            own["similarity"] -= rate * gradient
+            return errors
+        left, right = own["similarity.left"], own["similarity.right"]
+        gradient, errors = own_gradient(self._config.start + left @ right.T, deviations, rest)
+        to_left, to_right = gradient @ right, gradient.T @ left
+        left -= rate * to_left
+        right -= rate * to_right
+        return errors

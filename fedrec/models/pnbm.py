@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A probabilistic neighbourhood model whose similarities clients learn together (PNBM, equations 1 to 3).
+
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated, without i
+
+What is shared are item means, counts of ratings, and similarities between the `items` most rated items. A user enters
+by its own ratings, on its device. Two items of which not both are among these have the similarity `start`; as all have
+in the beginning, when the prediction is the item's mean plus the user's mean deviation, drawn towards 0.
+
+Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where the scale of S means
+nothing); similarities may be of low rank, S = start + A B^T; and all of it is made for noise on sums of users' updates
+(`clients/steps/pnbm.py`, `strategies/means_start.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.models.base import HistoryModel, Parameters, Schema
+
+
+class PnbmConfig(Config):
+    """Settings of the federated neighbourhood model."""
+
+    scale: tuple[float, float] = (1.0, 5.0)
+    """Lowest and highest rating; public."""
+    items: int | None = Field(default=None, ge=2)
+    """The so many most rated items, by the counts of the first round, have similarities to each other; default: all."""
+    rank: int | None = Field(default=None, ge=1)
+    """Rank k of what is learned, S = start + A B^T with two tables `[items, k]`; default: S itself, `[items,
+    items]`."""
+    start: float = Field(default=1.0, gt=0)
+    """Similarity of any two items before something is learned."""
+    prior: float = Field(default=5.0, ge=0)
+    """Added to the denominators: as if the user had so many ratings more, without deviation, at similarity 1."""
+    std: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial A and B."""
+
+    @model_validator(mode="after")
+    def _is_a_scale(self) -> Self:
+        if not self.scale[0] < self.scale[1]:
+            raise ValueError("a scale from a lower to a higher rating")
+        return self
+
+
+class Pnbm(HistoryModel):
+    """Item means and similarities.
+
+    Raises:
+        ExperimentError: the task is ranking, or there are fewer items than `items`.
+    """
+
+    Config = PnbmConfig
+    paper = "PNBM, equations 1-3"
+    item_tables = ("item.mean", "item.count")
+    config: PnbmConfig
+
+    def __init__(self, config: PnbmConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if schema.task != "rating":
+            raise ExperimentError(
+                "the neighbourhood model predicts ratings",
+                expected="task = 'rating'",
+                got=f"task = {schema.task!r}",
+                fix="set task = 'rating' and leave out positive-above",
+            )
+        if config.items is not None and config.items > schema.num_items:
+            raise ExperimentError(
+                "more items than there are",
+                expected=f"model.items of at most {schema.num_items}",
+                got=str(config.items),
+                fix="leave out model.items for all",
+            )
+        self.size = schema.num_items if config.items is None else config.items
+
+    @property
+    def rated(self) -> bool:
+        """See `HistoryModel.rated`."""
+        return True
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Means in the middle of the scale, no counts, and similarities that are all `start`, or nearly so."""
+        items, config = self.schema.num_items, self.config
+        found = {"item.mean": torch.full((items, 1), sum(config.scale) / 2), "item.count": torch.zeros(items, 1)}
+        if config.rank is None:
+            return {**found, "similarity": torch.full((self.size, self.size), config.start)}
+        drawn = torch.randn(2, self.size, config.rank, generator=generator) * config.std
+        return {**found, "similarity.left": drawn[0].clone(), "similarity.right": drawn[1].clone()}
+
+    def chosen(self, counts: Tensor) -> Tensor:
+        """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; row r is that of the r-th."""
+        if self.size == self.schema.num_items:
+            return torch.arange(self.size, device=counts.device)
+        return torch.argsort(counts[:, 0], descending=True, stable=True)[: self.size]
+
+    def similarities(self, parameters: Parameters) -> Tensor:
+        """`[C, size, size]`, what is learned."""
+        if self.config.rank is None:
+            return parameters["similarity"]
+        left, right = parameters["similarity.left"], parameters["similarity.right"]
+        return self.config.start + left @ right.transpose(-1, -2)
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Predicted ratings, see `HistoryModel.history_scores`; histories hold ratings."""
+        means = parameters["item.mean"].squeeze(-1).unsqueeze(1)
+        known = (histories > 0).to(histories.dtype)
+        deviations = (histories - means) * known
+        start = self.config.start
+        above = start * (deviations.sum(-1, keepdim=True) - deviations)
+        below = start * (known.sum(-1, keepdim=True) - known)
+        own = self.similarities(parameters)
+        own = own - torch.diag_embed(own.diagonal(dim1=-2, dim2=-1)) + start * torch.eye(self.size, device=own.device)
+        for place, counts in enumerate(parameters["item.count"]):
+            chosen = self.chosen(counts)
+            above[place][:, chosen] += deviations[place][:, chosen] @ (own[place] - start).T
+            below[place][:, chosen] += known[place][:, chosen] @ (own[place].abs() - start).T
+        below = self.config.prior + below
+        guess = torch.where(below > 0, above / below.clamp(min=1e-12), 0.0)
+        return (means + guess).clamp(*self.config.scale)

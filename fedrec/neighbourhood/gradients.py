@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2 to 5).
+
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated, without i
+
+Where this differs from the paper:
+
+- Equation 5 leaves out the sign of the similarity; it is here.
+- With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser: S shrinks, and nothing
+  else happens. A `prior` above 0 draws predictions towards the item's mean, the more the less a user has rated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrec.neighbourhood.profiles import Profiles
+
+EVERY = 2**62
+"""No limit on the number of neighbours."""
+
+
+class Bounds(NamedTuple):
+    """What is done to an example's gradient; by default nothing.
+
+    Attributes:
+        error: largest magnitude of the prediction's error.
+        factor: largest magnitude of `d_uj - sign(s_ij) f`.
+        floor: least denominator.
+        prior: added to every denominator, >= 0.
+        low, high: the scale of ratings; a prediction beyond it counts as its end, where it has no gradient.
+    """
+
+    error: float = math.inf
+    factor: float = math.inf
+    floor: float = 0.0
+    prior: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+
+
+UNBOUNDED = Bounds()
+
+
+def predicted(
+    similarity: np.ndarray,
+    known: Profiles,
+    means: np.ndarray,
+    users: np.ndarray,
+    items: np.ndarray,
+    *,
+    prior: float = 0.0,
+    limit: int = EVERY,
+) -> np.ndarray:
+    """Equation 2, `float64 [rows]`; NaN where no neighbour was rated and there is no prior.
+
+    Args:
+        similarity: `float64 [items, items]`.
+        known: what the users have rated, means and all.
+        means: `float64 [items]`.
+        users: `int64 [rows]`.
+        items: `int64 [rows]`.
+        prior: added to the denominators.
+        limit: of a user's rated items only so many count, those of the largest similarity in magnitude.
+    """
+    from fedrec.neighbourhood.native import weighted_sums  # Numba, which who predicts nothing need not wait for
+
+    own = known.centred(means)
+    above, below = np.empty(len(users)), np.empty(len(users))
+    weighted_sums(similarity, own.offsets, own.items, own.values, users, items, limit, above, below)
+    below += prior
+    return means[items] + np.divide(above, below, out=np.full(len(users), np.nan), where=below > 0)
+
+
+class Examples:
+    """Ratings that a model learns from, each predicted from its user's other ratings.
+
+    Args:
+        profiles: the ratings.
+        means: `float64 [items]`, the items' means.
+    """
+
+    def __init__(self, profiles: Profiles, means: np.ndarray) -> None:
+        self.means, self.own, self.users = means, profiles.centred(means), profiles.users
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def gradient(
+        self, similarity: np.ndarray, drawn: np.ndarray, bounds: Bounds = UNBOUNDED
+    ) -> tuple[np.ndarray, float]:
+        """Gradient of half the sum of squared errors of some examples, and that sum of squares.
+
+        Args:
+            similarity: `float64 [items, items]`.
+            drawn: `int64 [n]`, the examples by their places; one that is named twice counts twice.
+            bounds: of each example's gradient.
+
+        Returns:
+            `float64 [items, items]`, and a number.
+        """
+        from fedrec.neighbourhood.native import add_gradients
+
+        found = np.zeros_like(similarity)
+        own, users = self.own, self.users[drawn]
+        loss = add_gradients(
+            similarity, own.offsets, own.items, own.values, self.means, users, drawn, tuple(bounds), found
+        )
+        return found, float(loss)

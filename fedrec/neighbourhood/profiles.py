@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users' ratings in the form that neighbourhood models work on: one user's after the other's, each item once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.sparse import csr_array
+
+
+@dataclass(frozen=True, eq=False)
+class Profiles:
+    """Ratings grouped by user.
+
+    Attributes:
+        num_items: size of the catalogue.
+        offsets: `int64 [users + 1]`; user u's ratings are those from `offsets[u]` to `offsets[u + 1]`.
+        items: `int64 [ratings]`, ascending and distinct within a user.
+        values: `float64 [ratings]`.
+    """
+
+    num_items: int
+    offsets: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, num_users: int, num_items: int, users: np.ndarray, items: np.ndarray, values: np.ndarray) -> Profiles:
+        """Group ratings, `[rows]` each; an item that a user rated several times has the mean of these ratings."""
+        pairs, place, counts = np.unique(users * num_items + items, return_inverse=True, return_counts=True)
+        means = np.bincount(place, values, len(pairs)) / np.maximum(counts, 1)
+        own, rated = np.divmod(pairs, num_items)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=num_users))])
+        return cls(num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, those without ratings among them."""
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> np.ndarray:
+        """`int64 [users]`: number of ratings of each user."""
+        return np.diff(self.offsets)
+
+    @property
+    def users(self) -> np.ndarray:
+        """`int64 [ratings]`: the user of each rating."""
+        return np.repeat(np.arange(self.num_users), self.counts)
+
+    def centred(self, means: np.ndarray) -> Profiles:
+        """The same with each item's mean, `float64 [items]`, taken off its ratings."""
+        return replace(self, values=self.values - means[self.items])
+
+    def only(self, kept: np.ndarray) -> Profiles:
+        """The ratings for which `bool [ratings]` is true; all users stay."""
+        counts = np.bincount(self.users[kept], minlength=self.num_users)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Profiles(self.num_items, offsets, self.items[kept], self.values[kept])
+
+    def more_than(self, ratings: int) -> Profiles:
+        """Those of users with more than so many ratings."""
+        return self.only((self.counts > ratings)[self.users])
+
+    def at_most(self, ratings: int, random: np.random.Generator) -> Profiles:
+        """At most so many ratings of each user, the others removed at random."""
+        users = self.users
+        order = np.lexsort((random.random(len(users)), users))
+        rank = np.empty(len(users), dtype=np.int64)
+        rank[order] = np.arange(len(users)) - self.offsets[:-1][users]
+        return self.only(rank < ratings)
+
+    def matrix(self, values: np.ndarray | None = None) -> csr_array:
+        """Sparse `[users, items]` of the values, or of others `[ratings]` in their places."""
+        data = self.values if values is None else values
+        return csr_array((data, self.items, self.offsets), shape=(self.num_users, self.num_items))
+
+
+def item_means(profiles: Profiles, damping: float = 0.0) -> tuple[np.ndarray, float]:
+    """Mean rating of each item, `float64 [items]`, and of all ratings.
+
+    Args:
+        profiles: the ratings.
+        damping: number of ratings, each equal to the mean of all, that every item has beside its own. An item without
+            any has the mean of all.
+    """
+    mean = float(profiles.values.mean()) if len(profiles.values) else 0.0
+    counts = np.bincount(profiles.items, minlength=profiles.num_items) + damping
+    sums = np.bincount(profiles.items, profiles.values, profiles.num_items) + damping * mean
+    return np.divide(sums, counts, out=np.full(profiles.num_items, mean), where=counts > 0), mean

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies whose first round is another's: one release to start from, then any strategy for the rounds after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from fedrec import registry
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.experiment import Section, component_settings
+from fedrec.phases import Phase, step_table
+from strategies.base import Aggregate, Cohorts, CohortStrategy
+
+
+class FirstRoundConfig(Config):
+    """Settings of every strategy with a first round of its own; a subclass adds `step`, what clients do in it."""
+
+    sampler: Annotated[Section | None, registry.SAMPLER] = None
+    """How the cohort of the first round is drawn; default: as in the others."""
+    main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
+    """The strategy of all rounds after the first; its clients run the experiment's step."""
+
+
+class FirstRound(CohortStrategy):
+    """One strategy in the first round, another in all that follow.
+
+    Rounds keep their numbers, which cohorts and noise are drawn by: the other strategy's first round is round 2.
+
+    Attributes:
+        first_phase: the first round's phase.
+        first_class: its strategy.
+        first: the same, made.
+        main: the strategy of the other rounds.
+
+    Raises:
+        ExperimentError: the other strategy is none of fedrec's own.
+    """
+
+    first_phase: ClassVar[str]
+    first_class: ClassVar[type[CohortStrategy]]
+
+    def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self._round = 1
+        own = cohorts.among(cohorts.clients, config.sampler)
+        self.first = self.first_class(config, own, step_table(config.step))
+        cls, settings = _following(config)
+        self.main: CohortStrategy = cls(settings, cohorts, step)
+
+    @classmethod
+    def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
+        """See `CohortStrategy.schedule`: a phase for round 1, then the other strategy's."""
+        following, settings = _following(config)
+        return Phase(cls.first_phase, step_table(config.step), 1), *following.schedule(settings, step)
+
+    @property
+    def parts(self) -> dict[str, CohortStrategy]:
+        """See `CohortStrategy.parts`."""
+        return {self.first_phase: self.first, **self.main.parts}
+
+    @property
+    def volunteers(self) -> dict[str, str]:
+        """See `CohortStrategy.volunteers`: the other strategy's."""
+        return self.main.volunteers
+
+    def strategy_of(self, round_number: int) -> CohortStrategy:
+        """The strategy of a round."""
+        return self.first if round_number == 1 else self.main
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the round's strategy."""
+        self._round = server_round
+        return self.strategy_of(server_round).configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the round's strategy makes of the replies."""
+        return self.strategy_of(server_round).aggregate_train(server_round, replies)
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """What the strategy of the last configured round makes of an aggregate."""
+        return self.strategy_of(self._round).apply(theta, aggregate)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the other strategy remembers."""
+        return self.main.state()
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """See `CohortStrategy.restore`."""
+        self.main.restore(state)
+
+
+def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
+    """The strategy of all rounds after the first, and its settings."""
+    cls = registry.resolve(registry.STRATEGY, config.main.name)
+    if not issubclass(cls, CohortStrategy):
+        raise ExperimentError(
+            f"strategy {config.main.name!r} cannot follow a first round of another",
+            expected="one of fedrec's own strategies",
+            got=repr(config.main.name),
+            fix="set strategy.main.name = 'reptile'",
+        )
+    return cls, component_settings(registry.STRATEGY, config.main, at="strategy.main")
