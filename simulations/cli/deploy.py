@@ -155,11 +155,13 @@ def door(
     certificate: Annotated[Path, typer.Option()],
     key: Annotated[Path, typer.Option()],
     authority: Annotated[Path, typer.Option()],
+    nodes: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     """Run the door of a deployment."""
     from simulations.deploy import proxy
 
-    proxy.serve(host=host, port=port, upstream=upstream, certificate=certificate, key=key, authority=authority)
+    files = {"certificate": certificate, "key": key, "authority": authority, "nodes": nodes}
+    proxy.serve(host=host, port=port, upstream=upstream, **files)
 
 
 def _show(deployment) -> None:

@@ -15,7 +15,7 @@ events {{ worker_connections 1024; }}
 http {{
   access_log off;
   server_tokens off;
-  client_max_body_size 512m;
+  client_max_body_size 32m;
   client_body_temp_path {scratch}/body;
   proxy_temp_path {scratch}/proxy;
   fastcgi_temp_path {scratch}/fastcgi;

@@ -144,5 +144,5 @@ def _door(deployment: Deployment) -> tuple[str, ...]:
         *python("simulations.cli"),
         *("deploy", "door", "--host", settings.bind, "--port", str(settings.port), "--upstream", deployment.superlink),
         *("--certificate", str(server / "door.crt"), "--key", str(server / "door.key")),
-        *("--authority", str(deployment.authority)),
+        *("--authority", str(deployment.authority), "--nodes", str(deployment.path / "nodes")),
     )

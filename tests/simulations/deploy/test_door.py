@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import http.client
 import http.server
 import shutil
@@ -11,11 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from simulations.deploy.certificates import Authority
-from simulations.deploy.keys import write_private
+from simulations.deploy.keys import NodeKey, write_private
 from simulations.deploy.nginx import rules
 from tests.simulations.deploy.federation import free_ports
 
@@ -79,7 +85,21 @@ def certificates(tmp_path_factory):
         issued = authority.issue(["localhost", "127.0.0.1"])
         write_private(folder / f"{name}.crt", issued.certificate)
         write_private(folder / f"{name}.key", issued.key)
+    (folder / "nodes" / "node-1").mkdir(parents=True)
+    key = NodeKey.create()
+    write_private(folder / "nodes" / "node-1" / "node.pub", key.public)
+    write_private(folder / "node.key", key.private)
     return folder
+
+
+def signed(key, timestamp=None):
+    """Headers of a node's call, as Flower's SuperNode makes them."""
+    private = load_ssh_private_key(key, None)
+    timestamp = timestamp or datetime.datetime.now(datetime.UTC).isoformat()
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = private.sign(timestamp.encode(), ECDSA(SHA256()))
+    both = {"flwr-public-key": public, "flwr-signature": signature}
+    return {"flwr-timestamp": timestamp, **{name: b64encode(text).decode() for name, text in both.items()}}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +117,7 @@ def upstream(certificates):
 def python_door(folder, port, upstream):
     files = ["--certificate", folder / "door.crt", "--key", folder / "door.key", "--authority", folder / "ca.crt"]
     where = ["--host", "127.0.0.1", "--port", port, "--upstream", upstream]
+    files += ["--nodes", folder / "nodes"]
     return [sys.executable, "-m", "simulations.cli", "deploy", "door", *map(str, [*where, *files])]
 
 
@@ -124,10 +145,11 @@ def door(request, certificates, upstream):
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
 
-    def ask(method, path, body=b""):
+    def ask(method, path, body=b"", headers=None):
         connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)
         connection._validate_path = lambda _: None  # such paths are what enemies send
-        connection.request(method, path, body, {"x-flwr-node": "me"})
+        headers = signed((certificates / "node.key").read_bytes()) if headers is None else headers
+        connection.request(method, path, body, {"x-flwr-node": "me", **headers})
         answer = connection.getresponse()
         found = answer.status, answer.read()
         connection.close()
@@ -140,6 +162,7 @@ def door(request, certificates, upstream):
                 break
             except OSError:
                 time.sleep(0.2)
+        ask.name, ask.process, ask.port, ask.context = request.param, process, port, context
         yield ask
     finally:
         process.terminate()
@@ -167,6 +190,56 @@ def test_other_methods_are_refused(door, method):
     assert door(method, PASS[0])[0] in (404, 405) and len(Upstream.seen) == before
 
 
+def test_calls_that_no_node_has_signed_never_reach_the_superlink(door, certificates):
+    if door.name == "nginx":
+        pytest.skip("nginx cannot look at signatures; the SuperLink does")
+    key, before = (certificates / "node.key").read_bytes(), len(Upstream.seen)
+    old = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
+    other = {**signed(key), "flwr-timestamp": datetime.datetime.now(datetime.UTC).isoformat()}
+    for headers in ({}, signed(NodeKey.create().private), signed(key, old), other, {"flwr-public-key": "?"}):
+        assert door("POST", PASS[0], b"x", headers)[0] == 401
+    assert len(Upstream.seen) == before
+    added = NodeKey.create()  # while the door is open
+    (certificates / "nodes" / "node-2").mkdir()
+    write_private(certificates / "nodes" / "node-2" / "node.pub", added.public)
+    time.sleep(2.5)
+    assert door("POST", PASS[0], b"x", signed(added.private))[0] == 200
+
+
+def test_strangers_fill_no_memory(door, certificates):
+    """Three posts of 150 MiB each made the door hold 450."""
+    if door.name == "nginx":
+        pytest.skip("nginx holds no bodies")
+    before = peak(door.process.pid)
+    threads = [threading.Thread(target=post, args=(door, 150 * 2**20, {})) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert peak(door.process.pid) - before < 30 * 2**10
+    status, _ = post(door, 33 * 2**20, signed((certificates / "node.key").read_bytes()))
+    assert status in (413, None) and door("POST", PASS[0], b"x")[0] == 200
+
+
+def peak(pid):
+    """Most memory that a process has held, in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def post(door, size, headers):
+    """Send a large body; status and body of the answer, None where the door hangs up."""
+    connection = http.client.HTTPSConnection("localhost", door.port, context=door.context, timeout=20)
+    try:
+        connection.request("POST", PASS[0], (bytes(2**20) for _ in range(size // 2**20)), headers, encode_chunked=True)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except OSError:
+        return None, b""
+    finally:
+        connection.close()
+
+
 def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
     port, nobody = free_ports(2)
     process = subprocess.Popen(python_door(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE)
@@ -175,7 +248,7 @@ def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
         for _ in range(150):
             try:
                 connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)
-                connection.request("POST", PASS[0])
+                connection.request("POST", PASS[0], b"", signed((certificates / "node.key").read_bytes()))
                 assert connection.getresponse().status == 503
                 break
             except OSError:
