@@ -67,6 +67,13 @@ def test_every_module_keeps_the_layers():
     assert not found, "\n".join(found)
 
 
+def test_data_know_no_perturbation():
+    """Clients' data take what a perturbation made of them; which ones there are, the registry knows."""
+    files = list((ROOT / "fedrec" / "data").rglob("*.py"))
+    found = [(file.name, name) for file in files for name in imports(file.read_text(encoding="utf-8"))]
+    assert len(files) > 20 and not [one for one in found if one[1].startswith("fedrec.perturb")]
+
+
 @pytest.mark.parametrize(
     ("file", "source"),
     [

@@ -31,7 +31,7 @@ class AttentionConfig(Config):
     """Share of f's hidden units that are left out in training."""
     epochs: int = Field(default=20, ge=1)
     """Passes over the users."""
-    batch_rows: int = Field(default=8192, ge=1)
+    batch_rows: int = Field(default=2048, ge=1)
     """Training rows per step; a step takes whole users."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Step size of Adam."""

@@ -35,13 +35,13 @@ class GeneratorConfig(Config):
     """lambda_g (paper: 1 for Office and Gowalla, 7 for Clothing)."""
     temperature: float = Field(default=0.5, gt=0)
     """tau of the Gumbel-softmax in training; the paper does not give it."""
-    steps: int = Field(default=1000, ge=1)
+    steps: int = Field(default=500, ge=1)
     """Steps of Adam; the chosen rows are gone through as often as that takes."""
     batch_size: int = Field(default=256, ge=1)
     """Rows per step."""
     learning_rate: float = Field(default=1e-2, gt=0)
     """Step size of Adam (paper: searched in 1e-1 to 1e-5)."""
-    candidates: int = Field(default=1024, ge=2)
+    candidates: int = Field(default=512, ge=2)
     """Items that a step sees; all of them where the catalogue has no more."""
 
 

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
-from fedrec.errors import DataError
+from fedrec.errors import ComponentError, DataError
 
 
 @pytest.mark.parametrize(
@@ -149,3 +152,61 @@ def test_a_clients_rows_can_be_put_in_the_order_of_time(load_tiny, world):
     dated = sorted((data.times[row], row) for row in train.tolist() if data.users[row] == 3)
     assert client.items[client.order()].tolist() == [data.items[row] for _, row in dated] != client.items.tolist()
     assert world().client(1).times is None and world().client(1).order().tolist() == [0, 1]
+
+
+class TestPerturbed:
+    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); learned instead are five of user 0 and one of user 2."""
+
+    @pytest.fixture
+    def changed(self, world):
+        plain = world()
+        rows = plain.interactions.with_rows(np.array([0, 0, 0, 0, 0, 0]))
+        rows = replace(rows, users=[0, 0, 0, 0, 0, 2], items=[0, 3, 4, 4, 5, 2], ratings=[5, 5, 1, 4, 4, 5])
+        made = Perturbed(rows, np.array([0, 1, -1, -1, -1, 4]))
+        return Population(plain.interactions, plain.partition, task="ranking", positive_above=3.0, perturbed=made)
+
+    def test_clients_learn_from_what_came_out(self, changed):
+        data = changed.clients(np.array([0, 1, 2]))
+        assert [one.items.tolist() for one in data] == [[0, 3, 4, 4, 5], [], [2]]
+        assert data[0].labels.tolist() == [1, 1, 0, 1, 1] and data[0].positives.tolist() == [0, 3, 4, 5]
+        offsets, items = changed.liked(np.array([2, 0]))
+        assert offsets.tolist() == [0, 1, 5] and items.tolist() == [2, 0, 3, 4, 5]
+        assert changed.histories(np.array([1, 2])).nonzero()[1].tolist() == [2]
+        assert [part.tolist() for part in changed.rated(np.array([2]))] == [[2], [2], [1.0]]
+        assert changed.learned_counts(np.array([0, 1, 2])).tolist() == [5, 0, 1]
+
+    def test_what_is_known_and_held_out_is_real(self, changed, world):
+        everyone, plain = np.array([0, 1, 2, 3]), world()
+        for name in ("seen", "known", "relevant"):
+            mine, real = (getattr(one.held_out(everyone, "test"), name) for one in (changed, plain))
+            assert np.array_equal(mine, real)
+        assert changed.known_counts(everyone).tolist() == plain.known_counts(everyone).tolist() == [2, 2, 1, 0]
+
+    def test_three_ways_of_masking(self, changed, world):
+        lists = changed.held_out(np.array([0]), "test")
+        found = {how: np.flatnonzero(lists.masked(how)[0]).tolist() for how in ("real", "learned", "both")}
+        assert found == {"real": [0, 1], "learned": [0, 3, 4, 5], "both": [0, 1, 3, 4, 5]}
+        plain = world().held_out(np.array([0]), "test")
+        assert all(np.flatnonzero(plain.masked(how)[0]).tolist() == [0, 1] for how in ("real", "learned", "both"))
+
+
+def larger(rows):
+    return replace(rows, item_ids=np.arange(99), item_features=FeatureTable(99))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("rows", "a fedrec.data.perturbation.Perturbed"),
+        (lambda rows: Perturbed(larger(rows), rows.users), "99"),
+        (lambda rows: Perturbed(rows, np.arange(3)), "an origin of each"),
+        (lambda rows: Perturbed(replace(rows, times=None), np.arange(len(rows))), "rows with times"),
+    ],
+)
+def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatch, found, words):
+    from fedrec.perturb.members.random_replacement import RandomReplacement
+
+    give = found if callable(found) else lambda rows: found
+    monkeypatch.setattr(RandomReplacement, "perturb", lambda self, data: give(data.rows))
+    with pytest.raises(ComponentError, match=f"perturbation 'RandomReplacement'(.*\n)*.*{words}"):
+        Population.of(load_tiny("perturb.name=random-replacement"))
