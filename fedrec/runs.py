@@ -42,6 +42,7 @@ from fedrec.errors import RunError
 from fedrec.experiment import Experiment
 from fedrec.files import write_atomically
 from fedrec.growing_csv import GrowingCsv
+from fedrec.metrics.groups import group_gaps
 
 Row = dict[str, Any]
 
@@ -76,6 +77,11 @@ class Result:
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
     privacy: tuple[str, ...] = ()
     baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
+
+    @property
+    def gaps(self) -> pd.DataFrame:
+        """How far apart the groups of users of one kind are; one row per kind, as from `group_gaps`."""
+        return group_gaps(self.groups)
 
 
 class RunFolder:

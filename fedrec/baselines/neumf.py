@@ -17,7 +17,7 @@ items' rows are pulled to zero by an L2 penalty on those in a batch.
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
 from typing import Self
 
 import numpy as np
@@ -101,7 +101,7 @@ class Neumf(UserRowsBaseline):
         tower = self.config.tower
         last = self.config.factors + (tower[-1] if tower else 0)
         found = {"h": _glorot(1, last, generator)[0], "b": torch.zeros(())}
-        for place, (before, after) in enumerate(pairwise(tower)):
+        for place, (before, after) in enumerate(itertools.pairwise(tower)):
             found |= {f"W{place}": _glorot(after, before, generator), f"b{place}": torch.zeros(after)}
         return found
 

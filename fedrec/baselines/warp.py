@@ -61,10 +61,11 @@ class Warp(UserRowsBaseline):
         """
         config, random = self.config, stream(self.config.seed, "baseline-warp")
         self.fitted, liked = histories, histories.csr()
-        self._user_has, self._item_has = (part.tocsr() for part in self._described(histories))
+        user_has, item_has = self._described(histories)
+        self._item_has = _pointers(item_has)
         users, items = (
             ((random.random((part.shape[1], config.factors)) - 0.5) / config.factors).astype(np.float32)
-            for part in (self._user_has, self._item_has)
+            for part in (user_has, item_has)
         )
         biases = np.zeros(len(items), np.float32)
         tables = (users, np.ones_like(users), items, np.ones_like(items), biases, np.ones_like(biases))
@@ -72,11 +73,11 @@ class Warp(UserRowsBaseline):
         owner = np.repeat(np.arange(histories.num_users), np.diff(liked.indptr))
         for _ in range(config.epochs):
             order = random.permutation(len(owner))
-            self._epoch(order, owner, liked, self._user_has, tables, True, state)
+            self._epoch(order, owner, liked, _pointers(user_has), tables, True, state)
         self._features, self._item_tables = users, tables[2:]
-        self.own = np.asarray(self._user_has @ users, dtype=np.float32)
-        self._items = np.asarray(self._item_has @ items, dtype=np.float32)
-        self._biases = np.asarray(self._item_has @ biases, dtype=np.float32)
+        self.own = np.asarray(user_has @ users, dtype=np.float32)
+        self._items = np.asarray(item_has @ items, dtype=np.float32)
+        self._biases = np.asarray(item_has @ biases, dtype=np.float32)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores of the catalogue, `float32 [users, items]`."""
@@ -87,7 +88,7 @@ class Warp(UserRowsBaseline):
         codes = _codes(histories.user_features, self._of_users, histories.users, histories.num_users)
         start = codes @ self._features[self.fitted.num_users :] if codes.shape[1] else 0.0
         rows = np.zeros((histories.num_users, self.config.factors), np.float32) + start
-        alone = sparse.csr_array(np.ones((1, 1), np.float32))
+        alone = np.arange(2), np.zeros(1, np.int64)  # the user has its row, and nothing else
         for user in range(histories.num_users):
             block = histories.block(user, user + 1)
             liked, own, random = block.csr(), rows[user : user + 1], stream(own_seed(block.items), "fold-in")
@@ -102,7 +103,7 @@ class Warp(UserRowsBaseline):
         order: np.ndarray,
         owner: np.ndarray,
         liked: sparse.csr_array,
-        user_has: sparse.csr_array,
+        user_has: tuple[np.ndarray, np.ndarray],
         tables: tuple[np.ndarray, ...],
         learn_items: bool,
         state: np.ndarray,
@@ -110,13 +111,12 @@ class Warp(UserRowsBaseline):
         """Steps on the liked pairs in an order; the tables change in place."""
         from fedrec.baselines.warp_steps import descend  # Numba, which who only reads settings need not wait for
 
-        pointers = (part for has in (liked, user_has, self._item_has) for part in (has.indptr, has.indices))
-        config = self.config
+        pointers, config = (*_pointers(liked), *user_has, *self._item_has), self.config
         descend(order, owner, *pointers, *tables, learn_items, config.learning_rate, config.max_sampled, state)
 
     def _described(self, histories: Histories) -> tuple[sparse.csr_array, sparse.csr_array]:
         """Of what each user's and each item's rows are sums, `[users, ids + codes]` and `[items, ids + codes]`."""
-        tables = histories.user_features, histories.item_features
+        tables = (None if histories.users is None else histories.user_features), histories.item_features
         names = [() if table is None else table.names for table in tables]
         unknown = sorted(set(self.config.features) - {name for part in names for name in part})
         if unknown:
@@ -132,8 +132,14 @@ class Warp(UserRowsBaseline):
             _codes(tables[0], self._of_users, histories.users, number),
             _codes(tables[1], of_items, ids, histories.num_items),
         )
-        users, items = (sparse.hstack([sparse.eye_array(part.shape[0], dtype=np.float32), part]) for part in codes)
+        ids_and_codes = ([sparse.eye_array(part.shape[0], dtype=np.float32), part] for part in codes)
+        users, items = (sparse.csr_array(sparse.hstack(parts)) for parts in ids_and_codes)
         return users, items
+
+
+def _pointers(table: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
+    """Where each row begins and its columns, in one type of number: native code is compiled for each."""
+    return table.indptr.astype(np.int64), table.indices.astype(np.int64)
 
 
 def _codes(table: FeatureTable | None, names: Sequence[str], rows: np.ndarray | None, number: int) -> sparse.csr_array:
