@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from server.audience import Audience
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
+Measured = tuple[dict[str, float], pd.DataFrame, dict[str, float]]
+"""Means over users, a table of users, and seconds by what they were spent on."""
 _TOGETHER = "Each of these is for one system alone; whoever publishes several of them spends their sum."
 
 
@@ -103,7 +106,7 @@ def refuse_central(experiment: Experiment) -> None:
         )
 
 
-class _Bench:
+class _Bench(ABC):
     """What all baselines of a run are measured on.
 
     Args:
@@ -130,11 +133,9 @@ class _Bench:
         log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
         return found
 
-    def _measured(
-        self, baseline: Baseline, audience: Audience
-    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
-        """Means, a table of users, and seconds."""
-        raise NotImplementedError
+    @abstractmethod
+    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
+        """Fit a baseline and measure it."""
 
 
 class _RankingBench(_Bench):
@@ -146,9 +147,7 @@ class _RankingBench(_Bench):
             population, held_out=settings.held_out, ks=settings.ks, clients=clients, protocol=settings.protocol
         )
 
-    def _measured(
-        self, baseline: Baseline, audience: Audience
-    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
         started = time.perf_counter()
         self._protocol.fit(baseline)
         fitted = time.perf_counter()
@@ -165,9 +164,7 @@ class _RatingBench(_Bench):
         clients = _clients(experiment, population)
         self._protocol = RatingProtocol(population, held_out=experiment.evaluation.held_out, clients=clients)
 
-    def _measured(
-        self, baseline: Baseline, audience: Audience
-    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
         if not isinstance(baseline, RatingBaseline):
             return {}, pd.DataFrame(), {}
         started, clients = time.perf_counter(), self._protocol.clients
