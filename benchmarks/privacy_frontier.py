@@ -21,8 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.targeted_dp import interval
-from fedrec.baselines.evaluate import measure_baselines
-from fedrec.data.kept import KEPT
 from fedrec.errors import RunError
 from fedrec.experiment import load
 from fedrec.runs import Result, RunFolder
@@ -91,27 +89,22 @@ def run(point: Point, seed: int, folder: Path, *, validation: bool) -> Result:
 def gap(result: Result, baseline: str, metric: str = "hits@20") -> tuple[float, float]:
     """How far a system is above one of its run's baselines, paired by user.
 
-    The baseline is fitted once more, as a run keeps its means only.
-
     Returns:
         Mean of the differences over the users, and half the width of its 95 % interval.
 
     Raises:
-        RunError: the baseline is not what it was when the system ran.
+        RunError: the users of that baseline were not kept, or are not those of its mean.
     """
-    evaluation, clients = result.experiment.evaluation, result.users.index.to_numpy()
-    names = {baseline: evaluation.baseline_settings()[baseline]}
-    population = KEPT.population(result.experiment)
-    there = measure_baselines(names, population, held_out=evaluation.held_out, ks=evaluation.ks, clients=clients)
-    values = there[baseline][metric].numpy()
+    users = result.baseline_users.get(baseline)
     mean = result.baselines[baseline][metric]
-    if not math.isclose(np.nanmean(values), mean, abs_tol=1e-9):
+    if users is None or not math.isclose(users[metric].mean(), mean, abs_tol=1e-9):
         raise RunError(
             f"{baseline} is not what it was in {result.folder}",
-            expected=f"{metric} of {mean:.6f}, as in baselines.json",
-            got=f"{np.nanmean(values):.6f}",
+            expected=f"users with a mean {metric} of {mean:.6f}, as in baselines.json",
+            got="no users" if users is None else f"{users[metric].mean():.6f}",
             fix="run that point again, in another folder",
         )
+    values = users.loc[result.users.index, metric].to_numpy()
     differences = result.users[metric].to_numpy() - values
     return interval(differences[~np.isnan(differences)].tolist())
 

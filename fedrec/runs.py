@@ -268,7 +268,7 @@ class RunFolder:
             baseline_users=self.baseline_users(),
             privacy=tuple(
                 line
-                for part in ("baselines-privacy", "perturb", "personal", "privacy")
+                for part in ("perturb", "personal", "privacy", "baselines-privacy")
                 for line in summary.get(part, {}).get("in words", ())
             ),
         )

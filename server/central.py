@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ from server.audience import Audience
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
+Measured = tuple[dict[str, float], pd.DataFrame, dict[str, float]]
+"""Means over users, a table of users, and seconds by what they were spent on."""
 _TOGETHER = "Each of these is for one system alone; whoever publishes several of them spends their sum."
 
 
@@ -112,7 +115,7 @@ def refuse_central(experiment: Experiment) -> None:
         )
 
 
-class _Bench:
+class _Bench(ABC):
     """What all baselines of a run are measured on.
 
     Args:
@@ -144,11 +147,9 @@ class _Bench:
         log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
         return found
 
-    def _measured(
-        self, baseline: Baseline, audience: Audience
-    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
-        """Means, a table of users, and seconds."""
-        raise NotImplementedError
+    @abstractmethod
+    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
+        """Fit a baseline and measure it."""
 
 
 class _RankingBench(_Bench):
@@ -172,9 +173,7 @@ class _RankingBench(_Bench):
             super().that_fit(audience), training.num_users, training.num_items, lambda line: _say(line, audience)
         )
 
-    def _measured(
-        self, baseline: Baseline, audience: Audience
-    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
         started = time.perf_counter()
         self._protocol.fit(baseline)
         fitted = time.perf_counter()
@@ -193,9 +192,7 @@ class _RatingBench(_Bench):
         clients = _clients(experiment, population)
         self._protocol = RatingProtocol(population, held_out=experiment.evaluation.held_out, clients=clients)
 
-    def _measured(
-        self, baseline: Baseline, audience: Audience
-    ) -> tuple[dict[str, float], pd.DataFrame, dict[str, float]]:
+    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
         if not isinstance(baseline, RatingBaseline):
             return {}, pd.DataFrame(), {}
         started, clients = time.perf_counter(), self._protocol.clients

@@ -322,7 +322,7 @@ class Loop:
             users=metric_columns(table),
             groups=grouped(table),
             parameters=state.parameters,
-            privacy=(*of_baselines, *perturbed, *spent, *([] if self.guard is None else self.guard.lines())),
+            privacy=(*perturbed, *spent, *([] if self.guard is None else self.guard.lines()), *of_baselines),
             baseline_users=self.run.baseline_users(),
         )
         seconds = {

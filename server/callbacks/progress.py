@@ -48,7 +48,7 @@ class Progress(Callback):
     def on_baseline(self, label: str, number: int, total: int) -> None:
         """See `Callback.on_baseline`."""
         self._say(f"system {number}/{total}: {label}")
-        self._show(label, 1, 0)
+        self._show(label, None, 0)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """See `Callback.after_round`; never ends the run."""
@@ -67,6 +67,8 @@ class Progress(Callback):
         if self._bars is None:
             if done == total or time.monotonic() > self._said + _SECONDS_BETWEEN_LINES:
                 self._say(f"evaluated {done}/{total} users")
+        elif self._bars.tasks[-1].total is None:  # a baseline is fitted, for which nobody knows how long it takes
+            self._bars.update(self._task, total=total, completed=done)
         elif self._bars.tasks[-1].total != total or self._bars.tasks[-1].finished:
             self._show("evaluation", total, done)
         else:
@@ -82,7 +84,7 @@ class Progress(Callback):
             self._bars.stop()
             self._bars = None
 
-    def _show(self, label: str, total: int, completed: int) -> None:
+    def _show(self, label: str, total: int | None, completed: int) -> None:
         if not self._console.is_terminal:
             return
         if self._bars is None:
