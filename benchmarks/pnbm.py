@@ -17,6 +17,7 @@ import csv
 import itertools
 import json
 import logging
+import math
 import shutil
 import tempfile
 import time
@@ -26,45 +27,46 @@ from typing import Any
 
 import numpy as np
 
+from fedrec.errors import ExperimentError
+
 FOLDS, SHARE = range(1, 6), 0.1
 SCREEN = 1  # the fold whose validation rows settings are chosen on
-FIXED = ("item-mean", "pcc", "cos", "pnbm", "biased-mf")
+UNTRAINED = "pnbm-untrained"
+"""Similarities drawn at random, with which DPSGD-PNBM and DPPS-PNBM begin; nothing is learned."""
+FIXED = ("item-mean", "pcc", "cos", "pnbm", UNTRAINED, "biased-mf")
+COMPARED = ("item-mean", "pcc", "cos", UNTRAINED, "biased-mf")
 BY_RATING, BY_USER = ("dpsgd-pnbm", "dpsgd-mf"), ("dpps-pnbm", "dpps-mf", "dp-item-mean", "pnbm-sound")
 FIGURES = {
-    1: (*BY_RATING, "pcc", "cos", "item-mean", "biased-mf"),
-    2: (*BY_USER, "pcc", "cos", "item-mean", "biased-mf"),
-    3: ("dpsgd-pnbm", "dpps-pnbm"),
+    1: (*BY_RATING, *COMPARED),
+    2: (*BY_USER, *COMPARED),
+    3: ("dpsgd-pnbm", "dpps-pnbm", UNTRAINED),
 }
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "item-mean": {},
     "pcc": {"positive-only": [False, True], "shrinkage": [0.0, 40.0], "neighbours": [900]},
     "cos": {"among": ["co-raters", "all"], "shrinkage": [0.0, 40.0], "neighbours": [900]},
+    UNTRAINED: {"start": ["uniform"], "epochs": [0]},
     "biased-mf": {"regularisation": [0.08, 0.1, 0.13]},
-    "pnbm": {"learning-rate": [0.2, 0.4], "epochs": [5, 10], "prior": [0.0, 5.0]},
+    "pnbm": {"learning-rate": [0.4], "epochs": [5, 10], "prior": [0.0, 5.0]},
     "dpsgd-pnbm": {
         "sample": [1.0, 0.05],
         "iterations": [1, 10],
-        "learning-rate": [0.1, 0.4],
-        "rescale": [10.0, 20.0],
+        "learning-rate": [0.4],
+        "rescale": [10.0],
         "floor": [15.0],
     },
-    "dpps-pnbm": {"learning-rate": [8e-8, 8e-6], "temperature": [0.001, 0.09], "steps": [30]},
-    "dpsgd-mf": {
-        "learning-rate": [8e-4, 8e-3],
-        "epochs": [5, 20],
-        "error-bound": [1.0, 2.0],
-        "average-share": [0.1, 0.5],
-    },
+    "dpps-pnbm": {"learning-rate": [8e-6], "temperature": [0.001, 0.09], "steps": [30]},
+    "dpsgd-mf": {"learning-rate": [8e-3], "epochs": [5], "average-share": [0.5, 0.9], "damping": [5.0, 50.0, 500.0]},
     "dpps-mf": {
-        "learning-rate": [8e-6, 8e-4],
+        "learning-rate": [8e-6, 0.1, 1.0, 10.0],
         "temperature": [1e-4, 0.03],
         "steps": [300],
-        "own-regularisation": [1.0, 10.0],
+        "own-regularisation": [10.0],
     },
     "dp-item-mean": {"clip-norm": [2.0, 4.0, 8.0], "damping": [20.0, 100.0, 500.0, 2500.0], "user-damping": [5.0]},
-    "pnbm-sound": {"items": [100], "rank": [1, 4], "server-lr": [5.0, 50.0], "means-share": [2.0]},
+    "pnbm-sound": {"items": [400], "rank": [1], "server-lr": [30.0, 300.0], "means-share": [3.0]},
 }
-SOUND_CLIP, SOUND_ROUNDS = 0.3, 6
+SOUND_CLIP, SOUND_ROUNDS = 0.3, 4
 
 
 def split(fold: int, validation: float) -> dict[str, Any]:
@@ -88,7 +90,8 @@ def measured(
         options["epsilon"] = epsilon
     if system not in ("item-mean", "pcc", "cos"):
         options["seed"] = seed
-    found = evaluate_rating_baselines({system: options}, _population(fold, part), held_out=part)[system]  # type: ignore[arg-type]
+    name = "pnbm" if system == UNTRAINED else system
+    found = evaluate_rating_baselines({name: options}, _population(fold, part), held_out=part)[name]  # type: ignore[arg-type]
     return {key: float(value) for key, value in found.items()}
 
 
@@ -165,7 +168,11 @@ def choose(folder: Path, system: str, epsilon: float) -> dict[str, Any]:
     grid, tried = GRIDS[system], []
     for values in itertools.product(*grid.values()):
         settings = {**dict(zip(grid, values, strict=True)), **more}
-        tried.append((measured(system, settings, epsilon, SCREEN, 1000, "validation")["rmse"], settings))
+        try:
+            error = measured(system, settings, epsilon, SCREEN, 1000, "validation")["rmse"]
+        except ExperimentError:  # it diverged
+            error = math.inf
+        tried.append((error, settings))
         print(f"validation: {key} {settings} {tried[-1][0]:.4f}", flush=True)
     error, best = min(tried, key=lambda one: one[0])
     _write(file, {**_read(file, {}), key: {"rmse": error, "settings": best, "tried": len(tried)}})

@@ -73,7 +73,7 @@ class PrivacyConfig(Config):
     stages: tuple[str, ...] = ("*",)
     """Patterns of stages that run under noise; any other stage makes the total epsilon infinite."""
     phases: dict[str, PhaseConfig] = Field(default_factory=dict)
-    """By the name of a stage (of `two-stage`, `popularity-start`): what is different there."""
+    """By the name of a stage (of `two-stage`, `popularity-start`, `means-start`): what is different there."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
