@@ -21,6 +21,7 @@ from fedrec.experiment import override
 from simulations.deploy.certificates import Authority
 from simulations.deploy.flower.bell import BELL
 from simulations.deploy.keys import new_secret, private_folder, write_private
+from simulations.deploy.layout import refuse_unwritable
 from simulations.deploy.processes import TASK_POLL, Process, executor_flags
 
 DATA, CATALOGUE = "FEDREC_NODE_DATA", "FEDREC_NODE_CATALOGUE"  # what the executor reads before the first message
@@ -57,6 +58,8 @@ class ClientPlan:
             EngineError: the join folder lacks something, or others may read its key.
             DataError: there is no such data file.
         """
+        for path in (self.join, self.state, *([] if self.data is None else [self.data])):
+            refuse_unwritable(path)  # they stand in Flower's node configuration
         for name in ("node.key", "ca.crt") if part != "executor" else ():
             if not (self.join / name).is_file():
                 raise EngineError(
