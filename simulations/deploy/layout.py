@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from pydantic import Field, field_validator
@@ -53,6 +54,18 @@ class DeploymentConfig(Config):
         return value
 
 
+def read_settings(file: Path) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # those of TOML and of text are ValueErrors
+        raise RunError(f"{file} cannot be read", expected="TOML text", got=str(error), fix="correct it") from None
+
+
 def refuse_unwritable(path: Path) -> None:
     """Refuse a path that cannot stand in the files and command lines of other programs.
 
@@ -96,8 +109,7 @@ class Deployment:
                 got="no such file",
                 fix=f"fedrec deploy init {path}",
             )
-        with open(self.settings_file, "rb") as file:
-            self.settings = DeploymentConfig.parse(tomllib.load(file), at="deployment")
+        self.settings = DeploymentConfig.parse(read_settings(self.settings_file), at="deployment")
 
     @classmethod
     def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:
