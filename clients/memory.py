@@ -46,7 +46,15 @@ class NodeMemory:
                     connection.execute("INSERT INTO numbers VALUES (?, ?)", (name, known[name]))
         return np.array([known[name] for name in names], dtype=np.int64)
 
-    def spend(self, run: str, round_number: int, clients: np.ndarray, rho: float, most: int | None) -> np.ndarray:
+    def spend(
+        self,
+        run: str,
+        round_number: int,
+        clients: np.ndarray,
+        rho: float,
+        most: int | None,
+        most_in_run: int | None = None,
+    ) -> np.ndarray:
         """Write down that clients take part in a round.
 
         Args:
@@ -55,6 +63,7 @@ class NodeMemory:
             clients: their numbers.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds none.
             most: rounds that a client may take part in, over all runs; None for any number.
+            most_in_run: the same in this run.
 
         Returns:
             The clients that may, in the same order.
@@ -62,8 +71,9 @@ class NodeMemory:
         with self._connect() as connection:
             allowed = []
             for client in clients.tolist():
-                (rounds,) = connection.execute("SELECT COUNT(*) FROM spent WHERE client = ?", (client,)).fetchone()
-                if most is None or rounds < most:
+                query = "SELECT COUNT(*), COALESCE(SUM(run = ?), 0) FROM spent WHERE client = ?"
+                rounds, here = connection.execute(query, (run, client)).fetchone()
+                if (most is None or rounds < most) and (most_in_run is None or here < most_in_run):
                     connection.execute("INSERT INTO spent VALUES (?, ?, ?, ?)", (run, round_number, client, rho))
                     allowed.append(client)
         return np.array(allowed, dtype=np.int64)

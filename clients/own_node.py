@@ -20,12 +20,13 @@ from flwr.app import Context
 from clients.hosting import Node
 from clients.memory import NodeMemory
 from clients.own_data import OwnPopulation, own_population
-from clients.policy import Policy, experiment_of, run_key
+from clients.policy import Policy, experiment_of, has_own_noise, run_key
 from clients.state import PrivateState
 from clients.uploads import UploadLedger
 from clients.vault import Vault
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment import Experiment, Section
+from fedrec.phases import phase_at, step_table
 from fedrec.privacy.mechanisms import Source, source_of
 from fedrec.privacy.protection import Protection
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
@@ -84,7 +85,9 @@ class OwnNode(Node):
 
     @property
     def steps(self) -> list[Section]:
-        return [self.experiment.step, *(Section.model_validate(phase.step) for phase in self.phases)]
+        own = step_table(self.experiment.step)
+        others = [Section.model_validate(phase.step) for phase in self.phases if not phase.has_step(own)]
+        return [self.experiment.step, *others]
 
     @cached_property
     def population(self) -> OwnPopulation:
@@ -121,10 +124,17 @@ class OwnNode(Node):
         self.policy.check_evaluate(self.experiment, order)
 
     def accept(self, order: TrainOrder) -> TrainOrder:
-        """The order with those of its clients who live here and may still take part; their part is written down."""
-        asked = self.training if order.clients is None else order.clients[np.isin(order.clients, self.training)]
-        rho = _rho(order.protection)
-        return replace(order, clients=self.memory.spend(self.run, order.round, asked, rho, self.policy.most_rounds))
+        """The order with those of its clients who live here and may still take part; their part is written down.
+
+        Nobody takes part twice in an order. Where clients add noise themselves, they upload no more often than the
+        experiment has rounds: noise is fresh each time, and a server that asks for a round again and again would
+        average it out.
+        """
+        asked = self.training if order.clients is None else np.intersect1d(order.clients, self.training)
+        noisy = order.protection is not None and order.protection.noise_scale > 0
+        noisy |= has_own_noise(phase_at(self.phases, order.round))
+        limits = self.policy.most_rounds, self.experiment.rounds if noisy else None
+        return replace(order, clients=self.memory.spend(self.run, order.round, asked, _rho(order.protection), *limits))
 
     def refuse_generated(self) -> None:
         raise RefusalError(

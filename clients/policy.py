@@ -219,6 +219,11 @@ def run_key(run_config: Mapping[str, Any]) -> str:
     return key
 
 
+def has_own_noise(phase: Phase) -> bool:
+    """Whether the step of a phase adds noise of each client's own."""
+    return isinstance(component_settings(registry.STEP, Section.model_validate(phase.step)), PersonalNoise)
+
+
 def _package(path: str) -> str:
     return path.partition(":")[0].partition(".")[0]
 

@@ -419,12 +419,16 @@ def shipped_experiments() -> dict[str, Path]:
 
 
 def _read(source: str | Path) -> dict[str, Any]:
-    path = Path(source).expanduser()
-    if not path.is_file():
+    try:
+        path = Path(source).expanduser()
+        found = path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, or the home of nobody
+        path, found = Path(), False
+    if not found:
         shipped = shipped_experiments()
         if str(source) not in shipped:
             raise ExperimentError(
-                f"there is no experiment {str(source)!r}",
+                f"there is no experiment {str(source)[:200]!r}",
                 expected="a TOML file, or the name of a shipped experiment",
                 got="a folder" if path.is_dir() else "no such file",
                 fix=did_you_mean(str(source), shipped),
@@ -432,7 +436,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         path = shipped[str(source)]
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ExperimentError(f"{path} is not TOML", expected="TOML text", got=str(error), fix="correct it") from None
 
 
@@ -458,7 +462,7 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         )
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = written.strip()  # a bare word, as people write it on a command line
     chosen = table.get(path[0])
     if path[1:] == ["name"] and path[0] != "engine" and isinstance(chosen, Mapping) and chosen.get("name") != value:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,13 +34,14 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = _beside(path)
         with os.fdopen(handle, "wb") as file:
+            with suppress(FileNotFoundError):  # a file keeps its mode; a new one has what the umask leaves
+                os.fchmod(handle, path.stat().st_mode & 0o777)
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
         if durable:
             _sync_folder(path.parent)
@@ -54,6 +55,14 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _beside(path: Path) -> tuple[int, Path]:
+    """A new file in the same folder; `tempfile` would make it with a mode of its own."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with suppress(FileExistsError):
+            return os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), temporary
 
 
 def _sync_folder(folder: Path) -> None:

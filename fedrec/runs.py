@@ -45,6 +45,7 @@ from fedrec.growing_csv import GrowingCsv
 from fedrec.metrics.groups import group_gaps
 
 Row = dict[str, Any]
+_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # of a result
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +184,12 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """State of the run (`state`: running, finished, interrupted, failed; `round`: last complete one)."""
-        return (
-            self._read_json("status.json") if (self.path / "status.json").exists() else {"state": "created", "round": 0}
-        )
+        if not (self.path / "status.json").exists():
+            return {"state": "created", "round": 0}
+        found = self._read_json("status.json")
+        if not isinstance(found.get("state"), str) or type(found.get("round")) is not int or found["round"] < 0:
+            raise self._damaged("status.json", "no state, or no number of a round")
+        return found
 
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run."""
@@ -199,7 +203,12 @@ class RunFolder:
 
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
         """Metrics of the baselines, when they have been computed."""
-        return self._read_json("baselines.json") if (self.path / "baselines.json").exists() else None
+        if not (self.path / "baselines.json").exists():
+            return None
+        found = self._read_json("baselines.json")
+        if not all(_are_metrics(own) for own in found.values()):
+            raise self._damaged("baselines.json", "something else than numbers by name")
+        return found
 
     def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
         """Keep the metrics of the baselines for a resumed run."""
@@ -212,7 +221,12 @@ class RunFolder:
     def read_baseline(self, label: str) -> dict[str, Any] | None:
         """What was found of one baseline (`metrics`, `seconds`, `privacy` of a private one); None if it is not done."""
         file = f"baselines/{self.baseline_folder(label).name}/result.json"
-        return self._read_json(file) if (self.path / file).exists() else None
+        if not (self.path / file).exists():
+            return None
+        found = self._read_json(file)
+        if not _are_metrics(found.get("metrics")) or not isinstance(found.get("privacy", {}), dict):
+            raise self._damaged(file, "no numbers by name under metrics")
+        return found
 
     def write_baseline(self, label: str, found: dict[str, Any], users: pd.DataFrame) -> None:
         """Keep one baseline for a resumed run: users.csv and, last, result.json."""
@@ -223,7 +237,11 @@ class RunFolder:
     def baseline_users(self) -> dict[str, pd.DataFrame]:
         """Metrics of each user by each centralised baseline, by label."""
         files = {label: self.baseline_folder(label) / "users.csv" for label in self.read_baselines() or {}}
-        return {label: pd.read_csv(file, index_col=0) for label, file in files.items() if file.exists()}
+        return {
+            label: self._read_table(str(file.relative_to(self.path)), index=0)
+            for label, file in files.items()
+            if file.exists()
+        }
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
@@ -256,30 +274,54 @@ class RunFolder:
                 fix=f"fedrec resume {self.path}",
             )
         summary = self._read_json("result.json")
+        metrics, before, baselines = (summary.get(key) for key in _METRICS)
+        if not _are_metrics(metrics) or not _are_metrics(before) or not isinstance(baselines, dict):
+            raise self._damaged("result.json", f"no numbers by name under {', '.join(_METRICS)}")
+        if not all(_are_metrics(own) for own in baselines.values()):
+            raise self._damaged("result.json", "baselines without numbers by name")
+        parts = [summary.get(part, {}) for part in ("perturb", "personal", "privacy", "baselines-privacy")]
+        said = [part.get("in words", []) if isinstance(part, dict) else None for part in parts]
+        if not all(isinstance(lines, list) for lines in said):
+            raise self._damaged("result.json", "an account that is not in words")
         return Result(
             experiment=self.experiment,
             folder=self.path,
-            metrics=summary["metrics"],
-            before_fine_tuning=summary["metrics-before-fine-tuning"],
-            baselines=summary["baselines"],
-            rounds=pd.read_csv(self.path / "rounds.csv") if self.experiment.federated else pd.DataFrame(),
-            users=pd.read_csv(self.path / "users.csv", index_col=0),
-            groups=pd.read_csv(self.path / "groups.csv", index_col=0),
+            metrics=metrics,  # type: ignore[arg-type]
+            before_fine_tuning=before,  # type: ignore[arg-type]
+            baselines=baselines,
+            rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
+            users=self._read_table("users.csv", index=0),
+            groups=self._read_table("groups.csv", index=0),
             baseline_users=self.baseline_users(),
-            privacy=tuple(
-                line
-                for part in ("perturb", "personal", "privacy", "baselines-privacy")
-                for line in summary.get(part, {}).get("in words", ())
-            ),
+            privacy=tuple(str(line) for lines in said for line in lines or ()),
         )
+
+    def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
+        try:
+            return pd.read_csv(self.path / name, index_col=index)
+        except (OSError, ValueError, IndexError, OverflowError) as error:  # those of pandas are ValueErrors
+            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{self.path / name} cannot be read", expected="JSON as written by fedrec", got=str(error)
-            ) from None
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._damaged(name, str(error)) from None
+        if not isinstance(found, dict):
+            raise self._damaged(name, f"{type(found).__name__} in place of a table")
+        return found
+
+    def _damaged(self, name: str, got: str) -> RunError:
+        return RunError(
+            f"{self.path / name} cannot be read",
+            expected="a file as fedrec wrote it",
+            got=got,
+            fix="restore it from a backup; a run that was not finished is resumed from its checkpoints",
+        )
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(number, int | float | None) for number in value.values())
 
 
 def default_folder(experiment: Experiment) -> Path:

@@ -154,7 +154,8 @@ def _decode(content: bytes, digest: str) -> State:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").tobytes())
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError) as error:
+        _refuse_other_shape(about)
+    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError, TypeError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from None
     if about["digest"] != digest:
         raise RunError(
@@ -166,6 +167,22 @@ def _decode(content: bytes, digest: str) -> State:
     return State(
         about["round"], _under("parameters/", arrays), _under("strategy/", arrays), about["rounds"], about["timings"]
     )
+
+
+def _refuse_other_shape(about: object) -> None:
+    """Refuse what is not written about a state.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(about, dict) or not isinstance(about.get("digest"), str):
+        raise ValueError("no digest of the experiment")
+    if type(about.get("round")) is not int or about["round"] < 0:
+        raise ValueError("no number of a round")
+    for name in ("rounds", "timings"):
+        rows = about.get(name)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"no rows of {name}")
 
 
 def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -56,7 +58,7 @@ def _threads(number: int | None) -> Iterator[None]:
 @contextmanager
 def _status(run: RunFolder) -> Iterator[None]:
     """Hold the folder, write its log, and say at the end how it ended."""
-    with run.lock(), _log_to(run):
+    with run.lock(), _log_to(run), _signals():
         run.set_status("running", run.status()["round"])
         try:
             yield
@@ -67,6 +69,30 @@ def _status(run: RunFolder) -> Iterator[None]:
             logging.getLogger("fedrec").error("%s", error)
             run.set_status("failed", run.status()["round"])
             raise
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt a run as Ctrl-C does, so that its folder says so.
+
+    Not where others have handlers: Flower's processes take their leave of the SuperLink. Ray's only ends the process.
+    """
+    changed = {}
+    if threading.current_thread() is threading.main_thread():
+        for sign in (signal.SIGTERM, signal.SIGHUP):
+            present = signal.getsignal(sign)
+            if present is signal.SIG_DFL or getattr(present, "__module__", "").startswith("ray."):
+                changed[sign] = present
+                signal.signal(sign, _interrupt)
+    try:
+        yield
+    finally:
+        for sign, before in changed.items():
+            signal.signal(sign, before)
+
+
+def _interrupt(number: int, _: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) ->
     inside = np.isnan(values) | ((values >= 0) & (values <= most))
     if not inside.all():
         raise ValueError("a metric is out of its range")
-    if ROWS in table and not (table[ROWS] % 1 == 0).all():
+    if ROWS in table and (table[ROWS].to_numpy() % 1 != 0).any():
         raise ValueError("held-out rows that are no number of rows")
     return table
 
@@ -155,7 +155,7 @@ def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
         kept &= ~(values > larger * max(np.nanmedian(values), np.finfo(float).tiny)) if len(values) else kept
     if not kept.all():
         log.warning("metrics of %d clients are left out: far from the others'", int((~kept).sum()))
-    return table[kept]
+    return table.iloc[np.flatnonzero(kept)]
 
 
 def metrics_of(experiment: Experiment) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacking archives from elsewhere without letting them write outside the given folder."""
+"""Unpacking archives from elsewhere without letting them write outside the given folder, or fill the disk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from fedrec.errors import DataError
 
 # RuntimeError: the zip is encrypted, or packed with an unknown method.
 _UNREADABLE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError)
+_PIECE = 1 << 20
+_LARGER, _AT_LEAST = 200, 1 << 30
+"""An archive may hold so many times its own size, text is packed to a tenth or so, and so many bytes in any case."""
+_MOST_FILES = 1_000_000
 _Member = tuple[str, Callable[[], IO[bytes] | None]]
 
 
@@ -28,20 +32,28 @@ def unpack(path: Path, folder: Path) -> None:
     """Unpack a zip or tar into a folder; any other file is copied there.
 
     Raises:
-        DataError: the archive is damaged, or holds a link, a device, or a path that leads out of the folder.
+        DataError: the archive is damaged, holds a link, a device, or a path that leads out of the folder, or more than
+            an archive of its size can mean.
     """
     if not is_archive(path):
         shutil.copyfile(path, folder / path.name)
         return
     try:
         members = _zip_members(path) if zipfile.is_zipfile(path) else _tar_members(path)
-        for name, opened in members:
+        left = max(_AT_LEAST, _LARGER * path.stat().st_size)
+        for number, (name, opened) in enumerate(members):
+            if number >= _MOST_FILES:
+                raise _refused(path, name, f"more than {_MOST_FILES} files")
             target = folder / _inside(name, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             source = opened()
             if source is not None:
                 with source, target.open("wb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
+                    while piece := source.read(_PIECE):
+                        left -= len(piece)
+                        if left < 0:
+                            raise _refused(path, name, f"over {_LARGER} times what the archive weighs")
+                        copy.write(piece)
     except _UNREADABLE as error:
         raise DataError(
             f"{path} is damaged, or an archive of an unknown kind",

@@ -49,6 +49,22 @@ class Catalogue:
             timed=interactions.times is not None,
         )
 
+    def check(self) -> None:
+        """Refuse what no dataset has.
+
+        Raises:
+            ValueError: an item or a feature is named twice, or is no list of names.
+        """
+        if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
+            raise ValueError("items are a list in which an item stands once")
+        names = [feature.name for feature in self.item_features.features], [name for name, _ in self.user_features]
+        if any(len(set(own)) < len(own) for own in names):
+            raise ValueError("a feature stands once")
+        known = [categories for _, categories in self.user_features]
+        for categories in [*known, *(feature.categories for feature in self.item_features.features)]:
+            if not all(isinstance(category, str) for category in categories):
+                raise ValueError("categories are texts")
+
     def write(self, path: Path) -> None:
         """Write it as JSON.
 
@@ -76,8 +92,10 @@ class Catalogue:
             items = np.array(table["items"], dtype=np.str_)
             features = tuple(_feature(entry) for entry in table["item-features"])
             users = tuple((str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"])
-            return cls(items, FeatureTable(len(items), features), users, bool(table["rated"]), bool(table["timed"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = cls(items, FeatureTable(len(items), features), users, bool(table["rated"]), bool(table["timed"]))
+            found.check()
+            return found
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{path} is not a catalogue",
                 expected="a file as `fedrec deploy init --experiment` writes it",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +39,10 @@ def scratch(folder: Path) -> Iterator[Path]:
     """
     with disk_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        temporary.chmod(0o755)
+        temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
+        temporary.mkdir()  # with what the umask leaves
+        if folder.is_dir():
+            temporary.chmod(folder.stat().st_mode & 0o777)  # which it may replace
         try:
             yield temporary
         finally:

@@ -118,7 +118,10 @@ def _read(path: Path) -> Iterator[tuple[Charge, int]]:
     """Every charge of a file, and where its line ends."""
     if not path.exists():
         return
-    data, end = path.read_bytes(), 0
+    try:
+        data, end = path.read_bytes(), 0
+    except OSError as error:
+        raise RunError(f"cannot read {path}", expected="a ledger", got=error.strerror or str(error)) from None
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         end += len(line)
         if line.endswith(b"\n"):

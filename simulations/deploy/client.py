@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedrec.experiment import override
 from simulations.deploy.certificates import Authority
 from simulations.deploy.flower.bell import BELL
 from simulations.deploy.keys import new_secret, private_folder, write_private
+from simulations.deploy.layout import read_settings, refuse_unwritable
 from simulations.deploy.processes import TASK_POLL, Process, executor_flags
 
 DATA, CATALOGUE = "FEDREC_NODE_DATA", "FEDREC_NODE_CATALOGUE"  # what the executor reads before the first message
@@ -57,6 +57,8 @@ class ClientPlan:
             EngineError: the join folder lacks something, or others may read its key.
             DataError: there is no such data file.
         """
+        for path in (self.join, self.state, *([] if self.data is None else [self.data])):
+            refuse_unwritable(path)  # they stand in Flower's node configuration
         for name in ("node.key", "ca.crt") if part != "executor" else ():
             if not (self.join / name).is_file():
                 raise EngineError(
@@ -77,6 +79,20 @@ class ClientPlan:
             shown = self.join / "data.csv" if self.data is None else self.data
             raise DataError(f"there is no data file {shown}", expected="a CSV file", fix="give --data FILE")
         Policy.of(dict(self.config))  # before anything is started
+        for name, value in self.config:
+            self._refuse_strange(name, value)
+
+    def _refuse_strange(self, name: str, value: object) -> None:
+        """Refuse a setting that cannot stand in Flower's node configuration."""
+        text = isinstance(value, str) and not set(value) & set("\"'\\\n")
+        key = name.isascii() and name.replace("-", "").isalnum()
+        if not key or not (text or isinstance(value, bool | int | float)):
+            raise EngineError(
+                f"a node has no setting {name[:100]!r} of that kind",
+                expected="numbers, true, false, or a text without quotes",
+                got=repr(value)[:200],
+                fix=f"see {self.join / 'node.toml'}, and --set",
+            )
 
     @property
     def address(self) -> str:
@@ -117,7 +133,7 @@ def plan_of(
     join = join.expanduser().resolve()
     found = join / "data.csv" if data is None and (join / "data.csv").is_file() else data
     file = join / "node.toml"
-    table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    table = read_settings(file) if file.is_file() else {}
     for text in settings:
         table = override(table, text)
     return ClientPlan(

@@ -13,7 +13,7 @@ from fedrec.secure.identity import CERTIFICATE, KEY
 from simulations.deploy.certificates import Authority, Issued
 from simulations.deploy.compose import compose, door_rules
 from simulations.deploy.keys import NodeKey, new_secret, private_folder, write_private
-from simulations.deploy.layout import Deployment, DeploymentConfig
+from simulations.deploy.layout import Deployment, DeploymentConfig, refuse_unwritable
 from simulations.deploy.nginx import rules
 
 SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
@@ -26,6 +26,7 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
         RunError: there is something at `path` already.
     """
     path = path.expanduser().resolve()
+    refuse_unwritable(path)
     if path.exists() and any(path.iterdir()):
         raise RunError(f"{path} is not empty", expected="a new or empty folder", fix="choose another folder")
     private_folder(path)

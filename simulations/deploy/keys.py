@@ -37,9 +37,9 @@ def new_secret() -> bytes:
 
 
 def private_folder(path: Path) -> Path:
-    """A folder that only its owner may look into."""
+    """A folder that only its owner may look into; one that is there already keeps what its owner may."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.chmod(0o700)
+    path.chmod(path.stat().st_mode & 0o700)
     return path
 
 

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import tomli_w
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedrec.config import Config
 from fedrec.errors import RunError
 from fedrec.files import write_atomically
+
+_HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+_STRANGE = set("\"'`{};$\\\n\r")
 
 
 class DeploymentConfig(Config):
@@ -39,6 +45,50 @@ class DeploymentConfig(Config):
     proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
     """What the door is: `nginx`, our own `python`, or nginx where there is one."""
 
+    @field_validator("hosts", "bind", mode="after")
+    @classmethod
+    def _hosts_that_can_be(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        for host in (value,) if isinstance(value, str) else value:
+            if not _is_host(host):
+                raise ValueError("names of letters, digits, '-' and '.' (others as xn--...), or IP addresses")
+        return value
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # those of TOML and of text are ValueErrors
+        raise RunError(f"{file} cannot be read", expected="TOML text", got=str(error), fix="correct it") from None
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Refuse a path that cannot stand in the files and command lines of other programs.
+
+    Raises:
+        RunError: it has quotes, braces or the like.
+    """
+    strange = sorted(set(str(path)) & _STRANGE)
+    if strange or not str(path).isprintable():
+        raise RunError(
+            f"nothing of a deployment can lie in {str(path)!r}",
+            expected="a path without quotes, braces, semicolons, dollars, backslashes and line ends",
+            got=" ".join(strange) or "a character that cannot be printed",
+            fix="choose another folder",
+        )
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return len(text) <= 253 and _HOST.fullmatch(text) is not None
+    return True
+
 
 class Deployment:
     """A deployment folder.
@@ -59,8 +109,7 @@ class Deployment:
                 got="no such file",
                 fix=f"fedrec deploy init {path}",
             )
-        with open(self.settings_file, "rb") as file:
-            self.settings = DeploymentConfig.parse(tomllib.load(file), at="deployment")
+        self.settings = DeploymentConfig.parse(read_settings(self.settings_file), at="deployment")
 
     @classmethod
     def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:

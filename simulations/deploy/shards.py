@@ -52,7 +52,8 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
         write_private(folder / "data.csv", table[owner == place].to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")
         write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, **_SETTINGS}))
-    return [table["user"][owner == place].nunique() for place in range(len(folders))]
+    users = table["user"].to_numpy()
+    return [len(np.unique(users[owner == place])) for place in range(len(folders))]
 
 
 def _rows(population: Population) -> pd.DataFrame:

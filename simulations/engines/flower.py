@@ -5,6 +5,9 @@
 environment of its first start, is shared by everyone on the machine, and installs the project's dependencies anew for
 each run. Here every run has a SuperLink of its own on a free port, with a home of its own, that ends with the run.
 `flwr run` may exit with 0 although the run failed, so the run folder tells how it ended.
+
+The SuperLink listens on loopback, but asks nobody for a password: Flower has none for operators. While the run goes on,
+other users of the same machine can start runs there, which are code that runs as this user.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+import tomli_w
 
 from fedrec.errors import EngineError
 from fedrec.runs import Result, RunFolder
 from server.callbacks.base import Callback
+from simulations.engines.ray_alone import settings_of_a_local_ray
 from simulations.quiet import keep_quiet
 
 _SUPERLINK_START_SECONDS = 60.0
@@ -78,9 +83,19 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
         "init-args-num-cpus": nodes,
     }
     federation = " ".join(f"{key}={value}" for key, value in sizes.items())
-    experiment = run.path / "experiment.toml"
-    config = f"experiment='{experiment}' output='{run.path}'"
-    return [_script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config, "--federation-config", federation]
+    config = app.parent / "run.toml"  # in a file, where a path may have any characters
+    config.write_text(tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)}))
+    return [
+        _script("flwr"),
+        "run",
+        str(app),
+        "fedrec",
+        "--stream",
+        "-c",
+        str(config),
+        "--federation-config",
+        federation,
+    ]
 
 
 @contextmanager
@@ -180,7 +195,8 @@ def _environment(home: Path, port: int) -> dict[str, str]:
     (home / "config.toml").write_text(connection, encoding="utf-8")
     # Flower's processes start each other by name, which a Python that is called by its path does not have on its PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**os.environ, "FLWR_HOME": str(home), "PATH": path}
+    # What the user has set for Ray is for a cluster; the Ray that Flower starts is this run's alone.
+    environment = {**os.environ, **settings_of_a_local_ray(), "FLWR_HOME": str(home), "PATH": path}
     keep_quiet(environment)
     if "FEDREC_DATA" in environment:  # these processes have another working directory
         environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())

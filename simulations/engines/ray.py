@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray engine: every node is a Ray actor, on this machine or on a Ray cluster.
 
+A local Ray is the user's alone, see `simulations.engines.ray_alone`; who may use a cluster its owner decides.
+
 The data are read once, before Ray is started, and lie in Ray's object store, where all actors of a machine see the same
 copy. Parameters that several messages share lie in shared memory on one machine and in the object store on a cluster.
 Flower's own simulation is not involved: its dispatch costs time with every
@@ -9,12 +11,13 @@ registered node and every message in flight.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +33,11 @@ from fedrec.runs import RunFolder
 from simulations.engines import lent, serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.ray_alone import alone, has_token
 from simulations.engines.serial import SerialGrid
 from simulations.quiet import keep_quiet
 
+log = logging.getLogger("fedrec")
 _INLINE = 2**16  # bytes; less goes along with the call
 _STARTS = 2  # of a local Ray, which on a busy machine may find that its own processes are late
 _OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
@@ -175,12 +180,19 @@ def open_grid(run: RunFolder) -> Iterator[RayGrid]:
     """
     keep_quiet(os.environ)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with alone() if run.experiment.engine.ray_address is None else nullcontext():
+        yield from _opened(run)
+
+
+def _opened(run: RunFolder) -> Iterator[RayGrid]:
     import ray
 
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
     _connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
+    if ours and engine.ray_address is None and not has_token():
+        log.warning("Ray was in use in this process before: other users of this machine can reach what is started now")
     try:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)

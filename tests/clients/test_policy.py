@@ -183,6 +183,21 @@ def test_an_order_without_protection_gives_no_bare_update(victim):
     refused(lambda: node.ask("train", wire.pack_train(to_record(node.theta()), standard)), "protection")
 
 
+def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
+    """Noise is fresh each time: of a hundred answers to one order the mean has a tenth of it."""
+    node = victim(LOCAL, "sampler.name=full", "rounds=3")
+    order = node.order(protection=local(names=node.theta()))
+    twice = wire.TrainOrder(1, np.repeat(order.clients, 50), "uniform", order.step, protection=order.protection)
+    assert node.train(twice).clients == 18
+    assert [node.train(order).clients for _ in range(4)] == [18, 18, 0, 0]
+    own_node.cache_clear()  # another process
+    assert node.train(wire.TrainOrder(3, order.clients, step=order.step, protection=order.protection)).clients == 0
+    own = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")  # of two rounds
+    assert [own.train(own.order()).clients for _ in range(4)] == [18, 18, 0, 0]
+    bare = victim()
+    assert [bare.train(bare.order()).clients for _ in range(4)] == [18] * 4  # a round may be run again
+
+
 @pytest.mark.parametrize(
     "weaker",
     [

@@ -23,12 +23,12 @@ def test_writes_text_and_bytes_and_makes_folders(tmp_path):
     assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
 
 
-@pytest.mark.parametrize("stage", ["mkstemp", "fdopen", "fsync", "chmod", "replace"])
+@pytest.mark.parametrize("stage", ["open", "fdopen", "fsync", "fchmod", "replace"])
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, stage):
     file = tmp_path / "file"
     write_atomically(file, "old")
     with monkeypatch.context() as patch, pytest.raises(RunError) as caught:
-        patch.setattr("tempfile.mkstemp" if stage == "mkstemp" else f"os.{stage}", fails)
+        patch.setattr(f"os.{stage}", fails)
         write_atomically(file, "new")
     assert str(file) in caught.value.problem and caught.value.got == "No space left on device"
     assert file.read_text() == "old" and os.listdir(tmp_path) == ["file"]
@@ -67,6 +67,19 @@ def test_a_file_where_a_folder_should_be_is_told(tmp_path):
         write_atomically(tmp_path / "file" / "inside", "x")
 
 
-def test_the_file_can_be_read_by_others(tmp_path):
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o027, 0o640)])
+def test_the_users_umask_says_who_may_read_a_new_file(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_keeps_its_mode(tmp_path, mode):
     write_atomically(tmp_path / "file", "x")
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+    (tmp_path / "file").chmod(mode)
+    write_atomically(tmp_path / "file", "y")
+    assert (tmp_path / "file").read_text() == "y" and (tmp_path / "file").stat().st_mode & 0o777 == mode

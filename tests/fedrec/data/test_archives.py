@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 
+from fedrec.data import archives
 from fedrec.data.archives import unpack
 from fedrec.errors import DataError
 
@@ -98,4 +99,28 @@ def test_cut_tar_is_refused(tmp_path, target):
     path = make_tar(tmp_path / "a.tar", {"one.txt": "x" * 5000}, "w")
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(DataError, match="damaged"):
+        unpack(path, target)
+
+
+def make_small_zip(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize("make", [make_small_zip, make_tar])
+def test_an_archive_that_fills_the_disk_is_refused(tmp_path, target, make, monkeypatch):
+    """Zeros are packed to a thousandth."""
+    path = make(tmp_path / "bomb", {"one": "0" * 3_000_000, "two": "0" * 3_000_000})
+    unpack(path, target)  # which an archive may hold whatever its own size
+    monkeypatch.setattr(archives, "_AT_LEAST", 1 << 20)
+    assert path.stat().st_size * 200 < 6_000_000
+    (target / "one").unlink()
+    with pytest.raises(DataError, match=r"not safe to unpack(.*\n)*.*200 times what the archive weighs"):
+        unpack(path, target)
+    assert sum(file.stat().st_size for file in target.iterdir() if file.name == "one") <= 3_000_000
+    monkeypatch.setattr(archives, "_MOST_FILES", 1)
+    monkeypatch.setattr(archives, "_AT_LEAST", 1 << 30)
+    with pytest.raises(DataError, match="more than 1 files"):
         unpack(path, target)

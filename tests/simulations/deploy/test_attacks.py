@@ -130,11 +130,11 @@ def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
     before = federation.online()
     command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
     client = federation.start([*command, "--superlink", federation.deployment.door, "--port", str(free_ports(1)[0])])
-    log = node / "state" / "logs" / "supernode.txt"
-    until(lambda: "Failed to activate SuperNode" in log.read_text(), what="the refusal")
+    door = federation.deployment.logs / "door.txt"
+    until(lambda: "with an unknown key" in door.read_text(), what="the refusal")
     client.terminate()
     assert federation.online() == before
-    assert "with an unknown key" in (federation.deployment.logs / "door.txt").read_text()
+    assert "SuperNode ID" not in (node / "state" / "logs" / "supernode.txt").read_text()
 
 
 def test_calls_without_a_signature_or_with_anothers_are_refused(federation):

@@ -15,7 +15,8 @@ from fedrec.experiment import load
 from simulations.cli import app
 from simulations.deploy import launch, operator
 from simulations.deploy.client import client_processes, plan_of, prepare
-from simulations.deploy.layout import Deployment
+from simulations.deploy.keys import private_folder
+from simulations.deploy.layout import Deployment, DeploymentConfig
 from simulations.deploy.processes import node_process, server_processes
 
 
@@ -128,3 +129,30 @@ def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
     with open(Path(__file__).resolve().parents[3] / "pyproject.toml", "rb") as file:
         keys = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
     assert {"resolved", "output", "deployment", "run"} <= keys.keys()
+
+
+@pytest.mark.parametrize("host", ["", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example.org."])
+def test_a_host_that_is_none_is_told_and_leaves_nothing(tmp_path, host):
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), "--host", host])
+    assert isinstance(done.exception, ExperimentError) and "deployment.hosts" in str(done.exception)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.1", "::1", "xn--exmple-cua.org", "localhost"])
+def test_hosts_that_can_be(host):
+    assert DeploymentConfig.parse({"hosts": [host]}).hosts == (host,)
+
+
+@pytest.mark.parametrize("name", ["it's", 'a"b', "a;b", "a$b", "a{b", "a\nb"])
+def test_a_folder_that_other_programs_cannot_read_is_told_and_leaves_nothing(tmp_path, name):
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / name)])
+    assert isinstance(done.exception, RunError) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_not_widened(tmp_path):
+    (tmp_path / "d").mkdir(mode=0o500)
+    private_folder(tmp_path / "d")
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o500
+    (tmp_path / "d").chmod(0o755)
+    private_folder(tmp_path / "d")
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o700

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a local Ray its user's alone: it listens on loopback, and its processes know each other by a token.
+
+As Ray comes, it listens on all interfaces and asks nobody for anything: whoever reaches its port runs code as the user
+who started it. The token is in the environment of Ray's processes, which other users cannot read, and in no file. The
+settings are for the time of a local Ray only; a cluster of the user's own is joined as the user has set it up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_LOOPBACK, _MODE, _TOKEN = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_TOKEN_BYTES = 32
+
+
+def settings_of_a_local_ray() -> dict[str, str]:
+    """What Ray's processes find in their environment; made anew at each call."""
+    return {
+        _LOOPBACK: "0",  # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
+        _MODE: "token",
+        _TOKEN: secrets.token_hex(_TOKEN_BYTES),
+    }
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """The environment that a local Ray is started, used and stopped in; what the user has set stays."""
+    before = dict(os.environ)
+    given = _MODE in before or _TOKEN in before
+    for name, value in settings_of_a_local_ray().items():
+        if not given or name == _LOOPBACK:
+            os.environ.setdefault(name, value)
+    try:
+        with _seen_by_ray():
+            yield
+    finally:
+        for name in (_LOOPBACK, _MODE, _TOKEN):
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+
+
+@contextmanager
+def _seen_by_ray() -> Iterator[None]:
+    """Ray reads where it listens when it is imported, which may have been before."""
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    if constants is None or os.environ[_LOOPBACK] != "0":
+        yield
+        return
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def has_token() -> bool:
+    """Whether this process's Ray works with a token; not where Ray was in use before, as it reads that once."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN

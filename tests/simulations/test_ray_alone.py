@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A local Ray is its user's alone: no other process of the machine gets in, by whichever address."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulations.engines import ray_alone
+
+pytestmark = pytest.mark.timeout(280)
+ROOT = Path(__file__).resolve().parents[2]
+VICTIM = """
+import os, sys
+from simulations.engines.ray_alone import alone, has_token
+with alone():
+    import ray
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    assert has_token()
+    assert ray.get(ray.remote(lambda: 5).remote()) == 5
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.readline()
+    ray.shutdown()
+assert not [name for name in os.environ if name.startswith("RAY_AUTH")]
+print("closed")
+"""
+STRANGER = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print("IN", ray.get(ray.remote(lambda: 5).remote(), timeout=20))
+"""
+
+
+def python(code, *arguments, home, **more):
+    """A Python of another user, as far as that can be had: another home, and nothing of Ray's in the environment."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **more}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory):
+    """The address of a Ray that somebody uses."""
+    process = python(VICTIM, home=tmp_path_factory.mktemp("home"))
+    address = process.stdout.readline().strip()
+    assert address, process.stderr.read()[-2000:]
+    yield process, address
+    output, errors = process.communicate("\n", timeout=60)
+    assert "closed" in output, errors[-2000:]
+
+
+def test_a_stranger_runs_no_code(victim, tmp_path):
+    """While one who has the token does; without one Ray asks again and again, and gives up after minutes."""
+    process, address = victim
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert b"RAY_AUTH" not in environment  # of the process as it was started; its own Ray's have it
+    tokens = {
+        "friend": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token_of_a_child(process.pid)},
+        "none": {},
+        "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+    }
+    asking = {name: python(STRANGER, address, home=tmp_path, **token) for name, token in tokens.items()}
+    try:
+        assert asking["friend"].communicate(timeout=120)[0] == "IN 5\n"
+        time.sleep(3)
+        for name in ("none", "wrong"):
+            asking[name].kill()
+            assert "IN" not in asking[name].communicate()[0], name
+    finally:
+        for other in asking.values():
+            other.kill()
+            other.wait()
+
+
+def _token_of_a_child(pid):
+    """From the environment of one of Ray's processes, which none but their user can read."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        if _parent(file) == pid:
+            for pair in (file.parent / "environ").read_bytes().split(b"\0"):
+                if pair.startswith(b"RAY_AUTH_TOKEN="):
+                    return pair.partition(b"=")[2].decode()
+    raise AssertionError("no process of Ray's has a token")
+
+
+def test_it_listens_on_loopback_alone(victim):
+    process, address = victim
+    assert address.startswith("127.0.0.1:")
+    group = {process.pid}
+    for _ in range(4):  # Ray's processes, and theirs
+        group |= {int(f.parent.name) for f in Path("/proc").glob("[0-9]*/stat") if _parent(f) in group}
+    open_ports = {row for pid in group for row in _listening(pid)}
+    assert open_ports and not [row for row in open_ports if not row.endswith("0100007F")], open_ports
+
+
+def _parent(file):
+    try:
+        return int(file.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+def _listening(pid):
+    """Addresses that a process listens on, as in /proc/net/tcp: 127.0.0.1 ends with 0100007F, zeros are all."""
+    sockets = set()
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                sockets.add(target[8:-1])
+    except OSError:
+        return
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and inode in sockets:
+                yield local.partition(":")[0]
+
+
+def test_what_the_user_has_set_stays(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with ray_alone.alone():
+        assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ
+    assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
