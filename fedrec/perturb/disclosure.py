@@ -92,8 +92,8 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
         perturbed: the same of the perturbed table; users without rows in it are left out.
     """
     counts = np.asarray(real.sum(axis=0)).ravel()
-    idf = np.log(real.shape[0] / np.maximum(counts, 1))
     sizes = np.maximum(np.diff(real.indptr), 1)
+    idf = np.log(len(sizes) / np.maximum(counts, 1))
     weighted = (sparse.diags_array(sizes**-0.5) @ real @ sparse.diags_array(idf)).T.tocsr()
     users = np.flatnonzero((np.diff(perturbed.indptr) > 0) & (np.diff(real.indptr) > 0))
     found = 0.0
@@ -142,12 +142,10 @@ def recovery(
 
 def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
     """What the table tells of some rows: factors of the item and of the user, and a constant."""
-    table = binary(rows)
-    width = min(width, min(table.shape) - 1)
-    start = np.ones(min(table.shape))  # of the iteration, so that the same table gives the same factors
-    user, strength, item = svds(table, k=width, v0=start)
-    scale = np.sqrt(table.shape[0])
-    parts = (item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]] * scale
+    least = min(rows.num_users, rows.num_items)
+    start = np.ones(least)  # of the iteration, so that the same table gives the same factors
+    user, strength, item = (np.asarray(part) for part in svds(binary(rows), k=min(width, least - 1), v0=start))
+    parts = (item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]
     parts = tuple(part / max(float(part.std()), 1e-12) for part in parts)
     return np.concatenate([*parts, np.ones((len(some), 1))], axis=1)
 

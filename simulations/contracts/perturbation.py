@@ -60,7 +60,7 @@ class PerturbationContract(RunContract):
         assert_that(counts == learned[clients].tolist(), "clients learn from other rows")
         tested = plain.evaluated_clients("test")
         lists = [one.held_out(tested, "test").relevant for one in (population, plain)]
-        assert_that(np.array_equal(*lists), "the held-out rows are other ones")
+        assert_that(np.array_equal(lists[0], lists[1]), "the held-out rows are other ones")
 
     def _data(self) -> TrainingData:
         experiment = self.small()

@@ -26,7 +26,7 @@ from fedrec.baselines.bprmf import Bprmf, BprmfConfig
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.perturb.synthesis.attention import AttentionConfig, train_attention
-from fedrec.perturb.synthesis.generator import GeneratorConfig, train_generator
+from fedrec.perturb.synthesis.generator import Generator, GeneratorConfig, train_generator
 from fedrec.perturb.synthesis.preferences import Preferences, ReplacementConfig, preferences_of, refuse_missing_rows
 from fedrec.perturb.synthesis.selection import lowest, replaced_counts
 from fedrec.perturb.synthesis.similarity import Definition, Similarity
@@ -119,22 +119,11 @@ class UpcSdg(Perturbation):
         config, gamma = self.config, torch.from_numpy(wanted.sensitivity.astype(np.float32))
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
-        scores: Callable[[np.ndarray], torch.Tensor]
         if config.generate == "fixed-similarity":
-
-            def scores(some: np.ndarray) -> torch.Tensor:
-                user, item = _columns(rows, some)
-                return -(similarity.rows(item) - gamma[user, None]).abs()
-
-            return scored_substitutes(rows, chosen, scores, "best", self.seed), {}
+            return scored_substitutes(rows, chosen, _nearness(rows, similarity, gamma), "best", self.seed), {}
         source = torch_stream(self.seed, "perturb-generator")
         made, losses = train_generator(config.generator, rows, chosen, wanted.sensitivity, users, similarity, source)
-
-        @torch.no_grad()
-        def scores(some: np.ndarray) -> torch.Tensor:
-            user, item = _columns(rows, some)
-            return made.logits(users[user], similarity.items[item], gamma[user], similarity.items)
-
+        scores = _logits(made, rows, users, similarity.items, gamma)
         found = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
         return found, {"generator loss per row": _first_and_last(losses)}
 
@@ -148,6 +137,29 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _nearness(rows: Interactions, similarity: Similarity, gamma: torch.Tensor) -> Callable[[np.ndarray], torch.Tensor]:
+    """Scores of some rows' substitutes that are highest where the similarity is nearest to gamma."""
+
+    def scores(some: np.ndarray) -> torch.Tensor:
+        user, item = _columns(rows, some)
+        return -(similarity.rows(item) - gamma[user, None]).abs()
+
+    return scores
+
+
+def _logits(
+    made: Generator, rows: Interactions, users: torch.Tensor, items: torch.Tensor, gamma: torch.Tensor
+) -> Callable[[np.ndarray], torch.Tensor]:
+    """Scores of some rows' substitutes as the generator has them."""
+
+    @torch.no_grad()
+    def scores(some: np.ndarray) -> torch.Tensor:
+        user, item = _columns(rows, some)
+        return made.logits(users[user], items[item], gamma[user], items)
+
+    return scores
 
 
 def _columns(rows: Interactions, some: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

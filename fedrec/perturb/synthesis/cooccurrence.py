@@ -61,7 +61,7 @@ def noisy_release(
     noisy[noisy < threshold * noise * bound_pairs] = 0
     known = counts[head]
     known[known < threshold * noise * bound] = 0
-    length = max(1.0, float(counts.sum()) / max(1, matrix.shape[0]))
+    length = max(1.0, float(counts.sum()) / max(1, len(shares)))
     return Release(head, known if known.any() else np.ones(len(head)), noisy + noisy.T, min(length, len(head) / 2))
 
 

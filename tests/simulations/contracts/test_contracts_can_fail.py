@@ -15,11 +15,13 @@ from fedrec import testing
 from fedrec.attacks.members.fit import Fit
 from fedrec.baselines.popularity import Popularity
 from fedrec.config import Config
+from fedrec.data.perturbation import Perturbed
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.readers.table import Table
 from fedrec.data.split import Partition
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.models.privrec import PrivRec
+from fedrec.perturb.members.random_replacement import RandomReplacement
 from server.callbacks.base import Callback
 from server.samplers.fixed_size import FixedSize
 from strategies.reptile import Reptile
@@ -192,6 +194,37 @@ class Unsplit(UserHoldout):
         return Partition(users, np.arange(len(interactions)), np.empty(0), np.empty(0))
 
 
+class Elsewhere(RandomReplacement):
+    def perturb(self, data):
+        found = super().perturb(data)
+        return Perturbed(found.rows, found.origin + len(data.rows))
+
+
+class Undrawn(RandomReplacement):
+    def perturb(self, data):
+        return RandomReplacement(self.config, counted()).perturb(data)
+
+
+class InPlace(RandomReplacement):
+    def perturb(self, data):
+        data.rows.items.setflags(write=True)
+        data.rows.items[0] += 1
+        return super().perturb(data)
+
+
+class Silent(RandomReplacement):
+    def words(self):
+        return []
+
+
+class Wavering(RandomReplacement):
+    """Another result for an experiment than for whoever asks it by itself."""
+
+    def perturb(self, data):
+        rows = np.arange(len(data.rows) // (1 + counted() % 2))
+        return Perturbed(data.rows.with_rows(rows), rows)
+
+
 class Ordered(FixedSize):
     def sample(self, round_number):
         return np.sort(self.draw(np.random.default_rng(counted())))
@@ -265,6 +298,11 @@ FAULTS = [
     ("Dataset", Synthetic, {}, "test_missing_files_are_named"),
     ("Split", Doubled, {}, "test_parts_are_rows_of_the_data_and_somebody_is_tested"),
     ("Split", Unsplit, {}, "test_it_is_a_function_of_the_seed"),
+    ("Perturbation", Elsewhere, {}, "test_what_comes_out_can_be_learned_from"),
+    ("Perturbation", Undrawn, {}, "test_it_is_a_function_of_the_seed"),
+    ("Perturbation", InPlace, {}, "test_the_data_stay_as_they_were"),
+    ("Perturbation", Silent, {}, "test_it_says_what_it_is_worth"),
+    ("Perturbation", Wavering, {}, "test_clients_learn_from_it_and_are_tested_on_the_truth"),
     ("Sampler", Ordered, COHORT, "test_a_cohort_is_a_function_of_seed_and_round"),
     ("Sampler", Ordered, COHORT, "test_a_run_is_a_function_of_its_seed"),
     ("Sampler", Favourites, COHORT, "test_cohorts_are_distinct_clients_in_order"),
