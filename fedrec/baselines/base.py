@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.privacy.stated import Stated
+
+Sparse: TypeAlias = Any
+"""A `scipy.sparse.csr_array`; by scipy's annotations it may have no shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ class Histories:
         dense[torch.from_numpy(self.rows()), torch.from_numpy(self.items.astype(np.int64))] = 1.0
         return dense
 
-    def csr(self, dtype: type[np.floating] = np.float32) -> sparse.csr_array:
+    def csr(self, dtype: type[np.floating] = np.float32) -> Sparse:
         """Binary sparse `[users, items]` with sorted columns; an item that a user has several times counts once."""
         pairs = np.unique(self.rows() * self.num_items + self.items)
         users, items = np.divmod(pairs, self.num_items)

@@ -30,10 +30,9 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from scipy import sparse
 from torch import Tensor
 
-from fedrec.baselines.base import Baseline, Histories
+from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.rng import torch_stream
 
@@ -86,7 +85,7 @@ class Ials(Baseline):
         return solved(histories.csr(), self._items, self.config) @ self._items.T
 
 
-def solved(liked: sparse.csr_array, fixed: Tensor, config: IalsConfig, start: Tensor | None = None) -> Tensor:
+def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | None = None) -> Tensor:
     """Factors of each row given those of the columns; zero for an empty row.
 
     Args:
@@ -152,7 +151,7 @@ def _in_threads(work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Te
     torch.set_num_threads(threads)  # the products of this thread were set back with the others
 
 
-def _alike(liked: sparse.csr_array, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Non-empty rows in groups of about equal length: `int64 [group]`, and columns `[group, length]`.
 
     Shorter rows are filled up with the column after the last.
@@ -166,7 +165,7 @@ def _alike(liked: sparse.csr_array, width: int) -> Iterator[tuple[Tensor, Tensor
         stop = start + max(1, _NUMBERS_AT_ONCE // (width * max(longest, width)))
         stop = max(start + 1, min(stop, int(np.searchsorted(counts[order], longest, side="right"))))
         rows = order[start:stop]
-        length = counts[rows[-1]]
+        length = int(counts[rows[-1]])
         places = np.arange(length)
         inside = places < counts[rows][:, None]
         columns = np.full((len(rows), length), liked.shape[1])

@@ -27,7 +27,7 @@ from scipy import sparse
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.baselines.base import Histories
+from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig
 from fedrec.rng import stream, torch_stream
@@ -117,7 +117,7 @@ class Graph:
         scale: `float32 [users + items]`, one over the square root of the degree; 0 where there is none.
     """
 
-    def __init__(self, liked: sparse.csr_array) -> None:
+    def __init__(self, liked: Sparse) -> None:
         both = sparse.csr_array(sparse.block_array([[None, liked], [liked.T, None]]))
         degrees = np.diff(both.indptr)
         scale = np.where(degrees > 0, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)

@@ -41,7 +41,7 @@ class NeumfConfig(UserRowsConfig):
     """Width of the product; 0: there is none."""
     tower: tuple[int, ...] = (64, 32, 16)
     """Widths of the tower: of the two rows together, an even number, and of each layer; none: there is no tower."""
-    epochs: int = Field(default=20, ge=1)
+    epochs: int = Field(default=10, ge=1)
     """Passes over the liked pairs."""
     batch_size: int = Field(default=1024, ge=1)
     """Liked pairs per step; each has its drawn items beside it."""

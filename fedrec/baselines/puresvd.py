@@ -7,6 +7,8 @@ V is all that is fitted, so users who were not there are served by their items.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from pydantic import Field
@@ -41,7 +43,8 @@ class Puresvd(Baseline):
             right = np.linalg.svd(liked.toarray(), full_matrices=False)[2][:rank]
         else:
             start = stream(0, "baseline-puresvd").normal(size=min(liked.shape))
-            right = svds(liked, rank, v0=start, return_singular_vectors="vh")[2]
+            only: Any = "vh"
+            right = np.asarray(svds(liked, rank, v0=start, return_singular_vectors=only)[2])
         self._items = torch.from_numpy(right.T.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:

@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from scipy import sparse
 
+from fedrec.baselines.base import Sparse
 from fedrec.config import Config
 from fedrec.metrics.ranking import best_items
 
@@ -40,7 +41,7 @@ class NeighbourConfig(Config):
     """Added to the denominator of `cosine` and `pearson`; pulls similarities that rest on few places towards zero."""
 
 
-def similarities(rows: sparse.csr_array, others: sparse.csr_array, metric: Metric, shrinkage: float = 0) -> np.ndarray:
+def similarities(rows: Sparse, others: Sparse, metric: Metric, shrinkage: float = 0) -> np.ndarray:
     """Similarity of each row to each of the others, `float32 [rows, others]`; 0 where a row is empty or constant."""
     overlap = np.asarray((rows @ others.T).todense(), dtype=np.float32)
     own, their, places = _ones(rows)[:, None], _ones(others)[None, :], rows.shape[1]
@@ -53,9 +54,7 @@ def similarities(rows: sparse.csr_array, others: sparse.csr_array, metric: Metri
     return np.divide(overlap, norm + np.float32(shrinkage), out=np.zeros_like(overlap), where=norm > 0)
 
 
-def nearest(
-    rows: sparse.csr_array, others: sparse.csr_array, config: NeighbourConfig, itself: np.ndarray
-) -> sparse.csr_array:
+def nearest(rows: Sparse, others: Sparse, config: NeighbourConfig, itself: np.ndarray) -> Sparse:
     """Similarities to the nearest others that are positive, zero to the rest; sparse `float32 [rows, others]`.
 
     Args:
@@ -68,9 +67,7 @@ def nearest(
     return sparse.csr_array(sparse.vstack(parts)) if parts else sparse.csr_array((0, others.shape[0]), dtype=np.float32)
 
 
-def _nearest_blocks(
-    rows: sparse.csr_array, others: sparse.csr_array, config: NeighbourConfig, itself: np.ndarray
-) -> Iterator[sparse.csr_array]:
+def _nearest_blocks(rows: Sparse, others: Sparse, config: NeighbourConfig, itself: np.ndarray) -> Iterator[Sparse]:
     count = others.shape[0]
     kept, block = min(config.neighbours, count), max(1, _CELLS_AT_ONCE // max(count, 1))
     for start in range(0, rows.shape[0], block):
@@ -84,6 +81,6 @@ def _nearest_blocks(
         yield sparse.csr_array((values.ravel(), places.ravel(), offsets), part.shape)
 
 
-def _ones(rows: sparse.csr_array) -> np.ndarray:
+def _ones(rows: Sparse) -> np.ndarray:
     """`float32 [rows]`: number of ones in each row."""
     return np.diff(rows.indptr).astype(np.float32)

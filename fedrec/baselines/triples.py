@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-from scipy import sparse
 
+from fedrec.baselines.base import Sparse
 from fedrec.errors import DataError
 
 
@@ -25,7 +25,7 @@ class Triples:
         DataError: nobody has both a liked item and another.
     """
 
-    def __init__(self, liked: sparse.csr_array, draw: Literal["users", "pairs"], random: np.random.Generator) -> None:
+    def __init__(self, liked: Sparse, draw: Literal["users", "pairs"], random: np.random.Generator) -> None:
         counts = np.diff(liked.indptr)
         self._liked, self._counts, self._draw, self._random = liked, counts, draw, random
         self._owner = np.repeat(np.arange(len(counts)), counts)

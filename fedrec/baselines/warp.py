@@ -18,13 +18,14 @@ a matter of chance, so there is one; there is no L2 penalty, which LightFM has s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
 from scipy import sparse
 
-from fedrec.baselines.base import Histories
+from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
@@ -102,7 +103,7 @@ class Warp(UserRowsBaseline):
         self,
         order: np.ndarray,
         owner: np.ndarray,
-        liked: sparse.csr_array,
+        liked: Sparse,
         user_has: tuple[np.ndarray, np.ndarray],
         tables: tuple[np.ndarray, ...],
         learn_items: bool,
@@ -111,10 +112,11 @@ class Warp(UserRowsBaseline):
         """Steps on the liked pairs in an order; the tables change in place."""
         from fedrec.baselines.warp_steps import descend  # Numba, which who only reads settings need not wait for
 
+        native: Any = descend  # pyright counts arguments that are unpacked as one each
         pointers, config = (*_pointers(liked), *user_has, *self._item_has), self.config
-        descend(order, owner, *pointers, *tables, learn_items, config.learning_rate, config.max_sampled, state)
+        native(order, owner, *pointers, *tables, learn_items, config.learning_rate, config.max_sampled, state)
 
-    def _described(self, histories: Histories) -> tuple[sparse.csr_array, sparse.csr_array]:
+    def _described(self, histories: Histories) -> tuple[Sparse, Sparse]:
         """Of what each user's and each item's rows are sums, `[users, ids + codes]` and `[items, ids + codes]`."""
         tables = (None if histories.users is None else histories.user_features), histories.item_features
         names = [() if table is None else table.names for table in tables]
@@ -132,22 +134,26 @@ class Warp(UserRowsBaseline):
             _codes(tables[0], self._of_users, histories.users, number),
             _codes(tables[1], of_items, ids, histories.num_items),
         )
-        ids_and_codes = ([sparse.eye_array(part.shape[0], dtype=np.float32), part] for part in codes)
+        ids_and_codes = ([sparse.eye_array(part.shape[0]).astype(np.float32), part] for part in codes)
         users, items = (sparse.csr_array(sparse.hstack(parts)) for parts in ids_and_codes)
         return users, items
 
 
-def _pointers(table: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
+def _pointers(table: Sparse) -> tuple[np.ndarray, np.ndarray]:
     """Where each row begins and its columns, in one type of number: native code is compiled for each."""
     return table.indptr.astype(np.int64), table.indices.astype(np.int64)
 
 
-def _codes(table: FeatureTable | None, names: Sequence[str], rows: np.ndarray | None, number: int) -> sparse.csr_array:
+def _codes(table: FeatureTable | None, names: Sequence[str], rows: np.ndarray | None, number: int) -> Sparse:
     """Which categories some rows have, binary `float32 [rows, categories of all these features]`."""
-    parts = [sparse.csr_array((number, 0), dtype=np.float32)]
-    for name in names if table is not None and rows is not None else ():
+    parts: list[Sparse] = [sparse.csr_array((number, 0), dtype=np.float32)]
+    if table is None or rows is None:
+        return parts[0]
+    for name in names:
         feature = table[name]
         shape = (feature.rows, len(feature.categories))
-        whole = sparse.csr_array((np.ones(len(feature.codes), np.float32), feature.codes, feature.offsets), shape)
+        whole: Sparse = sparse.csr_array(
+            (np.ones(len(feature.codes), np.float32), feature.codes, feature.offsets), shape
+        )
         parts.append(whole[rows])
     return sparse.csr_array(sparse.hstack(parts))

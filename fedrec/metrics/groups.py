@@ -68,5 +68,5 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
     """
     kinds = [str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index]
     grouped = means.drop(columns="count").groupby(np.array(kinds), sort=False)
-    gaps = (grouped.max() - grouped.min()).where(grouped.count() > 1)
-    return gaps.rename_axis("kind")
+    highest, lowest, values = (pd.DataFrame(found) for found in (grouped.max(), grouped.min(), grouped.count()))
+    return (highest - lowest).where(values > 1).rename_axis("kind")

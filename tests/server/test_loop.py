@@ -246,6 +246,24 @@ def test_result_json_tells_what_the_result_holds(run_tiny):
     assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
 
 
+def test_a_baseline_that_is_left_out_is_told_of(run_tiny):
+    """EASE takes at most five items here: iALS stands in, and callbacks and the run's log are told in one line."""
+    told = []
+
+    class Listener(Callback):
+        def on_stage(self, text: str) -> None:
+            told.append(text)
+
+    ease = "evaluation.baselines=['popularity', {name = 'ease', max-items = 5}]"
+    result = run_tiny(ease, callbacks=[Listener()])
+    assert list(result.baselines) == ["popularity", "ials"]
+    (line,) = [text for text in told if "left out" in text]
+    assert line.startswith("baseline ease is left out: 30 items") and line.endswith("; ials stands in")
+    assert line in (result.folder / "log.txt").read_text()
+    assert {"coverage@5", "gini@5", "map@5"} <= set(result.baselines["ials"])
+    assert result.gaps.index[0] == "activity" and (result.gaps["hits@5"].dropna() >= 0).all()
+
+
 def test_the_last_evaluation_and_the_baselines_can_be_limited_to_the_same_users(run_tiny):
     result = run_tiny("evaluation.final-users=3", "evaluation.baselines=['popularity']")
     everybody = run_tiny("evaluation.baselines=['popularity']", output="everybody")
