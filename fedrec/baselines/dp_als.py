@@ -55,21 +55,21 @@ class DpAlsConfig(PrivateConfig):
 
     items: int = Field(default=500, ge=1)
     """The number of items with the largest noisy counts that are learned; at most the catalogue."""
-    factors: int = Field(default=16, ge=1)
+    factors: int = Field(default=12, ge=1)
     """Width of x_u and y_i."""
     steps: int = Field(default=1, ge=1)
     """How often users and items are solved for."""
-    clip_norm: float = Field(default=2.0, gt=0)
+    clip_norm: float = Field(default=0.5, gt=0)
     """G, bound on the norm of x_u."""
-    item_budget: float = Field(default=50.0, gt=0)
+    item_budget: float = Field(default=10.0, gt=0)
     """k, bound on the squared norm of a user's weights: as many items with weight 1 count in full."""
-    exponent: float = Field(default=0.25, ge=0)
+    exponent: float = Field(default=0.2, ge=0)
     """e, how much less the liked pairs of popular items weigh in A_i and b_i."""
-    unobserved: float = Field(default=0.1, ge=0)
+    unobserved: float = Field(default=1.0, ge=0)
     """a0, weight of all pairs."""
-    regularisation: float = Field(default=1.0, gt=0)
+    regularisation: float = Field(default=0.3, gt=0)
     """Lambda, of users and items."""
-    ridge: float = Field(default=0.5, ge=0)
+    ridge: float = Field(default=5.0, ge=0)
     """What items have beside lambda, in units of the largest eigenvalue of the noise in an A_i."""
     start: Literal["gram", "random"] = "gram"
     """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
@@ -77,7 +77,7 @@ class DpAlsConfig(PrivateConfig):
     """Share of the budget (of mu^2) that the counts take."""
     start_share: float = Field(default=0.5, gt=0, lt=1)
     """With start = "gram": share of what is left that the Gram matrix takes."""
-    vector_share: float = Field(default=0.5, gt=0, lt=1)
+    vector_share: float = Field(default=0.8, gt=0, lt=1)
     """Share of what is left for the steps that b takes; K takes a tenth of the rest, and A the others."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts."""
