@@ -90,4 +90,4 @@ class DpItemMean(RatingBaseline):
     def stated(self) -> Stated | None:
         """See `Baseline.stated`; the plan's own, which holds."""
         told = report(self._plan)
-        return Stated(told.epsilon, told.epsilon, f"one user, at delta {told.delta:g}", told.caveats)
+        return Stated(self.config.epsilon, told.epsilon, f"one user, at delta {told.delta:g}", told.caveats)

@@ -123,7 +123,9 @@ class DpsgdPnbm(RatingBaseline):
             config.epsilon, schedule_total(config.epsilon, config.iterations, config.sample), "one rating", _CAVEATS
         )
 
-    def _stepped(self, similarity: np.ndarray, step: int, examples: Examples, random: np.random.Generator):
+    def _stepped(
+        self, similarity: np.ndarray, step: int, examples: Examples, random: np.random.Generator
+    ) -> np.ndarray:
         """Lines 3 to 7 of the algorithm."""
         config, bounds = self.config, Bounds(prior=self.config.prior)
         if config.bounded:

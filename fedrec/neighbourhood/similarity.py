@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from fedrec.neighbourhood.profiles import Profiles
 
@@ -72,11 +73,11 @@ def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
     return kept
 
 
-def _rated(profiles: Profiles):
+def _rated(profiles: Profiles) -> csr_array:
     return profiles.matrix(np.ones(len(profiles.values)))
 
 
-def _dense(product) -> np.ndarray:
+def _dense(product: csr_array) -> np.ndarray:
     return np.asarray(product.todense(), dtype=np.float64)
 
 
