@@ -78,7 +78,7 @@ class EvaluationConfig(Config):
         sections = [Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines]
         labels = [section.options.get("label", section.name) for section in sections]
         for label in labels:
-            if not isinstance(label, str) or not label.strip() or "/" in label:
+            if not isinstance(label, str) or not label.strip(" .") or "/" in label:
                 raise ExperimentError(
                     "wrong label in evaluation.baselines",
                     expected="a text without '/', which is also the name of a folder",

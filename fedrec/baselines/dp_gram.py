@@ -54,8 +54,9 @@ class DpGramConfig(PrivateConfig):
     """Share of the budget (of mu^2) that the counts take."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
-    factors: int | None = Field(default=None, ge=1)
-    """Largest number of eigenvectors of `puresvd`; default: as many as are above the noise edge."""
+    factors: int = Field(default=12, ge=1)
+    """Largest number of eigenvectors of `puresvd`; those below the noise edge are left out anyhow, and the ones just
+    above it are mostly noise."""
     ridge: float = Field(default=1.0, ge=0)
     """Lambda of `ease` in units of the noise edge."""
     regularisation: float = Field(default=1.0, gt=0)
@@ -111,7 +112,7 @@ class DpGram(PrivateBaseline):
     def _above(self, gram: torch.Tensor, edge: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest eigenvalues above the noise edge, at most `factors` and at least one, and their vectors."""
         values, vectors = torch.linalg.eigh(gram)
-        limit = len(gram) if self.config.factors is None or self.config.model == "ease" else self.config.factors
+        limit = len(gram) if self.config.model == "ease" else self.config.factors
         kept = max(1, min(int((values > edge).sum()), limit))
         return values[-kept:], vectors[:, -kept:]
 
