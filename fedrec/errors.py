@@ -75,6 +75,8 @@ class RefusalError(ClientError):
     error whose text leaves a real node.
     """
 
+    exit_code = 8
+
 
 class EngineError(FedrecError):
     """An engine (serial, ray, flower) could not do its work."""

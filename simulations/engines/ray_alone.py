@@ -8,6 +8,7 @@ settings are for the time of a local Ray only; a cluster of the user's own is jo
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import secrets
@@ -20,12 +21,18 @@ _LOOPBACK, _MODE, _TOKEN = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE",
 _TOKEN_BYTES = 32
 
 
+@functools.cache
+def _token() -> str:
+    """The token of this process: Ray reads it once, so that a second local Ray must have that of the first."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
 def settings_of_a_local_ray() -> dict[str, str]:
-    """What Ray's processes find in their environment; made anew at each call."""
+    """What Ray's processes find in their environment."""
     return {
         _LOOPBACK: "0",  # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
         _MODE: "token",
-        _TOKEN: secrets.token_hex(_TOKEN_BYTES),
+        _TOKEN: _token(),
     }
 
 

@@ -80,7 +80,6 @@ def test_callbacks_are_told_in_order(run_tiny):
     result = run_tiny(callbacks=[recorder])
     users = len(result.users)
     assert recorder.told == [
-        ("stage", "fitting baselines"),
         ("stage", "training paths: step sgd: kernel"),
         ("start", 1, 2),
         ("round", 1),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels that other libraries' systems reach on real data, with settings chosen on validation rows."""
+"""Levels that other libraries' systems reach on real data, with settings that are known to be good there."""
 
 from __future__ import annotations
 

@@ -212,10 +212,14 @@ def test_full_disk(server, folder, monkeypatch):
 
 
 def test_full_disk_while_unpacking_leaves_no_folder(server, folder, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BytesIO):
+        def write(self, piece):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    def opened(path, mode="r", *rest, **more):
+        return Full() if mode == "wb" and path.suffix == ".txt" else open(path, mode, *rest, **more)
+
+    monkeypatch.setattr("pathlib.Path.open", opened)
     with pytest.raises(DataError, match="is full"):
         fetch("mine", source_of(server), folder)
     assert left(folder) == [".mine.download/data.zip"]
