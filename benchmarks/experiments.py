@@ -82,11 +82,14 @@ def row(name: str, step: str, repeats: int) -> dict[str, Any]:
 
 def generated(name: str, repeats: int) -> dict[str, Any]:
     """The same of an experiment whose server generates the clients' parameters."""
-    speeds: dict[str, list[float]] = {"auto": [], "reference": []}
+    speeds: dict[str, list[float]] = {"reference": [], "auto": []}
+    found: dict[str, Any] = {}
     for _ in range(repeats):
         for path, own in speeds.items():
-            own += measured("shipped_run", name, path, GENERATED_ROUNDS)["users_per_second"]
-    return {**_speeds(speeds["auto"], speeds["reference"]), "path": "blocks"}
+            found = measured("shipped_run", name, path, GENERATED_ROUNDS)
+            own += found["users_per_second"]
+    cost = {key: found[key] for key in ("evaluation", "peak_mib")}
+    return {**_speeds(speeds["auto"], speeds["reference"]), **cost, "path": "blocks"}
 
 
 def _speeds(ours: list[float], loop: list[float]) -> dict[str, float]:

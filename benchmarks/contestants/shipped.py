@@ -72,7 +72,7 @@ def initial(node: Node) -> Numbers:
     return {name: value.numpy() for name, value in node.initial().items()}
 
 
-def _peak_mib() -> float:
+def peak_mib() -> float:
     """Largest memory of this process; `ru_maxrss` would be that of the process that started it, if larger."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
@@ -87,7 +87,7 @@ def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: b
     report = {"users": min(users, len(node.training)), "seconds": seconds, "path": taken}
     if evaluation:
         report["evaluation"] = evaluated(node, arrays)
-    report["peak_mib"] = _peak_mib()
+    report["peak_mib"] = peak_mib()
     print(json.dumps(report))
 
 

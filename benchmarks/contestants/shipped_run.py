@@ -10,20 +10,23 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.contestants.shipped import peak_mib
 from simulations.runner import run
 
 
 def main(name: str, path: str, rounds: int) -> None:
-    """Print users per second in training of each round but the first as JSON."""
+    """Print as JSON users per second in training of each round but the first, seconds of the evaluation, and memory."""
     overrides = [
         *("engine.name=serial", "engine.nodes=1", "engine.threads=1", "engine.device=cpu", f"engine.path={path}"),
-        *(f"rounds={rounds + 1}", "evaluation.every=0", "evaluation.final-users=1", "evaluation.baselines=[]"),
+        *(f"rounds={rounds + 1}", "evaluation.every=0", "evaluation.baselines=[]"),
     ]
     with tempfile.TemporaryDirectory() as folder:
         found = run(name, overrides, output=Path(folder) / "run")
         timings = pd.read_csv(found.folder / "timings.csv")["train"].tolist()
+        evaluation = json.loads((found.folder / "result.json").read_text())["seconds"]["evaluation"]
     cohort = found.experiment.sampler.options["cohort"]
-    print(json.dumps({"users_per_second": [cohort / seconds for seconds in timings[1:]]}))
+    speeds = [cohort / seconds for seconds in timings[1:]]
+    print(json.dumps({"users_per_second": speeds, "evaluation": evaluation, "peak_mib": peak_mib()}))
 
 
 if __name__ == "__main__":
