@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 
 from fedrec import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Section, component_settings
 from fedrec.phases import Phase, step_table
-from strategies.base import Aggregate, Cohorts, CohortStrategy
+from strategies._by_round import ByRound
+from strategies.base import Cohorts, CohortStrategy
 
 
 class FirstRoundConfig(Config):
@@ -27,7 +26,7 @@ class FirstRoundConfig(Config):
     """The strategy of all rounds after the first; its clients run the experiment's step."""
 
 
-class FirstRound(CohortStrategy):
+class FirstRound(ByRound):
     """One strategy in the first round, another in all that follow.
 
     Rounds keep their numbers, which cohorts and noise are drawn by: the other strategy's first round is round 2.
@@ -47,7 +46,6 @@ class FirstRound(CohortStrategy):
 
     def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._round = 1
         own = cohorts.among(cohorts.clients, config.sampler)
         self.first = self.first_class(config, own, step_table(config.step))
         cls, settings = _following(config)
@@ -72,23 +70,6 @@ class FirstRound(CohortStrategy):
     def strategy_of(self, round_number: int) -> CohortStrategy:
         """The strategy of a round."""
         return self.first if round_number == 1 else self.main
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The messages of the round's strategy."""
-        self._round = server_round
-        return self.strategy_of(server_round).configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the round's strategy makes of the replies."""
-        return self.strategy_of(server_round).aggregate_train(server_round, replies)
-
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """What the strategy of the last configured round makes of an aggregate."""
-        return self.strategy_of(self._round).apply(theta, aggregate)
 
     def state(self) -> dict[str, np.ndarray]:
         """What the other strategy remembers."""

@@ -27,8 +27,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Message, MetricRecord
 from pydantic import Field, model_validator
 
 from fedrec import registry
@@ -36,7 +35,8 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment import Section, component_settings
 from fedrec.phases import MAIN, Phase, step_table
-from strategies.base import Aggregate, Cohorts, CohortStrategy
+from strategies._by_round import ByRound
+from strategies.base import Cohorts, CohortStrategy
 
 STAGE_ONE = "stage-one"
 
@@ -73,7 +73,7 @@ class TwoStageConfig(Config):
     """How the server combines updates in the main stage; its clients run the experiment's step."""
 
 
-class TwoStage(CohortStrategy):
+class TwoStage(ByRound):
     """Runs one strategy for the rounds of stage one and another one after it.
 
     Attributes:
@@ -89,7 +89,6 @@ class TwoStage(CohortStrategy):
 
     def __init__(self, config: TwoStageConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._round = 1
         first = config.stage_one
         inside, outside = _participants(first, cohorts)
         self.stages = {
@@ -125,24 +124,13 @@ class TwoStage(CohortStrategy):
         """The strategy of a round's stage."""
         return self.stages[self.phase(round_number)]
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The messages of the stage's strategy."""
-        self._round = server_round
-        return self.strategy_of(server_round).configure_train(server_round, arrays, config, grid)
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the stage's strategy makes of the replies; the metrics tell the `stage`, 1 or 2."""
-        arrays, metrics = self.strategy_of(server_round).aggregate_train(server_round, replies)
+        arrays, metrics = super().aggregate_train(server_round, replies)
         stage = 1 if self.phase(server_round) == STAGE_ONE else 2
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
-
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """What the strategy of the last configured round makes of an aggregate."""
-        return self.strategy_of(self._round).apply(theta, aggregate)
 
     def state(self) -> dict[str, np.ndarray]:
         """What both strategies remember, each under its stage's name."""

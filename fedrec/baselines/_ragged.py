@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is often done with ragged histories: repeats left out, a part of the catalogue, sums over a user's items."""
+"""What is often done with ragged histories: a part of the catalogue, sums over a user's items."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ import numpy as np
 import torch
 
 from fedrec.baselines.base import Histories
-
-
-def distinct(histories: Histories) -> Histories:
-    """The same users with each item at most once per user, ascending."""
-    pairs = np.unique(histories.rows() * histories.num_items + histories.items)
-    users, items = np.divmod(pairs, histories.num_items)
-    return Histories(histories.num_items, _offsets(users, histories.num_users), items)
 
 
 def among(histories: Histories, items: np.ndarray) -> Histories:
@@ -27,7 +20,8 @@ def among(histories: Histories, items: np.ndarray) -> Histories:
     place[items] = np.arange(len(items))
     new = place[histories.items]
     kept = new >= 0
-    return Histories(len(items), _offsets(histories.rows()[kept], histories.num_users), new[kept])
+    counts = np.bincount(histories.rows()[kept], minlength=histories.num_users)
+    return Histories(len(items), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), new[kept])
 
 
 def sums(histories: Histories, rows: torch.Tensor) -> torch.Tensor:
@@ -39,7 +33,3 @@ def sums(histories: Histories, rows: torch.Tensor) -> torch.Tensor:
     """
     items, offsets = (torch.from_numpy(part).to(rows.device) for part in (histories.items, histories.offsets[:-1]))
     return torch.nn.functional.embedding_bag(items, rows, offsets, mode="sum")
-
-
-def _offsets(users: np.ndarray, num_users: int) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.bincount(users, minlength=num_users))]).astype(np.int64)

@@ -77,12 +77,17 @@ class Histories:
         dense[torch.from_numpy(self.rows()), torch.from_numpy(self.items.astype(np.int64))] = 1.0
         return dense
 
+    def distinct(self) -> Histories:
+        """The same users with each item at most once per user, ascending."""
+        users, items = np.divmod(np.unique(self.rows() * self.num_items + self.items), self.num_items)
+        counts = np.bincount(users, minlength=self.num_users)
+        return replace(self, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items=items)
+
     def csr(self, dtype: type[np.floating] = np.float32) -> Sparse:
         """Binary sparse `[users, items]` with sorted columns; an item that a user has several times counts once."""
-        pairs = np.unique(self.rows() * self.num_items + self.items)
-        users, items = np.divmod(pairs, self.num_items)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(users, minlength=self.num_users))])
-        return sparse.csr_array((np.ones(len(pairs), dtype), items, offsets), (self.num_users, self.num_items))
+        once = self.distinct()
+        ones = np.ones(len(once.items), dtype)
+        return sparse.csr_array((ones, once.items, once.offsets), (self.num_users, self.num_items))
 
 
 class Baseline(ABC):

@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.baselines._private import Part, PrivateBaseline, PrivateConfig, Releases
-from fedrec.baselines._ragged import among, distinct
+from fedrec.baselines._ragged import among
 from fedrec.baselines.base import Histories
 from fedrec.baselines.dp_gram import count_weights, weighted_gram
 from fedrec.baselines.dp_popularity import clipped_counts
@@ -111,7 +111,7 @@ class DpAls(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Choose the items, start, and take the steps."""
         config, releases = self.config, self.releases(histories.num_users)
-        histories = distinct(histories)
+        histories = histories.distinct()
         counts = releases.release("counts", clipped_counts(histories, Clip(config.count_clip)))
         self._chosen = np.sort(np.argsort(-counts, kind="stable")[: config.items])
         noise = releases.plans["counts"].noise_scale
@@ -125,7 +125,7 @@ class DpAls(PrivateBaseline):
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items', `float32 [users, items]`."""
-        liked = among(distinct(histories), self._chosen)
+        liked = among(histories.distinct(), self._chosen)
         found = (self._users(liked) @ self._items.T).float()
         scores = found.amin(1, keepdim=True) + self._others
         scores[:, torch.from_numpy(self._chosen).to(self.device)] = found

@@ -30,7 +30,7 @@ import torch
 from pydantic import Field
 
 from fedrec.baselines._private import Part, PrivateBaseline, PrivateConfig
-from fedrec.baselines._ragged import among, distinct, sums
+from fedrec.baselines._ragged import among, sums
 from fedrec.baselines.base import Histories
 from fedrec.baselines.dp_popularity import clipped_counts
 from fedrec.baselines.ease import item_weights
@@ -80,7 +80,7 @@ class DpGram(PrivateBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and solve for the item-to-item weights."""
-        histories, releases = distinct(histories), self.releases(histories.num_users)
+        histories, releases = histories.distinct(), self.releases(histories.num_users)
         counts = releases.release("counts", clipped_counts(histories, Clip(self.config.count_clip)))
         self._chosen = np.sort(np.argsort(-counts, kind="stable")[: self.config.items])
         self._scale = count_weights(counts[self._chosen], releases.plans["counts"].noise_scale, self.config.exponent)
@@ -94,7 +94,7 @@ class DpGram(PrivateBaseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        found = sums(among(distinct(histories), self._chosen), self._item_weights)
+        found = sums(among(histories.distinct(), self._chosen), self._item_weights)
         scores = found.amin(1, keepdim=True) + self._others
         scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
         return scores

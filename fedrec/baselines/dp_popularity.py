@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 
 from fedrec.baselines._private import Part, PrivateBaseline, PrivateConfig
-from fedrec.baselines._ragged import distinct
 from fedrec.baselines.base import Histories
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
@@ -52,7 +51,7 @@ class DpPopularity(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Count clipped users, and add the noise."""
         releases = self.releases(histories.num_users)
-        counts = clipped_counts(distinct(histories), Clip(self.config.clip_norm, releases.plans["counts"].norm_order))
+        counts = clipped_counts(histories.distinct(), Clip(self.config.clip_norm, releases.plans["counts"].norm_order))
         self._counts = torch.from_numpy(releases.release("counts", counts))
 
     def scores(self, histories: Histories) -> torch.Tensor:

@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.baselines._private import Part, PrivateBaseline, PrivateConfig, Releases
-from fedrec.baselines._ragged import distinct, sums
+from fedrec.baselines._ragged import sums
 from fedrec.baselines.base import Histories
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
@@ -85,7 +85,7 @@ class DpMf(PrivateBaseline):
 
     def fit(self, histories: Histories) -> None:
         """Take the steps from random item factors."""
-        config, releases, liked = self.config, self.releases(histories.num_users), distinct(histories)
+        config, releases, liked = self.config, self.releases(histories.num_users), histories.distinct()
         generator = torch_stream(config.own_seed, "baseline-dpmf")
         shape = (histories.num_items, config.factors)
         items = torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[0] ** 0.5
@@ -96,7 +96,7 @@ class DpMf(PrivateBaseline):
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items', `float32 [users, items]`."""
-        return (self._users(distinct(histories)) @ self._items.T).float()
+        return (self._users(histories.distinct()) @ self._items.T).float()
 
     def _users(self, liked: Histories) -> Tensor:
         """Each user's x_u given the items, `float64 [users, factors]`."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedrec.baselines._ragged import distinct, sums
+from fedrec.baselines._ragged import sums
 from fedrec.baselines.base import Baseline, Histories
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
@@ -56,7 +56,7 @@ class Ease(Baseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        return sums(distinct(histories), self._weights)
+        return sums(histories.distinct(), self._weights)
 
     def too_large(self, num_users: int, num_items: int) -> str:
         """See `Baseline.too_large`."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedrec.baselines._ragged import distinct
 from fedrec.baselines.base import Histories
 from fedrec.baselines.dp_als import DpAls
 from fedrec.errors import ExperimentError
@@ -58,7 +57,7 @@ def test_without_noise_it_is_ials(users, start):
     step = model._step
     model._step = lambda *given: (first.append(model._items.clone()), step(*given))[1]
     model.fit(users)
-    liked = distinct(users).matrix().double().numpy()
+    liked = users.distinct().matrix().double().numpy()
     factors, items = ials(liked, first[0].numpy(), 0.3, 0.7, 3)
     np.testing.assert_allclose(model._items, items, atol=1e-6)
     np.testing.assert_allclose(model.scores(users), factors @ items.T, atol=1e-6)
@@ -69,7 +68,7 @@ def test_the_start_is_the_eigenvectors_of_the_gram_matrix(users):
     started = []
     model._step = lambda *given: started.append(model._items) or model._items
     model.fit(users)
-    liked = distinct(users).matrix().double().numpy()
+    liked = users.distinct().matrix().double().numpy()
     vectors = np.linalg.svd(liked)[2][:FACTORS]
     np.testing.assert_allclose(started[0] @ started[0].T, vectors.T @ vectors, atol=1e-5)
 

@@ -13,7 +13,6 @@ from scipy.sparse.linalg import svds
 from scipy.stats import norm
 
 from fedrec.baselines._private import Releases
-from fedrec.baselines._ragged import distinct
 from fedrec.baselines.base import Histories
 from fedrec.baselines.dp_gram import DpGram, weighted_gram
 from fedrec.baselines.ease import Ease
@@ -61,7 +60,7 @@ def test_without_noise_it_is_ease(users):
 
 @pytest.mark.parametrize("factors", [3, 7])
 def test_without_noise_it_is_puresvd(users, factors):
-    once = distinct(users)
+    once = users.distinct()
     matrix = csr_matrix((np.ones(len(once.items)), once.items, once.offsets), (users.num_users, ITEMS))
     vectors = svds(matrix, factors)[2]
     expected = matrix @ vectors.T @ vectors
@@ -72,7 +71,7 @@ def test_without_noise_it_is_puresvd(users, factors):
 def test_items_are_weighted_and_the_weights_taken_back(users):
     """Of all directions nothing is lost, whatever the weights are: scores are the history itself."""
     found = fitted(users, **{**EXACT, "exponent": 0.4}, model="puresvd", factors=ITEMS)
-    np.testing.assert_allclose(found.scores(users), distinct(users).matrix(), atol=1e-4)
+    np.testing.assert_allclose(found.scores(users), users.distinct().matrix(), atol=1e-4)
     assert found._scale.mean() == pytest.approx(1) and found._scale.min() < 0.9
 
 
@@ -82,7 +81,7 @@ def test_exchanging_a_user_moves_the_gram_matrix_by_sqrt_2_of_the_clip_norm_at_m
     extremes = [list(range(ITEMS)), [], list(range(12)), list(range(12, ITEMS)), [24], [23], [24] * 50]
     clip = Clip(2.0)
     rest = [[1, 2, 3], [4]]
-    totals = [weighted_gram(distinct(histories([*rest, one])), scale, clip, CPU) for one in extremes]
+    totals = [weighted_gram(histories([*rest, one]).distinct(), scale, clip, CPU) for one in extremes]
     moves = [np.linalg.norm(one - other) for one in totals for other in totals]
     assert max(moves) <= math.sqrt(2) * 2.0 * (1 + 1e-12)
     assert max(moves) == pytest.approx(math.sqrt(2) * 2.0, rel=1e-5)
@@ -145,7 +144,7 @@ def test_items_that_were_not_chosen_come_last_by_their_counts(users):
     scores, chosen = model.scores(users), model._chosen
     others = np.setdiff1d(np.arange(ITEMS), chosen)
     assert bool((scores[:, others].amax(1) < scores[:, chosen].amin(1)).all())
-    counts = distinct(users).matrix().sum(0).numpy()
+    counts = users.distinct().matrix().sum(0).numpy()
     assert set(chosen) == set(np.argsort(-counts, kind="stable")[:6])
 
 

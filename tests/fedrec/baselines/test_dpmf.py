@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedrec.baselines._ragged import distinct
 from fedrec.baselines.base import Histories
 from fedrec.baselines.dpmf import DpMf
 from fedrec.errors import ExperimentError
@@ -47,7 +46,7 @@ def started(model: DpMf, users: Histories) -> np.ndarray:
 
 def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users):
     model = made(**EXACT)
-    items, liked, eye = started(model, users), distinct(users).matrix().double().numpy(), 0.5 * np.eye(3)
+    items, liked, eye = started(model, users), users.distinct().matrix().double().numpy(), 0.5 * np.eye(3)
     model.fit(users)
     for _ in range(4):
         factors = liked @ items @ np.linalg.inv(items.T @ items + eye)
@@ -61,7 +60,7 @@ def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users)
 
 def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users):
     model = made(**{**EXACT, "reading": "posterior", "steps": 1, "learning-rate": 0.01})
-    first, liked = torch.from_numpy(started(model, users)), distinct(users).matrix().double()
+    first, liked = torch.from_numpy(started(model, users)), users.distinct().matrix().double()
     items = first.clone().requires_grad_()
     factors = liked @ first @ torch.linalg.inv(first.T @ first + 0.5 * torch.eye(3).double())
     loss = ((liked - factors @ items.T) ** 2).sum() + 0.5 * (items**2).sum()
