@@ -6,20 +6,35 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test deploy-test lint bench bench-simulators bench-experiments bench-costs benchmark-venvs constraints clean
+.PHONY: help demo docs test slow-test test-all deploy-test container-test cluster-test lint bench bench-simulators bench-experiments bench-costs benchmark-venvs constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## Show what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
-demo: $(VENV)/.installed  ## PrivRec on the embedded synthetic dataset, offline: a table and a run folder
-	$(BIN)/fedrec run privrec-synthetic
+demo: $(VENV)/.installed  ## A federated system beside popularity and EASE, the same under differential privacy, a report; offline
+	$(BIN)/fedrec demo
 
-test: $(VENV)/.installed-test  ## The test suite; FEDREC_DATA=FOLDER adds the tests on real data
-	$(BIN)/pytest $(ARGS)
+test: $(VENV)/.installed-test  ## The test suite in two processes; FEDREC_DATA=FOLDER adds the tests on real data
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+slow-test: $(VENV)/.installed-test  ## Tests of more than about eight seconds
+	$(BIN)/pytest -n 2 --dist load -m slow $(ARGS)
+
+test-all: test slow-test deploy-test cluster-test container-test  ## Everything that can run here
+
+docs: $(VENV)/.installed-docs  ## The documentation site, in site/; fails on a warning
+	$(BIN)/python -m simulations.settings_page docs/settings.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about ten minutes)
 	$(BIN)/pytest -m deployment --timeout=1800 $(ARGS)
+
+container-test: $(VENV)/.installed-test  ## A deployment in real containers, with a Docker engine and image fedrec:0.1.0
+	$(BIN)/pytest -m containers --timeout=900 -rs $(ARGS)
+
+cluster-test: $(VENV)/.installed-test  ## A Ray cluster of three raylets, of which one is killed
+	$(BIN)/pytest -m cluster --timeout=600 $(ARGS)
 
 lint: $(VENV)/.installed-test  ## Style and types
 	$(BIN)/ruff check .
@@ -73,6 +88,10 @@ $(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable '.[test]'
 	$(BIN)/python -m fedrec.cohort.kernel.warm_up
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(SOURCES) $(VENV)/.torch
+	$(PIP) --editable '.[docs]'
+	@touch $@
 
 benchmarks/.venvs/%/.installed: benchmarks/requirements-%.txt
 	$(PYTHON) -m venv $(@D)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work as a contestant sees it: the archive that `workload.py` writes, and a clock for its rounds.
+"""The work as a contestant sees it: the archive that `workload.py` writes, and a clock for its
+rounds.
 
-Needs numpy alone, because contestants live in environments of their own, without fedrec and some without torch.
+Needs numpy alone, because contestants live in environments of their own, without fedrec and some
+without torch.
 """
 
 from __future__ import annotations
@@ -34,11 +36,20 @@ class Arrays(dict[str, np.ndarray]):
 
     def initial(self) -> dict[str, np.ndarray]:
         """The parameters that the first round starts from."""
-        return {name.removeprefix("initial/"): value for name, value in self.items() if name.startswith("initial/")}
+        return {
+            name.removeprefix("initial/"): value
+            for name, value in self.items()
+            if name.startswith("initial/")
+        }
 
     def epochs(self, place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch of one user in one round; `place` counts through all rounds' cohorts."""
-        start, stop, length = self["offsets"][place], self["offsets"][place + 1], self["lengths"][place]
+        """Items and labels of each epoch of one user in one round; `place` counts through all
+        rounds' cohorts."""
+        start, stop, length = (
+            self["offsets"][place],
+            self["offsets"][place + 1],
+            self["lengths"][place],
+        )
         for first in range(start, stop, length):
             yield self["items"][first : first + length], self["labels"][first : first + length]
 
@@ -67,10 +78,17 @@ class RoundClock:
         self._began = now
 
     def report(self, final: Sequence[np.ndarray], initial: Sequence[np.ndarray]) -> str:
-        """What a contestant prints as its last line; the arrays of both sequences belong together one by one."""
-        change = [after.astype(np.float64) - before for after, before in zip(final, initial, strict=True)]
+        """What a contestant prints as its last line; the arrays of both sequences belong together
+        one by one."""
+        change = [
+            after.astype(np.float64) - before for after, before in zip(final, initial, strict=True)
+        ]
         return json.dumps(
-            {"rounds": self.rounds, "squared_sum": squared_sum(final), "squared_change": squared_sum(change)}
+            {
+                "rounds": self.rounds,
+                "squared_sum": squared_sum(final),
+                "squared_change": squared_sum(change),
+            }
         )
 
 

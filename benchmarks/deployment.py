@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a deployment costs on this machine: start, rounds against the Ray engine, memory per node, many nodes.
+"""What a deployment costs on this machine: start, rounds against the Ray engine, memory per node,
+many nodes.
 
     python -m benchmarks.deployment start --nodes 8
     python -m benchmarks.deployment rounds --nodes 2 --rounds 20
     python -m benchmarks.deployment load --nodes 200
 
-All processes share the machine, so that times with many nodes are those of one machine doing everybody's work.
+All processes share the machine, so that times with many nodes are those of one machine doing
+everybody's work.
 """
 
 from __future__ import annotations
@@ -22,19 +24,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedrec.experiment import load as load_experiment
-from fedrec.runs import RunFolder
+from fedrec.experiment.loading import load as load_experiment
+from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.deploy import launch, operator
-from simulations.deploy.initialise import initialise
-from simulations.deploy.layout import Deployment, DeploymentConfig
-from simulations.deploy.node import NODE_POLL
-from simulations.deploy.shards import cut_for
+from simulations.deployment import launch, operator
+from simulations.deployment.initialise import initialise
+from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment.processes.node import NODE_POLL
+from simulations.deployment.shards import cut_for
 
 
 def main() -> None:
     """Run the measurement that the command line names, and print it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["start", "rounds", "load"])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
@@ -72,7 +76,13 @@ def rounds(nodes: int, count: int, port: int) -> dict[str, float]:
         runner.run({**table}, output=Path(folder) / "run")
         simulated = pd.read_csv(Path(folder) / "run" / "timings.csv")["seconds"].tolist()
     middle, ray = statistics.median(seconds[1:]), statistics.median(simulated[1:])
-    found = {"nodes": nodes, "rounds": count, "deployed": middle, "ray": ray, "overhead": middle - ray}
+    found = {
+        "nodes": nodes,
+        "rounds": count,
+        "deployed": middle,
+        "ray": ray,
+        "overhead": middle - ray,
+    }
     return {**found, "cpu seconds per round of superlink, door and nodes": spent, **load_of()}
 
 
@@ -81,15 +91,22 @@ def load(nodes: int, count: int, port: int) -> dict[str, float]:
     os.environ.setdefault(NODE_POLL, "10")
     table = experiment(nodes, min(count, 5), users=nodes, everybody=True)
     with deployed(table, nodes, port, wait=1500) as (deployment, first):
-        idle = memory(deployment)
+        idle, before = memory(deployment), cpu_by_process(deployment)
         seconds = deployed_rounds(deployment, table)
+        after = cpu_by_process(deployment)
         busy = memory(deployment)
-        clients = pd.read_csv(deployment.path / "runs" / "measured" / "rounds.csv")["num-clients"].tolist()
+        clients = pd.read_csv(deployment.path / "runs" / "measured" / "rounds.csv")[
+            "num-clients"
+        ].tolist()
         return {
             "nodes": nodes,
             "up": first,
             "median round": statistics.median(seconds),
             "clients per round": min(clients),
+            **{
+                f"{name} cpu seconds per round": (after[name] - before[name]) / len(seconds)
+                for name in after
+            },
             **{f"{name} MiB": value for name, value in idle.items()},
             **{f"{name} MiB after rounds": value for name, value in busy.items()},
             **load_of(),
@@ -112,8 +129,11 @@ def experiment(nodes: int, count: int, users: int = 600, everybody: bool = False
 
 
 @contextmanager
-def deployed(table: dict, nodes: int, port: int, wait: float = 300) -> Iterator[tuple[Deployment, float]]:
-    """A running deployment with shards of an experiment's dataset, and the seconds that its start took."""
+def deployed(
+    table: dict, nodes: int, port: int, wait: float = 300
+) -> Iterator[tuple[Deployment, float]]:
+    """A running deployment with shards of an experiment's dataset, and the seconds that its start
+    took."""
     with tempfile.TemporaryDirectory(prefix="fedrec-measured-") as folder:
         settings = {"nodes": nodes, "port": port, "superlink-port": port + 1, "node-port": port + 2}
         deployment = initialise(Path(folder) / "d", DeploymentConfig.parse(settings))
@@ -149,23 +169,37 @@ def tree(pid: int) -> list[int]:
 
 
 def memory(deployment: Deployment) -> dict[str, float]:
-    """Proportional memory in MiB of the SuperLink, the door, and a node on average (shared pages in equal parts)."""
+    """Proportional memory in MiB of the SuperLink, the door, and a node on average (shared pages in
+    equal parts)."""
     pids = {state.name: state.pid for state in operator.states(deployment) if state.pid}
-    families = {name: tree(pids[name]) if name in pids else [] for name in ("superlink", "door", "nodes")}
+    families = {
+        name: tree(pids[name]) if name in pids else [] for name in ("superlink", "door", "nodes")
+    }
     parts = {name: sum(_proportional(pid) for pid in family) for name, family in families.items()}
     return {**parts, "per node": parts["nodes"] / deployment.settings.nodes}
 
 
+def cpu_by_process(deployment: Deployment) -> dict[str, float]:
+    """Processor seconds that each of the server's processes and all nodes together have used."""
+    running = [state for state in operator.states(deployment) if state.pid]
+    return {state.name: _cpu_of(tree(state.pid)) for state in running if state.pid}
+
+
 def cpu_seconds(deployment: Deployment) -> float:
-    """Processor seconds that the SuperLink, the door and the nodes have used, their ended children included."""
+    """Processor seconds that the SuperLink, the door and the nodes have used, their ended children
+    included."""
+    found = cpu_by_process(deployment)
+    return sum(seconds for name, seconds in found.items() if name != "serverapp")
+
+
+def _cpu_of(pids: list[int]) -> float:
     ticks = 0
-    for state in operator.states(deployment):
-        for pid in tree(state.pid) if state.pid and state.name != "serverapp" else ():
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            ticks += sum(int(fields[place]) for place in (11, 12, 13, 14))
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += sum(int(fields[place]) for place in (11, 12, 13, 14))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shipped experiment on one thread: users per second in training, beside a plain PyTorch loop.
+"""Every shipped experiment on one thread: users per second in training, beside a plain PyTorch
+loop.
 
-    FEDREC_DATA=DATA python benchmarks/experiments.py [--only privrec-ml1m,mf-ml1m] [--repeats 3] [--json OUT]
+    FEDREC_DATA=DATA python benchmarks/experiments.py [--only privrec-ml1m,mf-ml1m] [--repeats 3]
+    [--json OUT]
 
-For each local step of each experiment in `simulations/experiments`: fedrec's path that is taken, and the loop in
-`contestants/shipped_loop.py`, in turn, each in a process of its own, with the experiment's own settings. Users per
-second are those of the median round over all repeats, the first round of a process not counted. Both also do one round
-of one epoch, and `difference` is how far apart their sums of updates are: the L2 norm of the difference over the norm,
-all parameters together. It takes one epoch because rounding grows with the epochs, fastest where learning rates are
-high.
+For each local step of each experiment in `simulations/experiments`: fedrec's path that is taken,
+and the loop in `contestants/shipped_loop.py`, in turn, each in a process of its own, with the
+experiment's own settings. Users per second are those of the median round over all repeats, the
+first round of a process not counted. Both also do one round of one epoch, and `difference` is how
+far apart their sums of updates are: the L2 norm of the difference over the norm, all parameters
+together. It takes one epoch because rounding grows with the epochs, fastest where learning rates
+are high.
 
-`evaluation` is the time of the evaluation at the end of a run, all test users without and with fine-tuning, and `MiB`
-the largest memory of fedrec's process, both on one thread. Steps with parameters that a server generates (meta-MF) are
-timed in whole runs on the serial engine, and the loop beside them is fedrec's own `reference` path.
+`evaluation` is the time of the evaluation at the end of a run, all test users without and with
+fine-tuning, and `MiB` the largest memory of fedrec's process, both on one thread. Steps with
+parameters that a server generates (meta-MF) are timed in whole runs on the serial engine, and the
+loop beside them is fedrec's own `reference` path.
 """
 
 from __future__ import annotations
@@ -31,10 +35,16 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from benchmarks.contestants.shipped import initial, node_of, orders, section_of, trained  # noqa: E402
+from benchmarks.contestants.shipped import (  # noqa: E402
+    initial,
+    node_of,
+    orders,
+    section_of,
+    trained,
+)
 from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
-from clients.steps.base import CohortStep  # noqa: E402
-from fedrec.experiment import load, shipped_experiments  # noqa: E402
+from clients.step import CohortStep  # noqa: E402
+from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 
 USERS, ROUNDS, LOOP_USERS, LOOP_ROUNDS = 40, 6, 20, 2
 GENERATED_ROUNDS = 6
@@ -48,7 +58,8 @@ def steps_of(name: str) -> list[str]:
 
 
 def difference(name: str, step: str) -> float:
-    """How far fedrec and the loop are apart after one round of one epoch, relative to how far they went."""
+    """How far fedrec and the loop are apart after one round of one epoch, relative to how far they
+    went."""
     node = node_of(name, "auto")
     (order,) = orders(node, step, LOOP_USERS, 1, epochs=1)
     _, ours = trained(node, initial(node), order)
@@ -73,11 +84,16 @@ def row(name: str, step: str, repeats: int) -> dict[str, Any]:
     ours, loop, found = [], [], {}
     for repeat in range(repeats):
         last = repeat == repeats - 1
-        found = measured("shipped", name, step, "auto", USERS, ROUNDS, last and step == load(name).step.name)
+        found = measured(
+            "shipped", name, step, "auto", USERS, ROUNDS, last and step == load(name).step.name
+        )
         ours += [found["users"] / seconds for seconds in found["seconds"]]
         theirs = measured("shipped_loop", name, step, LOOP_USERS, LOOP_ROUNDS)
         loop += [theirs["users"] / seconds for seconds in theirs["seconds"]]
-    return {**_speeds(ours, loop), **{key: found.get(key) for key in ("path", "evaluation", "peak_mib")}}
+    return {
+        **_speeds(ours, loop),
+        **{key: found.get(key) for key in ("path", "evaluation", "peak_mib")},
+    }
 
 
 def generated(name: str, repeats: int) -> dict[str, Any]:
@@ -99,13 +115,18 @@ def _speeds(ours: list[float], loop: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="experiments, comma-separated; default: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
-    print("| experiment, step | path | users/s | plain loop | ratio | difference | evaluation, s | MiB |")
+    print(
+        "| experiment, step | path | users/s | plain loop | ratio | difference | evaluation, s |"
+        " MiB |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     federated = (name for name in sorted(shipped_experiments()) if load(name).federated)
     for name in given.only.split(",") if given.only else federated:
@@ -113,7 +134,10 @@ def main() -> None:
             rows[name] = generated(name, given.repeats)
             _print(name, rows[name])
         for step in steps_of(name):
-            rows[f"{name}, {step}"] = {**row(name, step, given.repeats), "difference": difference(name, step)}
+            rows[f"{name}, {step}"] = {
+                **row(name, step, given.repeats),
+                "difference": difference(name, step),
+            }
             _print(f"{name}, {step}", rows[f"{name}, {step}"])
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -123,10 +147,18 @@ def _print(name: str, found: dict[str, Any]) -> None:
     def cell(key: str, form: str) -> str:
         return format(found[key], form) if found.get(key) is not None else ""
 
-    cells = [name, found["path"], cell("users_per_second", ".4g"), cell("loop", ".3g"), cell("ratio", ".1f")]
+    cells = [
+        name,
+        found["path"],
+        cell("users_per_second", ".4g"),
+        cell("loop", ".3g"),
+        cell("ratio", ".1f"),
+    ]
     print(
         "| "
-        + " | ".join([*cells, cell("difference", ".0e"), cell("evaluation", ".1f"), cell("peak_mib", ".0f")])
+        + " | ".join(
+            [*cells, cell("difference", ".0e"), cell("evaluation", ".1f"), cell("peak_mib", ".0f")]
+        )
         + " |"
     )
     sys.stdout.flush()

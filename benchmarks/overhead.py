@@ -3,9 +3,10 @@
 
     python benchmarks/overhead.py --cohort 100 --items 3706 --rounds 20 [--json OUT]
 
-The work of `benchmarks/simulation.py` on the Ray engine, with a local step that notes how long each node trains: the
-drawing of batches, the making of blocks and the training itself. A round lasts at least as long as its slowest node
-trains; whatever it lasts longer is overhead, and so is what a node does besides. Medians over the rounds but the first.
+The work of `benchmarks/simulation.py` on the Ray engine, with a local step that notes how long each
+node trains: the drawing of batches, the making of blocks and the training itself. A round lasts at
+least as long as its slowest node trains; whatever it lasts longer is overhead, and so is what a
+node does besides. Medians over the rounds but the first.
 """
 
 from __future__ import annotations
@@ -35,34 +36,44 @@ from benchmarks.workload import experiment  # noqa: E402
 from clients.steps.sgd import Sgd  # noqa: E402
 from fedrec.cohort.batches import Batches  # noqa: E402
 from fedrec.cohort.block import Block  # noqa: E402
-from fedrec.cohort.trained import Trained  # noqa: E402
-from fedrec.data.population import ClientData  # noqa: E402
+from fedrec.cohort.results import Trained  # noqa: E402
+from fedrec.data.client_data import ClientData  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 NOTES = "FEDREC_OVERHEAD_NOTES"  # names the file that the nodes, processes of their own, write to
 
 
 class TimedSgd(Sgd):
-    """`sgd`, and a line per block in the file that the environment names: process, begin and seconds."""
+    """`sgd`, and a line per block in the file that the environment names: process, begin and
+    seconds."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._spent = 0.0  # since the last line: to open the file for every client would be overhead of our own
+        # since the last line: to open the file for every client would be overhead of our own
+        self._spent = 0.0
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`."""
+        """All batches of one client's local work, from the same random draws as `update`."""
         with self._noted():
             return super().batches(data, random)
 
-    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
-        """See `CohortStep.block`."""
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """Put clients together, see `Block.of`."""
         with self._noted():
             return super().block(users, batches, device)
 
     def train_in_kernel(
-        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """See `CohortStep.train_in_kernel`."""
+        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
         begun = time.monotonic()
         with self._noted():
             trained = super().train_in_kernel(parameters, block, own)
@@ -78,11 +89,14 @@ class TimedSgd(Sgd):
         self._spent += time.monotonic() - begun
 
 
-TimedSgd.__module__ = Sgd.__module__  # measured is what a built-in step gets: a plug-in's parameters are watched
+TimedSgd.__module__ = (
+    Sgd.__module__
+)  # measured is what a built-in step gets: a plug-in's parameters are watched
 
 
 def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a round and of its slowest node's training, and the share that is overhead."""
+    """Median seconds of a round and of its slowest node's training, and the share that is
+    overhead."""
     work, clock = experiment(cohort, items, rounds, "ray"), RoundEnds()
     step = work.step.model_copy(update={"name": "benchmarks.overhead:TimedSgd"})
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +123,9 @@ def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--items", type=int, default=3706)
     parser.add_argument("--rounds", type=int, default=20)
@@ -117,11 +133,14 @@ def main() -> None:
     given = parser.parse_args()
     found = measure(given.cohort, given.items, given.rounds)
     print(
-        f"M={given.cohort}, {given.items:,} items, {given.rounds - 1} rounds: {found['round_seconds']:.3f} s a round, "
-        f"{found['training_seconds']:.3f} s of local training on the slowest node, {found['overhead']:.1%} overhead"
+        f"M={given.cohort}, {given.items:,} items, {given.rounds - 1} rounds:"
+        f" {found['round_seconds']:.3f} s a round, {found['training_seconds']:.3f} s of local"
+        f" training on the slowest node, {found['overhead']:.1%} overhead"
     )
     if given.json:
-        given.json.write_text(json.dumps({"cohort": given.cohort, "items": given.items, **found}) + "\n")
+        given.json.write_text(
+            json.dumps({"cohort": given.cohort, "items": given.items, **found}) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 
     FEDREC_DATA=DATA python benchmarks/pnbm.py FOLDER
 
-First settings are chosen for each system and epsilon on validation rows of fold 1 (`chosen.json`), as the paper
-searches them for each epsilon, then every system is tested on the five folds that MovieLens-100K ships, seed by seed
-(`results.json`). Both files grow as work is done, and work that is in them is not done again. At the end come the
-tables `figure-1.csv` to `figure-3.csv`, their drawings, and `audit.csv`: what two data sets that differ in one rating
-show of the epsilon of algorithm 1.
+First settings are chosen for each system and epsilon on validation rows of fold 1 (`chosen.json`),
+as the paper searches them for each epsilon, then every system is tested on the five folds that
+MovieLens-100K ships, seed by seed (`results.json`). Both files grow as work is done, and work that
+is in them is not done again. At the end come the tables `figure-1.csv` to `figure-3.csv`, their
+drawings, and `audit.csv`: what two data sets that differ in one rating show of the epsilon of
+algorithm 1.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.curves import Panel, write_panels
 from fedrec.errors import ExperimentError
 
 FOLDS, SHARE = range(1, 6), 0.1
@@ -35,7 +37,10 @@ UNTRAINED = "pnbm-untrained"
 """Similarities drawn at random, with which DPSGD-PNBM and DPPS-PNBM begin; nothing is learned."""
 FIXED = ("item-mean", "pcc", "cos", "pnbm", UNTRAINED, "biased-mf")
 COMPARED = ("item-mean", "pcc", "cos", UNTRAINED, "biased-mf")
-BY_RATING, BY_USER = ("dpsgd-pnbm", "dpsgd-mf"), ("dpps-pnbm", "dpps-mf", "dp-item-mean", "pnbm-sound")
+BY_RATING, BY_USER = (
+    ("dpsgd-pnbm", "dpsgd-mf"),
+    ("dpps-pnbm", "dpps-mf", "dp-item-mean", "pnbm-sound"),
+)
 FIGURES = {
     1: (*BY_RATING, *COMPARED),
     2: (*BY_USER, *COMPARED),
@@ -56,14 +61,23 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
         "floor": [15.0],
     },
     "dpps-pnbm": {"learning-rate": [8e-6], "temperature": [0.001, 0.09], "steps": [30]},
-    "dpsgd-mf": {"learning-rate": [8e-3], "epochs": [5], "average-share": [0.5, 0.9], "damping": [5.0, 50.0, 500.0]},
+    "dpsgd-mf": {
+        "learning-rate": [8e-3],
+        "epochs": [5],
+        "average-share": [0.5, 0.9],
+        "damping": [5.0, 50.0, 500.0],
+    },
     "dpps-mf": {
         "learning-rate": [8e-6, 0.1, 1.0, 10.0],
         "temperature": [1e-4, 0.03],
         "steps": [300],
         "own-regularisation": [10.0],
     },
-    "dp-item-mean": {"clip-norm": [2.0, 4.0, 8.0], "damping": [20.0, 100.0, 500.0, 2500.0], "user-damping": [5.0]},
+    "dp-item-mean": {
+        "clip-norm": [1.5, 3.0, 6.0],
+        "damping": [10.0, 50.0, 250.0, 1250.0],
+        "user-damping": [5.0],
+    },
     "pnbm-sound": {"items": [400], "rank": [1], "server-lr": [30.0, 300.0], "means-share": [3.0]},
 }
 SOUND_CLIP, SOUND_ROUNDS = 0.3, 4
@@ -74,7 +88,13 @@ def split(fold: int, validation: float) -> dict[str, Any]:
     from fedrec.data.reader import data_directory
 
     folder = str(data_directory() / "ml-100k")
-    return {"name": "kfold", "shipped": True, "folder": folder, "fold": fold, "validation": validation}
+    return {
+        "name": "kfold",
+        "shipped": True,
+        "folder": folder,
+        "fold": fold,
+        "validation": validation,
+    }
 
 
 def measured(
@@ -83,7 +103,7 @@ def measured(
     """Errors of a system on the validation or test rows of a fold, and its epsilons."""
     if system == "pnbm-sound":
         return federated(settings, epsilon, fold, seed, part)
-    from fedrec.baselines.evaluate import evaluate_rating_baselines
+    from fedrec.baselines.evaluation import evaluate_rating_baselines
 
     options = dict(settings)
     if epsilon:
@@ -95,7 +115,9 @@ def measured(
     return {key: float(value) for key, value in found.items()}
 
 
-def federated(settings: Mapping[str, Any], epsilon: float, fold: int, seed: int, part: str) -> dict[str, float]:
+def federated(
+    settings: Mapping[str, Any], epsilon: float, fold: int, seed: int, part: str
+) -> dict[str, float]:
     """The same of the federated system: means and similarities under one budget."""
     from simulations import runner
 
@@ -134,18 +156,27 @@ _POPULATIONS: dict[tuple[int, str], Any] = {}
 
 def _population(fold: int, part: str) -> Any:
     from fedrec.data.population import Population
-    from fedrec.experiment import load
+    from fedrec.experiment.loading import load
 
     key = (fold, part)
     if key not in _POPULATIONS:
         place = split(fold, SHARE if part == "validation" else 0.0)
-        table = {"name": "pnbm", "rounds": 1, "task": "rating", "dataset": {"name": "ml-100k"}, "split": place}
+        table = {
+            "name": "pnbm",
+            "rounds": 1,
+            "task": "rating",
+            "dataset": {"name": "ml-100k"},
+            "split": place,
+        }
         _POPULATIONS[key] = Population.of(load(table))
     return _POPULATIONS[key]
 
 
-def work_list(epsilons: Sequence[float], seeds: int, systems: Sequence[str]) -> list[tuple[str, float, int, int]]:
-    """System, epsilon, fold and seed of everything that is tested, the first seed of all before the second of any."""
+def work_list(
+    epsilons: Sequence[float], seeds: int, systems: Sequence[str]
+) -> list[tuple[str, float, int, int]]:
+    """System, epsilon, fold and seed of everything that is tested, the first seed of all before the
+    second of any."""
     jobs = []
     for seed, system in itertools.product(range(seeds), systems):
         if system in ("item-mean", "pcc", "cos") and seed:
@@ -195,10 +226,13 @@ def test(folder: Path, jobs: Iterable[tuple[str, float, int, int]]) -> None:
 
 
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per system and epsilon: both epsilons, mean RMSE, and the spread over seeds of five-fold means."""
+    """One row per system and epsilon: both epsilons, mean RMSE, and the spread over seeds of
+    five-fold means."""
     found: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for record in records:
-        found.setdefault((record["setting"]["system"], record["setting"]["epsilon"]), []).append(record)
+        found.setdefault((record["setting"]["system"], record["setting"]["epsilon"]), []).append(
+            record
+        )
     rows = []
     for (system, epsilon), own in found.items():
         by_seed: dict[int, list[float]] = {}
@@ -220,52 +254,36 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["system"], row["nominal epsilon"] or 0))
 
 
-def drawing(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Lines of RMSE over nominal epsilon as SVG; what has no epsilon is a dashed line across."""
-    colours = ("#b22222", "#1f5fa8", "#2e7d32", "#7b3fa0", "#c77700", "#00838f", "#555555", "#ad1457")
-    errors = [min(row["rmse"], 1.3) for row in rows]
-    low, high = min(errors), max(errors)
-    private = sorted({row["nominal epsilon"] for row in rows if row["nominal epsilon"]})
-    left, right = np.log10(private[0]), np.log10(private[-1])
-
-    def place(epsilon: float, error: float) -> tuple[float, float]:
-        across = 60 + 460 * (np.log10(epsilon) - left) / ((right - left) or 1.0)
-        return across, 360 - 310 * (min(error, 1.3) - low) / ((high - low) or 1.0)
-
-    shapes = []
-    for number, system in enumerate(dict.fromkeys(row["system"] for row in rows)):
-        own, colour = [row for row in rows if row["system"] == system], colours[number % len(colours)]
-        if own[0]["nominal epsilon"]:
-            points = [place(row["nominal epsilon"], row["rmse"]) for row in own]
+def panel(rows: Sequence[Mapping[str, Any]], title: str) -> Panel:
+    """RMSE over nominal epsilon; dashed lines for what has none, the edge for what is above 1.3."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    levels: dict[str, float] = {}
+    for row in rows:
+        if row["nominal epsilon"]:
+            lines.setdefault(row["system"], []).append((row["nominal epsilon"], row["rmse"]))
         else:
-            points = [place(end, own[0]["rmse"]) for end in (private[0], private[-1])]
-        path, dashes = " ".join(f"{x:.1f},{y:.1f}" for x, y in points), "" if own[0]["nominal epsilon"] else "5 4"
-        shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-dasharray="{dashes}"/>')
-        shapes.append(f'<text x="540" y="{40 + 18 * number}" fill="{colour}">{system} {own[-1]["rmse"]:.3f}</text>')
-    marks = [f'<text x="{place(e, low)[0]:.1f}" y="380" text-anchor="middle">{e:g}</text>' for e in private]
-    return "\n".join(
-        [
-            '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="410" font-family="sans-serif" font-size="12">',
-            '<rect width="720" height="410" fill="white"/><path d="M55 30V365H530" fill="none" stroke="#888888"/>',
-            f'<text x="60" y="18">{title}; RMSE from {low:.3f} to {high:.3f}, beyond 1.3 at the top</text>',
-            *marks,
-            '<text x="260" y="400">nominal epsilon</text>',
-            *shapes,
-            "</svg>\n",
-        ]
-    )
+            levels[row["system"]] = row["rmse"]
+    return Panel(f"{title}: RMSE", "nominal epsilon", lines, levels, logarithmic=True, most=1.3)
 
 
 def audit(folder: Path) -> None:
     """What one rating of a user with n shows of algorithm 1, at the floor of its denominators."""
     from fedrec.attacks.audit.one_rating import audit_one_rating
-    from fedrec.baselines.dpsgd_pnbm import DpsgdPnbmConfig
+    from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbmConfig
 
     rows = []
     for ratings, epsilon in itertools.product((30, 100, 200), (0.1, 0.5, 1.0)):
-        config = DpsgdPnbmConfig(epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1)
+        config = DpsgdPnbmConfig(
+            epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1
+        )
         found = audit_one_rating(config, ratings, 1000)
-        rows.append({"ratings": ratings, "nominal epsilon": epsilon, "epsilon at least": round(found.epsilon, 3)})
+        rows.append(
+            {
+                "ratings": ratings,
+                "nominal epsilon": epsilon,
+                "epsilon at least": round(found.epsilon, 3),
+            }
+        )
     _save(folder / "audit.csv", rows)
 
 
@@ -277,7 +295,9 @@ def tables(folder: Path) -> None:
         own = [row for row in rows if row["system"] in systems]
         if any(row["nominal epsilon"] for row in own):
             _save(folder / f"figure-{figure}.csv", own)
-            (folder / f"figure-{figure}.svg").write_text(drawing(own, f"figure {figure}, MovieLens-100K"))
+            write_panels(
+                folder / f"figure-{figure}.svg", [panel(own, f"figure {figure}, MovieLens-100K")]
+            )
 
 
 def _read(file: Path, empty: Any) -> Any:
@@ -298,7 +318,11 @@ def _save(file: Path, table: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(table)
     print(f"\n{file.name}\n| " + " | ".join(table[0]) + " |\n|" + "---|" * len(table[0]))
     for row in table:
-        print("| " + " | ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+        print(
+            "| "
+            + " | ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values())
+            + " |"
+        )
 
 
 def main() -> None:
@@ -306,7 +330,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.1, 0.5, 1.0, 5.0, 10.0, 20.0])
+    parser.add_argument(
+        "--epsilons", type=float, nargs="+", default=[0.1, 0.5, 1.0, 5.0, 10.0, 20.0]
+    )
     parser.add_argument("--systems", nargs="+", choices=tuple(GRIDS), default=tuple(GRIDS))
     parser.add_argument("--part", choices=("accuracy", "audit", "tables", "all"), default="all")
     given = parser.parse_args()

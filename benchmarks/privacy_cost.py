@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What user-level differential privacy costs in time: rounds with clipping, noise and accounting beside plain ones.
+"""What user-level differential privacy costs in time: rounds with clipping, noise and accounting
+beside plain ones.
 
     python benchmarks/privacy_cost.py --cohort 100 --items 3706 --rounds 12 --repeats 3 [--json OUT]
 
-The work of `benchmarks/simulation.py` on the Ray engine: every client is clipped on the whole norm of its update, every
-coordinate of every parameter gets noise, and each round is charged to the ledger on disk. Plain and private runs take
-turns; the figure of each is the median of all its rounds but the first of each run.
+The work of `benchmarks/simulation.py` on the Ray engine: every client is clipped on the whole norm
+of its update, every coordinate of every parameter gets noise, and each round is charged to the
+ledger on disk. Plain and private runs take turns; the figure of each is the median of all its
+rounds but the first of each run.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
-from fedrec.experiment import Experiment, load  # noqa: E402
+from fedrec.experiment.loading import load  # noqa: E402
+from fedrec.experiment.schema import Experiment  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 PRIVACY = {"clip-norm": 0.5, "noise-multiplier": 1.0, "delta": 1e-5}
@@ -38,7 +41,9 @@ def rounds_of(work: Experiment) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("cohort", 100), ("items", 3706), ("rounds", 12), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", type=Path)
@@ -56,7 +61,9 @@ def main() -> None:
         f"{found['private']:.3f} s a private one: {cost:+.1%}"
     )
     if given.json:
-        given.json.write_text(json.dumps({"cohort": given.cohort, "items": given.items, **found, "cost": cost}) + "\n")
+        given.json.write_text(
+            json.dumps({"cohort": given.cohort, "items": given.items, **found, "cost": cost}) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from server.callbacks.base import Callback
 
 
 class RoundEnds(Callback):
-    """Notes the monotonic time at the end of each round, everything that belongs to the round included.
+    """Notes the monotonic time at the end of each round, everything that belongs to the round
+    included.
 
     Attributes:
         ends: the times, in seconds.
@@ -20,7 +21,8 @@ class RoundEnds(Callback):
         self.ends: list[float] = []
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """See `Callback.after_round`."""
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here."""
         self.ends.append(time.monotonic())
         return False
 

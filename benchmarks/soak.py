@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long run on a deployment whose processes are killed at random, against runs that nobody disturbs.
+"""A long run on a deployment whose processes are killed at random, against runs that nobody
+disturbs.
 
     python -m benchmarks.soak --rounds 500 --nodes 8 --seconds 5
 
-Every few seconds one of SuperNodes, executors, the door or the SuperLink gets SIGKILL, or (seldom) the ServerApp, whose
-run is then resumed. Memory, open files and sizes on disk of the long-lived processes are printed as JSON lines while it
-runs, and at the end rounds, kills, and the final metrics, of the users whose nodes are there and of all, beside those
-of undisturbed runs of several seeds. These are simulations, which give a deployment's numbers (a test compares them)
-and need minutes instead of hours.
+Every few seconds one of SuperNodes, executors, the door or the SuperLink gets SIGKILL, or (seldom)
+the ServerApp, whose run is then resumed. Memory, open files and sizes on disk of the long-lived
+processes are printed as JSON lines while it runs, and at the end rounds, kills, and the final
+metrics, of the users whose nodes are there and of all, beside those of undisturbed runs of several
+seeds. These are simulations, which give a deployment's numbers (a test compares them) and need
+minutes instead of hours.
 """
 
 from __future__ import annotations
@@ -25,27 +27,37 @@ from pathlib import Path
 
 from benchmarks.deployment import deployed, experiment, load_of, memory, tree
 from fedrec.errors import EngineError
-from fedrec.experiment import load
-from fedrec.runs import Result, RunFolder
+from fedrec.experiment.loading import load
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from simulations import runner
-from simulations.deploy import launch, operator
-from simulations.deploy.layout import Deployment
+from simulations.deployment import launch, operator
+from simulations.deployment.layout import Deployment
 
 KILLED = {"supernode": 8.0, "executor": 8.0, "superlink": 0.25, "door": 0.5, "serverapp": 0.2}
-"""How often each kind of process is killed, against the others; without a SuperLink rounds stand still for a minute."""
+"""How often each kind of process is killed, against the others; without a SuperLink rounds stand
+still for a minute."""
 METRIC = "hits@10"
 
 
 def main() -> None:
     """Run all, print JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--cohort", type=int, default=16, help="clients of a round, few of them: rounds, not work")
+    parser.add_argument(
+        "--cohort", type=int, default=16, help="clients of a round, few of them: rounds, not work"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="mean time between kills")
-    parser.add_argument("--deadline", type=float, default=4.0, help="seconds that a round waits for nodes")
-    parser.add_argument("--every", type=float, default=60.0, help="seconds between two looks at memory and files")
+    parser.add_argument(
+        "--deadline", type=float, default=4.0, help="seconds that a round waits for nodes"
+    )
+    parser.add_argument(
+        "--every", type=float, default=60.0, help="seconds between two looks at memory and files"
+    )
     parser.add_argument("--calm-seeds", type=int, default=5, help="undisturbed runs")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     parser.add_argument("--port", type=int, default=23443)
@@ -55,7 +67,10 @@ def main() -> None:
     table["sampler"]["cohort"], table["step"]["epochs"] = given.cohort, 1
     table["engine"] |= {"timeout": given.deadline, "max-failures": 1.0, "nodes": 1}
     with deployed(table, given.nodes, given.port) as (deployment, _):
-        killer, watcher = Killer(deployment, given.seconds, given.seed), Watcher(deployment, given.every)
+        killer, watcher = (
+            Killer(deployment, given.seconds, given.seed),
+            Watcher(deployment, given.every),
+        )
         disturbed = until_finished(deployment, table, "disturbed", killer, watcher)
         say("disturbed", kills=killer.kills, **rounds_of(disturbed))
         say("disturbed, for all users", **rounds_of(of_everyone(disturbed, table)))
@@ -71,7 +86,11 @@ def say(what: str, **values: object) -> None:
 def rounds_of(result: Result) -> dict[str, float]:
     """A run's length, its clients per round, and its final metric."""
     clients = float(result.rounds["num-clients"].mean())
-    return {"rounds": len(result.rounds), "clients per round": clients, METRIC: result.metrics[METRIC]}
+    return {
+        "rounds": len(result.rounds),
+        "clients per round": clients,
+        METRIC: result.metrics[METRIC],
+    }
 
 
 class Killer:
@@ -107,7 +126,9 @@ class Killer:
             pids = {state.name: state.pid for state in operator.states(self.deployment)}
             if kind != "serverapp":
                 return pids[kind]
-            apps = tree(pids["serverapp"] or 0)[1:]  # the executor's children: the run, not what starts it
+            apps = tree(pids["serverapp"] or 0)[
+                1:
+            ]  # the executor's children: the run, not what starts it
             return apps[0] if apps else None
         except (OSError, ValueError, KeyError, IndexError):
             return None
@@ -135,10 +156,17 @@ class Watcher:
         file = self.deployment.path / "runs" / "disturbed" / "rounds.csv"
         done = max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
         found = {name: round(value, 1) for name, value in memory(self.deployment).items()}
-        say("watch", rounds=done, **{f"{name} MiB": value for name, value in found.items()}, **sizes(self.deployment))
+        say(
+            "watch",
+            rounds=done,
+            **{f"{name} MiB": value for name, value in found.items()},
+            **sizes(self.deployment),
+        )
 
 
-def until_finished(deployment: Deployment, table: dict, name: str, killer: Killer, watcher: Watcher) -> Result:
+def until_finished(
+    deployment: Deployment, table: dict, name: str, killer: Killer, watcher: Watcher
+) -> Result:
     """A run to its end, resumed whenever its ServerApp is lost."""
     folder = RunFolder.create(launch.settled(table), deployment.path / "runs" / name)
     watcher.look()
@@ -150,7 +178,8 @@ def until_finished(deployment: Deployment, table: dict, name: str, killer: Kille
                 return launch.wait(deployment, folder, launch.start(deployment, folder))
             except EngineError as error:
                 say("resumed", why=str(error).splitlines()[0])
-                time.sleep(2)  # the ServerApp, or the SuperLink while it was asked: go on from the last checkpoint
+                # the ServerApp, or the SuperLink while it was asked: go on from the last checkpoint
+                time.sleep(2)
     finally:
         killer.ends.set()
         watcher.ends.set()
@@ -168,13 +197,16 @@ def calm(table: dict, nodes: int, seed: int) -> Result:
 
 
 def of_everyone(result: Result, table: dict) -> Result:
-    """What a run's final parameters give all users, asked in a simulation: a deployment asks only who is there."""
+    """What a run's final parameters give all users, asked in a simulation: a deployment asks only
+    who is there."""
     settings = copy.deepcopy(table)
     settings["engine"] |= {"name": "serial"}
     run = RunFolder(result.folder)
     state = Checkpoints(run.checkpoints, run.experiment.digest(), keep=2).latest()
     if state is None:
-        raise EngineError(f"{run.path} has no checkpoint", expected="that of its last round", got="none")
+        raise EngineError(
+            f"{run.path} has no checkpoint", expected="that of its last round", got="none"
+        )
     with tempfile.TemporaryDirectory() as folder:
         copied = RunFolder.create(runner.settle(load(settings)), Path(folder) / "run")
         Checkpoints(copied.checkpoints, copied.experiment.digest(), keep=2).save(state)
@@ -182,12 +214,16 @@ def of_everyone(result: Result, table: dict) -> Result:
 
 
 def sizes(deployment: Deployment) -> dict[str, int]:
-    """Open files and processes of the server and the nodes; KiB of the SuperLink's database and of logs."""
+    """Open files and processes of the server and the nodes; KiB of the SuperLink's database and of
+    logs."""
     pids = {state.name: state.pid for state in operator.states(deployment) if state.pid}
     found = {}
     for name in ("superlink", "door", "serverapp", "nodes"):
         family = tree(pids[name]) if name in pids else []
-        found |= {f"{name} files": sum(_open_files(pid) for pid in family), f"{name} processes": len(family)}
+        found |= {
+            f"{name} files": sum(_open_files(pid) for pid in family),
+            f"{name} processes": len(family),
+        }
     parts = deployment.server.glob("superlink.db*")
     logs = deployment.logs.rglob("*.txt")
     return {**found, "database KiB": _kib(parts), "logs KiB": _kib(logs)}

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables 2 and 3 and figures 2 and 4 of UPC-SDG on the authors' files, and utility against linkage for each method.
+"""Tables 2 and 3 and figures 2 and 4 of UPC-SDG on the authors' files, and utility against linkage
+for each method.
 
     FEDREC_DATA=DATA python benchmarks/upc_sdg.py FOLDER --data office --seeds 3
 
-For each seed and way to perturb the training rows, recommenders learn from what comes out and are tested on the
-original test file: PR, Recall and NDCG at 20 with two ways of masking, and beside them what the table still tells (kept
-share, linkage, recovery, similarity). `both` leaves real and synthetic training items out of the lists, `learned` the
-synthetic ones alone, so that replaced originals compete; `ease-device` is EASE fitted to the synthetic table and asked
-with real rows, as a device could. What is done is in FOLDER/results.json and is not done again, so a broken-off study
-goes on where it was. `results.csv` has the means over seeds, `utility-linkage-MODEL.svg` the curves. With `--choose`
-what the paper leaves open is measured on validation rows instead (FOLDER/chosen.json).
+For each seed and way to perturb the training rows, recommenders learn from what comes out and are
+tested on the original test file: PR, Recall and NDCG at 20 with two ways of masking, and beside
+them what the table still tells (kept share, linkage, recovery, similarity). `both` leaves real and
+synthetic training items out of the lists, `learned` the synthetic ones alone, so that replaced
+originals compete; `ease-device` is EASE fitted to the synthetic table and asked with real rows, as
+a device could. What is done is in FOLDER/results.json and is not done again, so a broken-off study
+goes on where it was. `results.csv` has the means over seeds, `utility-linkage-MODEL.svg` the
+curves. With `--choose` what the paper leaves open is measured on validation rows instead
+(FOLDER/chosen.json).
 """
 
 from __future__ import annotations
@@ -19,18 +22,23 @@ import csv
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import upc_sdg_figures
+from benchmarks.upc_sdg_figures import METRICS
+
 DATASETS = {"office": "amazon-upc", "gowalla": "gowalla"}
 RATIOS, SENSITIVITIES = (0.2, 0.4, 0.6, 0.8), (0.1, 0.3, 0.5, 0.7, 0.9)
 MASKS = ("both", "learned")
-METRICS = {"PR": "precision@20", "Recall": "recall@20", "NDCG": "ndcg-list@20"}
-ABLATIONS = {"s": {"select": "random"}, "r": {"generate": "random"}, "f": {"generate": "fixed-similarity"}}
-COLOURS = ("#b22222", "#1f5fa8", "#2e7d32", "#6a1b9a", "#e08000", "#222222", "#00838f", "#8d6e63")
+ABLATIONS = {
+    "s": {"select": "random"},
+    "r": {"generate": "random"},
+    "f": {"generate": "fixed-similarity"},
+}
 
 Setting = dict[str, Any]
 
@@ -46,7 +54,10 @@ def settings(data: str) -> dict[str, Setting | None]:
     corners = {"upc-sdg k=0.2 gamma=0.9": upc(0.2, 0.9), "upc-sdg k=0.8 gamma=0.1": upc(0.8, 0.1)}
     found |= corners
     for ratio in RATIOS if data == "office" else (0.2, 0.8):
-        found[f"random-replacement k={ratio:g}"] = {"name": "random-replacement", "replacement-ratio": ratio}
+        found[f"random-replacement k={ratio:g}"] = {
+            "name": "random-replacement",
+            "replacement-ratio": ratio,
+        }
     if data != "office":
         return found
     for ratio, (letter, change) in itertools.product(RATIOS, ABLATIONS.items()):
@@ -54,9 +65,15 @@ def settings(data: str) -> dict[str, Setting | None]:
     for ratio in RATIOS:
         found[f"upc-sdg k={ratio:g} gamma=0.9"] = upc(ratio, 0.9)
     for epsilon in (4, 6, 8, 10):
-        found[f"randomised-response eps={epsilon}"] = {"name": "randomised-response", "epsilon": float(epsilon)}
+        found[f"randomised-response eps={epsilon}"] = {
+            "name": "randomised-response",
+            "epsilon": float(epsilon),
+        }
     for epsilon in (1, 5, 10, 1000):
-        found[f"noisy-cooccurrence eps={epsilon}"] = {"name": "noisy-cooccurrence", "epsilon": float(epsilon)}
+        found[f"noisy-cooccurrence eps={epsilon}"] = {
+            "name": "noisy-cooccurrence",
+            "epsilon": float(epsilon),
+        }
     for definition, ratio in itertools.product(("released", "cosine"), RATIOS):
         found[f"upc-{definition} k={ratio:g} gamma=0.9"] = upc(ratio, 0.9, similarity=definition)
         found[f"upc-{definition} k={ratio:g} gamma=0.1"] = upc(ratio, 0.1, similarity=definition)
@@ -79,11 +96,14 @@ def choices() -> dict[str, Setting | None]:
     return {name: upc(0.6, 0.5, **change) for name, change in changes.items()}
 
 
-def measure(data: str, perturb: Setting | None, seed: int, part: str, models: Mapping[str, Any]) -> dict[str, Any]:
+def measure(
+    data: str, perturb: Setting | None, seed: int, part: str, models: Mapping[str, Any]
+) -> dict[str, Any]:
     """Metrics of each model and mask, and what the table tells."""
     from fedrec.data.population import Population
-    from fedrec.experiment import load
+    from fedrec.experiment.loading import load
     from fedrec.perturb.disclosure import disclosure
+    from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
 
     table = {
         "name": "upc-sdg",
@@ -99,18 +119,23 @@ def measure(data: str, perturb: Setting | None, seed: int, part: str, models: Ma
     if population.perturbed is not None:
         real = population.interactions.with_rows(population.partition.train_rows)
         found |= disclosure(real, population.perturbed, seed).table()
-        found["figures"] = dict(population.perturbed.figures)
+        figures = dict(population.perturbed.figures)
+        if FIGURE not in figures and data == "office":
+            figures[FIGURE] = measured_similarity(real, population.perturbed, seed)
+        found["figures"] = figures
     return found
 
 
-def utility(population: Any, part: str, models: Mapping[str, Any], seed: int) -> dict[str, dict[str, float]]:
+def utility(
+    population: Any, part: str, models: Mapping[str, Any], seed: int
+) -> dict[str, dict[str, float]]:
     """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows."""
     import torch
 
     from fedrec.baselines.base import Histories
+    from fedrec.components.registry import BASELINE, resolve
     from fedrec.data.population import Population
     from fedrec.metrics.ranking import ranking_metrics
-    from fedrec.registry import BASELINE, resolve
 
     data, clients = population.interactions, population.partition.training_clients
     plain = Population(data, population.partition, task="ranking", positive_above=None)
@@ -120,7 +145,10 @@ def utility(population: Any, part: str, models: Mapping[str, Any], seed: int) ->
         seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
         model = cls(cls.Config.parse(seeded))
         model.fit(Histories(data.num_items, *population.liked(clients), clients))
-        for title, asked, masks in ((name, population, MASKS), (f"{name}-device", plain, ("real",))):
+        for title, asked, masks in (
+            (name, population, MASKS),
+            (f"{name}-device", plain, ("real",)),
+        ):
             if asked is plain and name != "ease":
                 continue
             sums: dict[str, list[np.ndarray]] = {}
@@ -128,24 +156,37 @@ def utility(population: Any, part: str, models: Mapping[str, Any], seed: int) ->
                 block = tested[start : start + 256]
                 lists = population.held_out(block, part)
                 scores = model.scores(Histories(data.num_items, *asked.liked(block), block))
-                fixed = {key: torch.from_numpy(getattr(lists, key)) for key in ("seen", "known", "relevant")}
+                fixed = {
+                    key: torch.from_numpy(getattr(lists, key))
+                    for key in ("seen", "known", "relevant")
+                }
                 for how in masks:
                     masked = torch.from_numpy(lists.masked(how))
                     metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
                     for short, metric in METRICS.items():
                         sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
-            found[title] = {key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()}
+            found[title] = {
+                key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()
+            }
     return found
 
 
 def work(
-    file: Path, wanted: Iterable[tuple[str, Setting | None, int]], data: str, part: str, models: Any, limit: int
+    file: Path,
+    wanted: Iterable[tuple[str, Setting | None, int]],
+    data: str,
+    part: str,
+    models: Any,
+    limit: int,
 ) -> None:
-    """Measure what is missing, one setting after the other; each is written down when it is there."""
+    """Measure what is missing, one setting after the other; each is written down when it is
+    there."""
     done = 0
     for name, perturb, seed in wanted:
         records = json.loads(file.read_text()) if file.exists() else []
-        if any((one["name"], one["seed"], one["perturb"]) == (name, seed, perturb) for one in records):
+        if any(
+            (one["name"], one["seed"], one["perturb"]) == (name, seed, perturb) for one in records
+        ):
             continue
         if done == limit:
             return
@@ -153,82 +194,30 @@ def work(
         started = time.perf_counter()
         found = measure(data, perturb, seed, part, models)
         seconds = round(time.perf_counter() - started, 1)
-        records.append({"name": name, "seed": seed, "perturb": perturb, "seconds": seconds, **found})
+        records.append(
+            {"name": name, "seed": seed, "perturb": perturb, "seconds": seconds, **found}
+        )
         file.with_suffix(".new").write_text(json.dumps(records, indent=1, default=float) + "\n")
         file.with_suffix(".new").replace(file)
         shown = {
             model: round(next(v for k, v in values.items() if k.endswith("Recall")), 4)
             for model, values in found["utility"].items()
         }
-        print(f"{name}, seed {seed}: {shown}, linked {found.get('linked', 1):.3f}, {seconds} s", flush=True)
+        print(
+            f"{name}, seed {seed}: {shown}, linked {found.get('linked', 1):.3f}, {seconds} s",
+            flush=True,
+        )
 
 
-def summary(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per setting: means over its seeds."""
-    groups: dict[str, list[dict[str, float]]] = {}
-    for one in records:
-        row = {f"{model} {key}": value for model, values in one["utility"].items() for key, value in values.items()}
-        row |= {key: one[key] for key in ("kept", "linked") if key in one}
-        row |= {f"recovered {key}": value for key, value in one.get("recovered", {}).items()}
-        row |= {f"frequent {key}": value for key, value in one.get("frequent", {}).items()}
-        for values in one.get("figures", {}).get("mean similarity by sensitivity", {}).values():
-            row |= {f"similarity, {key}": value for key, value in values.items() if key != "rows"}
-        groups.setdefault(one["name"], []).append({"kept": 1.0, "linked": 1.0, **row})
-    columns = list(dict.fromkeys(key for rows in groups.values() for row in rows for key in row))
-    return [
-        {
-            "setting": name,
-            "seeds": len(rows),
-            **{key: float(np.mean([row.get(key, np.nan) for row in rows])) for key in columns},
-        }
-        for name, rows in groups.items()
-    ]
-
-
-def drawing(rows: list[dict[str, Any]], metric: str) -> str:
-    """Linkage from left to right, a metric upwards, one curve per method: up and to the left is better."""
-    curves: dict[str, list[tuple[float, float, str]]] = {}
-    for row in rows:
-        method, _, where = row["setting"].partition(" ")
-        method = f"{method} {where.split()[-1]}" if method.startswith("upc-") and where else method
-        if np.isfinite(row.get(metric, np.nan)):
-            label = where.split()[0] if where else ""
-            curves.setdefault(method, []).append((row["linked"], row[metric], label))
-    top = max((y for points in curves.values() for _, y, _ in points), default=1.0) * 1.05
-    shapes = []
-    for number, (method, points) in enumerate(sorted(curves.items())):
-        colour, placed = COLOURS[number % len(COLOURS)], sorted(points)
-        spots = [(60 + 520 * x, 400 - 360 * y / top) for x, y, _ in placed]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-        shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        for (x, y), (_, _, label) in zip(spots, placed, strict=True):
-            shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
-            shapes.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}" fill="{colour}" font-size="9">{label}</text>')
-        shapes.append(f'<text x="600" y="{40 + 18 * number}" fill="{colour}">{method}</text>')
-    ticks = [f'<text x="{55 + 520 * x:.0f}" y="416">{x:g}</text>' for x in (0, 0.25, 0.5, 0.75, 1)]
-    ticks += [f'<text x="20" y="{404 - 360 * share:.0f}">{top * share:.3f}</text>' for share in (0, 0.5, 1)]
-    return "\n".join(
-        [
-            '<svg xmlns="http://www.w3.org/2000/svg" width="820" height="450" font-family="sans-serif" font-size="12">',
-            '<rect width="820" height="450" fill="white"/><path d="M60 30V400H585" fill="none" stroke="#888888"/>',
-            f'<text x="60" y="20">{metric} (upwards) against the share of users who are linked</text>',
-            *ticks,
-            *shapes,
-            "</svg>\n",
-        ]
-    )
-
-
-def write(folder: Path) -> None:
+def write(folder: Path, models: Sequence[str]) -> None:
     """Tables and drawings of what is there."""
-    rows = summary(json.loads((folder / "results.json").read_text()))
+    rows = upc_sdg_figures.summary(json.loads((folder / "results.json").read_text()))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with open(folder / "results.csv", "w", newline="") as opened:
         writer = csv.DictWriter(opened, columns)
         writer.writeheader()
         writer.writerows(rows)
-    for model, mask in (("bprmf", "both"), ("ease", "both"), ("ease-device", "real")):
-        (folder / f"utility-linkage-{model}.svg").write_text(drawing(rows, f"{model} {mask} Recall"))
+    upc_sdg_figures.write(folder, rows, models)
 
 
 def main() -> None:
@@ -237,10 +226,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", choices=DATASETS, default="office")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--choose", action="store_true", help="settings on validation rows instead of the tables")
+    parser.add_argument(
+        "--choose", action="store_true", help="settings on validation rows instead of the tables"
+    )
     parser.add_argument("--only", default="", help="only settings whose name starts with this")
-    parser.add_argument("--epochs", type=int, default=None, help="of BPR-MF: as a baseline, and for the embeddings")
-    parser.add_argument("--limit", type=int, default=10**9, help="measure at most so many settings, and stop")
+    parser.add_argument(
+        "--epochs", type=int, default=None, help="of BPR-MF: as a baseline, and for the embeddings"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=10**9, help="measure at most so many settings, and stop"
+    )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     epochs = {} if given.epochs is None else {"epochs": given.epochs}
@@ -256,7 +251,12 @@ def main() -> None:
     file = given.folder / ("chosen.json" if given.choose else "results.json")
     work(file, wanted, given.data, "validation" if given.choose else "test", models, given.limit)
     if not given.choose:
-        write(given.folder)
+        titles = [
+            title
+            for name in models
+            for title in (name, *([f"{name}-device"] if name == "ease" else []))
+        ]
+        write(given.folder, titles)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time and memory of a process tree, sampled from `/proc` while it runs, and how busy a GPU is. Linux only.
+"""CPU time and memory of a process tree, sampled from `/proc` while it runs, and how busy a GPU is.
+Linux only.
 
-Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended children lack them. So
-the user and system time of every process of the tree is read twice a second; a process that has ended keeps the time
-that was seen last. Processes that live, or whose parents live, less than half a second can be missed.
+Workers of Ray and of Flower are nobody's waited-for children, so the kernel's sums over ended
+children lack them. So the user and system time of every process of the tree is read twice a second;
+a process that has ended keeps the time that was seen last. Processes that live, or whose parents
+live, less than half a second can be missed.
 
-To read a process's proportional set size the kernel walks its page tables, and the process waits when it wants memory
-meanwhile: for a tree of ten workers that costs up to a fifth of its speed. So memory is looked at only when asked for,
-in runs that nobody clocks, and more often then.
+To read a process's proportional set size the kernel walks its page tables, and the process waits
+when it wants memory meanwhile: for a tree of ten workers that costs up to a fifth of its speed. So
+memory is looked at only when asked for, in runs that nobody clocks, and more often then.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from benchmarks.whole_run import pss_mib
 CPU_INTERVAL, MEMORY_INTERVAL = 0.5, 0.2  # seconds; looking takes CPU time too, at memory most
 
 
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200")
+NVIDIA_SMI = (
+    "nvidia-smi",
+    "--query-gpu=utilization.gpu",
+    "--format=csv,noheader,nounits",
+    "-lms",
+    "200",
+)
 
 
 class TreeWatch(threading.Thread):
@@ -36,11 +44,15 @@ class TreeWatch(threading.Thread):
         memory: whether memory is looked at.
     """
 
-    def __init__(self, root: subprocess.Popen[bytes] | subprocess.Popen[str], memory: bool = False) -> None:
+    def __init__(
+        self, root: subprocess.Popen[bytes] | subprocess.Popen[str], memory: bool = False
+    ) -> None:
         super().__init__(daemon=True)
         self.peak_mib = 0.0
         self._root, self._memory = root, memory
-        self._ticks: dict[tuple[int, int], int] = {}  # (process id, start time) -> user + system time in clock ticks
+        self._ticks: dict[
+            tuple[int, int], int
+        ] = {}  # (process id, start time) -> user + system time in clock ticks
         self._samples: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
 
     def run(self) -> None:
@@ -54,11 +66,15 @@ class TreeWatch(threading.Thread):
     def sample(self) -> list[int]:
         """Add a sample of CPU time; the ids of the processes of the tree that are alive."""
         now, found = time.monotonic(), processes()
-        members = {number for number, (_, start, _) in found.items() if (number, start) in self._ticks}
+        members = {
+            number for number, (_, start, _) in found.items() if (number, start) in self._ticks
+        }
         members.add(self._root.pid)
         grown = True
         while grown:  # a parent may have a higher id than its child
-            below = {number for number, (parent, _, _) in found.items() if parent in members} - members
+            below = {
+                number for number, (parent, _, _) in found.items() if parent in members
+            } - members
             members, grown = members | below, bool(below)
         alive = [number for number in members if number in found]
         self._ticks |= {(number, found[number][1]): found[number][2] for number in alive}
@@ -66,7 +82,8 @@ class TreeWatch(threading.Thread):
         return alive
 
     def cpu_seconds(self, begin: float, end: float) -> float:
-        """CPU seconds of the tree between two times of the monotonic clock, linear between samples."""
+        """CPU seconds of the tree between two times of the monotonic clock, linear between
+        samples."""
         return self._until(end) - self._until(begin)
 
     def _until(self, moment: float) -> float:
@@ -107,7 +124,8 @@ class GpuWatch(threading.Thread):
             self._process.wait()
 
     def figures(self, begin: float, end: float) -> dict[str, float]:
-        """Mean share of the time that a kernel ran, between two times of the monotonic clock; nothing if not asked."""
+        """Mean share of the time that a kernel ran, between two times of the monotonic clock;
+        nothing if not asked."""
         shares = [share for moment, share in self._samples if begin <= moment <= end]
         return {"gpu_busy": sum(shares) / len(shares)} if shares else {}
 

@@ -3,8 +3,9 @@
 
     python benchmarks/whole_run.py fedrec run privrec-ml1m --output /tmp/run
 
-Memory is the proportional set size (PSS) from `/proc`, added over the process tree and sampled twice a second: pages
-that processes share are counted once, which a sum of resident sizes does not do. Linux only.
+Memory is the proportional set size (PSS) from `/proc`, added over the process tree and sampled
+twice a second: pages that processes share are counted once, which a sum of resident sizes does not
+do. Linux only.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ def pss_mib(process: int) -> float:
 def label(process: int) -> str:
     """What a process is, in a few words."""
     try:
-        command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        command = (
+            Path(f"/proc/{process}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+        )
     except OSError:
         return "ended"
     words = command.split()
@@ -66,9 +72,17 @@ def main() -> None:
         sizes = {child: pss_mib(child) for child in descendants(process.pid)}
         if sum(sizes.values()) > peak:
             peak = sum(sizes.values())
-            parts = {f"{label(child)} [{child}]": round(size) for child, size in sizes.items() if size >= 5}
+            parts = {
+                f"{label(child)} [{child}]": round(size)
+                for child, size in sizes.items()
+                if size >= 5
+            }
         time.sleep(0.5)
-    report = {"command": sys.argv[1:], "exit": process.returncode, "seconds": round(time.perf_counter() - started, 1)}
+    report = {
+        "command": sys.argv[1:],
+        "exit": process.returncode,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
     biggest = dict(sorted(parts.items(), key=lambda item: -item[1]))
     print(json.dumps({**report, "peak_pss_mib": round(peak), "at_peak_mib": biggest}, indent=2))
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One piece of federated work, written down so that any simulator can do the same and end with the same numbers.
+"""One piece of federated work, written down so that any simulator can do the same and end with the
+same numbers.
 
-The shape of MovieLens-1M (4,800 training users, long-tailed, 165 interactions on average), PrivRec's network, 5 local
-epochs of plain SGD in batches of 32 over a user's rows, and the mean of the users' updates added to the parameters. The
-cohorts and the order of every batch are part of the work, so nothing is left to a simulator's random numbers.
+The shape of MovieLens-1M (4,800 training users, long-tailed, 165 interactions on average),
+PrivRec's network, 5 local epochs of plain SGD in batches of 32 over a user's rows, and the mean of
+the users' updates added to the parameters. The cohorts and the order of every batch are part of the
+work, so nothing is left to a simulator's random numbers.
 """
 
 from __future__ import annotations
@@ -14,18 +16,27 @@ from typing import Any
 import numpy as np
 
 from benchmarks.archive import BATCH, EPOCHS, LEARNING_RATE
+from fedrec.components.registry import MODEL, SAMPLER, resolve
 from fedrec.data.population import Population
-from fedrec.experiment import Experiment, load
-from fedrec.registry import MODEL, SAMPLER, resolve
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
 from fedrec.rng import stream, torch_stream
 
 
 def experiment(
-    cohort: int, items: int, rounds: int, engine: str, device: str = "cpu", memory_gib: float = 1.0, clip: float = 0.0
+    cohort: int,
+    items: int,
+    rounds: int,
+    engine: str,
+    device: str = "cpu",
+    memory_gib: float = 1.0,
+    clip: float = 0.0,
 ) -> Experiment:
-    """The work as a fedrec experiment; on a GPU with one node, which has up to `memory_gib` for its blocks.
+    """The work as a fedrec experiment; on a GPU with one node, which has up to `memory_gib` for its
+    blocks.
 
-    With a `clip` norm every user's whole update is clipped to it, as for differential privacy, and no noise is added.
+    With a `clip` norm every user's whole update is clipped to it, as for differential privacy, and
+    no noise is added.
     """
     table: dict[str, Any] = {
         "name": "benchmark",
@@ -45,7 +56,9 @@ def experiment(
         "strategy": {"name": "reptile"},
         "sampler": {"name": "fixed-size", "cohort": cohort},
         "evaluation": {"every": 0, "final-users": 1, "baselines": [], "fine-tune": {"epochs": 0}},
-        "checkpoint": {"every": max(1, rounds // 2)},  # so that the whole writing of one is in the measured rounds
+        "checkpoint": {
+            "every": max(1, rounds // 2)
+        },  # so that the whole writing of one is in the measured rounds
         "engine": {
             "name": engine,
             "nodes": 2 if engine == "ray" and device == "cpu" else 1,
@@ -62,15 +75,18 @@ def experiment(
 def write(path: Path, cohort: int, items: int, rounds: int, clip: float = 0.0) -> None:
     """Write the work as a numpy archive.
 
-    Arrays: `initial/NAME` the parameters; `genres [items, width]` codes, -1 for none; `cohorts [rounds, M]`; and for
-    every place p in a round's cohort: `users [rounds, M, 3]` feature codes, and the examples of all epochs in order,
-    `offsets [rounds * M + 1]` into `items` and `labels`; `lengths [rounds * M]` is the number of examples in one epoch.
-    `clip` is the norm that each user's update is clipped to, 0 for none.
+    Arrays: `initial/NAME` the parameters; `genres [items, width]` codes, -1 for none;
+    `cohorts [rounds, M]`; and for every place p in a round's cohort: `users [rounds, M, 3]` feature
+    codes, and the examples of all epochs in order, `offsets [rounds * M + 1]` into `items` and
+    `labels`; `lengths [rounds * M]` is the number of examples in one epoch. `clip` is the norm that
+    each user's update is clipped to, 0 for none.
     """
     work = experiment(cohort, items, rounds, "serial")
     population = Population.of(work)
     model = resolve(MODEL, work.model.name)(work.settings(MODEL), population.schema())
-    initial = {f"initial/{n}": v.numpy() for n, v in model.initial(torch_stream(work.seed, "init")).items()}
+    initial = {
+        f"initial/{n}": v.numpy() for n, v in model.initial(torch_stream(work.seed, "init")).items()
+    }
     sampler = resolve(SAMPLER, work.sampler.name)(
         work.settings(SAMPLER), population.partition.training_clients, work.seed
     )

@@ -11,23 +11,40 @@ from flwr.clientapp import ClientApp
 
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import train_each, wanted_items
-from clients.hosting import is_real, node_of
+from clients.node_of_context import is_real, node_of
 from clients.secure import channel_key, masked_sum, share, unmask
-from clients.training import only_reads, train_clients
-from fedrec import wire
+from clients.training.round import only_reads, train_clients
 from fedrec.errors import ClientError, RefusalError
-from fedrec.live_arrays import for_the_network, from_the_network
-from fedrec.row_sum import apply_changes
-from fedrec.secure.words import ShareOrder, UnmaskOrder
+from fedrec.protocol.messages import (
+    pack_each,
+    pack_parameters,
+    pack_presence,
+    pack_standard,
+    pack_sum,
+    pack_table,
+    pack_wanted,
+    strange_keys,
+    unpack_evaluate,
+    unpack_train_order,
+    unpack_wanted_order,
+)
+from fedrec.protocol.orders import Presence, TrainOrder
+from fedrec.protocol.records import array_names, own_arrays, read_arrays
+from fedrec.protocol.secure import ShareOrder, UnmaskOrder
+from fedrec.protocol.secure_messages import pack_channel, pack_masked, pack_words, unpack_words
+from fedrec.protocol.sparse_update import apply_changes
+from fedrec.protocol.zero_copy import for_the_network, from_the_network
 
 log = logging.getLogger("fedrec")
 ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """What messages to a real node become before it looks at them, and what leaves it: answers, and no errors' texts.
+    """What messages to a real node become before it looks at them, and what leaves it: answers, and
+    no errors' texts.
 
-    An error may quote the node's files, or tell which there are; what it says stays in the node's own log.
+    An error may quote the node's files, or tell which there are; what it says stays in the node's
+    own log.
     """
     real = is_real(context)
     if not real and not context.run_config.get("deployment"):
@@ -50,7 +67,7 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
 
 
 def _refuse_strange_keys(message: Message) -> None:
-    strange = wire.strange_keys(message.metadata.message_type, message.content)
+    strange = strange_keys(message.metadata.message_type, message.content)
     if strange:
         raise RefusalError(
             f"the order has a setting {strange[0]!r}",
@@ -66,74 +83,82 @@ app = ClientApp(mods=[_at_the_border])
 def hello(message: Message, context: Context) -> Message:
     """Say which clients this node hosts."""
     node = node_of(context)
-    presence = wire.Presence(node.partition, node.training, node.evaluated, node.work, node.memory_mib, node.paths)
-    return Message(wire.pack_presence(presence), reply_to=message)
+    presence = Presence(
+        node.partition, node.training, node.evaluated, node.work, node.memory_mib, node.paths
+    )
+    return Message(pack_presence(presence), reply_to=message)
 
 
 @app.query("initial")
 def initial(message: Message, context: Context) -> Message:
-    """Give fresh parameters: a function of the experiment and its seed, so it does not matter which node is asked."""
+    """Give fresh parameters: a function of the experiment and its seed, so it does not matter which
+    node is asked."""
     fresh = node_of(context).initial()
-    return Message(wire.pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message)
+    return Message(
+        pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message
+    )
 
 
 @app.query("wanted")
 def wanted(message: Message, context: Context) -> Message:
     """Say which items' rows the named clients need, before parameters are generated for them."""
-    order, node = wire.unpack_wanted_order(message.content), node_of(context)
+    order, node = unpack_wanted_order(message.content), node_of(context)
     node.refuse_generated()
-    return Message(wire.pack_wanted(wanted_items(node, order)), reply_to=message)
+    return Message(pack_wanted(wanted_items(node, order)), reply_to=message)
 
 
 @app.query("secure_channel")
 def secure_channel(message: Message, context: Context) -> Message:
     """Say with which key other nodes can write to this one."""
-    return Message(wire.pack_channel(*channel_key(node_of(context))), reply_to=message)
+    return Message(pack_channel(*channel_key(node_of(context))), reply_to=message)
 
 
 @app.query("secure_shares")
 def secure_shares(message: Message, context: Context) -> Message:
     """Begin a session of secure aggregation: shares of the node's secrets for the others."""
-    order = wire.unpack_words(ShareOrder, message.content)
-    return Message(wire.pack_words(share(node_of(context), order)), reply_to=message)
+    order = unpack_words(ShareOrder, message.content)
+    return Message(pack_words(share(node_of(context), order)), reply_to=message)
 
 
 @app.query("secure_unmask")
 def secure_unmask(message: Message, context: Context) -> Message:
     """End a session: shares with which the sum of its nodes is unmasked."""
-    order = wire.unpack_words(UnmaskOrder, message.content)
-    return Message(wire.pack_words(unmask(node_of(context), order)), reply_to=message)
+    order = unpack_words(UnmaskOrder, message.content)
+    return Message(pack_words(unmask(node_of(context), order)), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's standard form."""
-    node, order = node_of(context), wire.unpack_train_order(message.content)
-    node.check_train(order, wire.array_names(message.content))
-    arrays = wire.read_arrays(message.content) if only_reads(node, order) else wire.own_arrays(message.content)
+    """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's
+    standard form."""
+    node, order = node_of(context), unpack_train_order(message.content)
+    node.check_train(order, array_names(message.content))
+    arrays = (
+        read_arrays(message.content) if only_reads(node, order) else own_arrays(message.content)
+    )
     if order.secure is not None or node.experiment.secure_aggregation:
-        return Message(wire.pack_masked(masked_sum(node, arrays, order)), reply_to=message)
+        return Message(pack_masked(masked_sum(node, arrays, order)), reply_to=message)
     if order.each:
         node.refuse_generated()
-        return Message(wire.pack_each(train_each(node, arrays, order)), reply_to=message)
+        return Message(pack_each(train_each(node, arrays, order)), reply_to=message)
     if order.clients is not None:
-        return Message(wire.pack_sum(train_clients(node, arrays, node.accept(order))), reply_to=message)
-    order = wire.TrainOrder(order.round, None, "examples", order.step, order.overrides)
+        return Message(pack_sum(train_clients(node, arrays, node.accept(order))), reply_to=message)
+    order = TrainOrder(order.round, None, "examples", order.step, order.overrides)
     reply = train_clients(node, arrays, node.accept(order))
     mean = apply_changes(arrays, reply.total, 1 / max(reply.weight, 1.0))
     metrics = {"num-examples": reply.examples, "loss": reply.loss / max(reply.losses, 1)}
-    return Message(wire.pack_standard(mean, metrics), reply_to=message)
+    return Message(pack_standard(mean, metrics), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the named clients and answer with a table; or all of them, and answer with means."""
-    arrays, order = wire.unpack_evaluate(message.content)
+    arrays, order = unpack_evaluate(message.content)
     node = node_of(context)
     node.check_evaluate(order)
     if order.each:
         node.refuse_generated()
     table = evaluate_clients(node, arrays, order)
     if order.clients is not None:
-        return Message(wire.pack_table(table), reply_to=message)
-    return Message(wire.pack_standard(None, mean_metrics(table)), reply_to=message)
+        return Message(pack_table(table), reply_to=message)
+    return Message(pack_standard(None, mean_metrics(table)), reply_to=message)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation on one node: fine-tune on what each client knows, then test on what was held out (PrivRec section 3.3).
+"""Evaluation on one node: fine-tune on what each client knows, then test on what was held out
+(PrivRec section 3.3).
 
-The answer is one row per client: its metrics, and one 0/1 column `group:NAME` for each group that some client belongs
-to, so that the server can average over groups without ever seeing a feature. Metrics are not private; they are for
-simulations.
+The answer is one row per client: its metrics, and one 0/1 column `group:NAME` for each group that
+some client belongs to, so that the server can average over groups without ever seeing a feature.
+Metrics are not private; they are for simulations.
 """
 
 from __future__ import annotations
@@ -15,25 +16,33 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from clients.blocks import train_in_blocks
 from clients.generated import generated_errors
-from clients.hosting import Node
-from clients.local import personal_parameters, run_step, to_device
-from clients.steps.base import CohortStep, Step
+from clients.hosting.node import Node
+from clients.step import CohortStep, Step
+from clients.training.blocks import train_in_blocks
+from clients.training.one_client import personal_parameters, run_step, to_device
 from fedrec.errors import ExperimentError
-from fedrec.experiment import Section
-from fedrec.generated import Generated
+from fedrec.experiment.sections import Section
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
 from fedrec.metrics.reconstruction import reconstruction_metrics
+from fedrec.metrics.sampled import sampled_metrics
 from fedrec.models.base import HistoryModel
-from fedrec.wire import GROUP, EvaluateOrder
+from fedrec.protocol.generated import Generated
+from fedrec.protocol.messages import GROUP
+from fedrec.protocol.orders import EvaluateOrder
 
-_CELLS_PER_BLOCK = 1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
-_SCORED_AT_ONCE = 20_000  # users times items pushed through the network at once; their activations stay in cache
+_CELLS_PER_BLOCK = (
+    1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
+)
+_SCORED_AT_ONCE = (
+    20_000  # users times items pushed through the network at once; their activations stay in cache
+)
 
 
-def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: EvaluateOrder) -> pd.DataFrame:
+def evaluate_clients(
+    node: Node, arrays: Mapping[str, np.ndarray], order: EvaluateOrder
+) -> pd.DataFrame:
     """Metrics of the clients of an order, one row each, indexed by client id, ascending.
 
     Raises:
@@ -41,27 +50,40 @@ def evaluate_clients(node: Node, arrays: Mapping[str, np.ndarray], order: Evalua
         ExperimentError: the model's scores are not numbers.
     """
     clients = node.hosted(order.clients)
-    table = node.experiment.fine_tune_step() if order.step is None else Section.model_validate(order.step)
+    table = (
+        node.experiment.fine_tune_step()
+        if order.step is None
+        else Section.model_validate(order.step)
+    )
     step = node.step(table)
     if order.each:
         metrics = _generated_table(node, step, Generated.read(arrays))
     else:
         metrics = _table(node, step, to_device(arrays, node.device), clients, order.round)
     groups = node.groups(clients)
-    members = pd.DataFrame({f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}, metrics.index)
+    members = pd.DataFrame(
+        {f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}, metrics.index
+    )
     return pd.concat([metrics, members], axis=1)
 
 
 def mean_metrics(table: pd.DataFrame) -> dict[str, float | int]:
     """Means over the clients and their number, in the form that Flower's strategies expect."""
     own = table[[column for column in table.columns if not column.startswith(GROUP)]]
-    return {"num-examples": len(table), **{str(name): float(value) for name, value in own.mean().items()}}
+    return {
+        "num-examples": len(table),
+        **{str(name): float(value) for name, value in own.mean().items()},
+    }
 
 
-def _table(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> pd.DataFrame:
+def _table(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+) -> pd.DataFrame:
     if node.experiment.task == "rating":
         return _rating_table(node, step, parameters, clients, round_)
-    return _ranking_table(node, clients, lambda part: client_scores(node, step, parameters, part, round_))
+    return _ranking_table(
+        node, clients, lambda part: client_scores(node, step, parameters, part, round_)
+    )
 
 
 def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
@@ -85,7 +107,9 @@ def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
     return _ranking_table(node, clients, scores)
 
 
-def _ranking_table(node: Node, clients: np.ndarray, scores_of: Callable[[np.ndarray], Tensor]) -> pd.DataFrame:
+def _ranking_table(
+    node: Node, clients: np.ndarray, scores_of: Callable[[np.ndarray], Tensor]
+) -> pd.DataFrame:
     settings, population = node.experiment.evaluation, node.population
     block = max(1, _CELLS_PER_BLOCK // population.interactions.num_items)
     columns: list[pd.DataFrame] = []
@@ -106,29 +130,49 @@ def _ranking_table(node: Node, clients: np.ndarray, scores_of: Callable[[np.ndar
             weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
             masked=torch.from_numpy(held_out.masked(settings.masked)),
         )
+        if settings.sampled_items is not None:
+            metrics |= sampled_metrics(
+                scores,
+                seen=torch.from_numpy(held_out.seen),
+                relevant=torch.from_numpy(held_out.relevant),
+                ks=settings.ks,
+                sampled=settings.sampled_items,
+                weights=None if held_out.weight is None else torch.from_numpy(held_out.weight),
+            )
         columns.append(_frame(metrics, part))
-    return pd.concat(columns).rename_axis("client") if columns else pd.DataFrame(index=pd.Index([], name="client"))
+    return (
+        pd.concat(columns).rename_axis("client")
+        if columns
+        else pd.DataFrame(index=pd.Index([], name="client"))
+    )
 
 
 def _frame(metrics: Mapping[str, Tensor], clients: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame({name: value.numpy() for name, value in metrics.items()}, index=clients)
 
 
-def client_scores(node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int) -> Tensor:
-    """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned parameters."""
+def client_scores(
+    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+) -> Tensor:
+    """Scores of the catalogue for each client, `float32 [clients, items]`, with its own fine-tuned
+    parameters."""
     if _all_alike(step, parameters):
         return _shared_scores(node, parameters, clients)
     scores = torch.empty(len(clients), node.model.schema.num_items)
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
         with torch.no_grad():
             if isinstance(node.model, HistoryModel):
-                scores[place] = _history_scores(node, node.model, own, clients[place : place + 1])[0]
+                scores[place] = _history_scores(node, node.model, own, clients[place : place + 1])[
+                    0
+                ]
             else:
                 scores[place] = node.model.scores(own, users)[0]
     return scores
 
 
-def _history_scores(node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray) -> Tensor:
+def _history_scores(
+    node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray
+) -> Tensor:
     """Scores `[clients, items]` under one slice of parameters, `[1, ...]` each."""
     histories = torch.from_numpy(node.population.histories(clients, model.rated)).to(node.device)
     return model.history_scores(parameters, histories.unsqueeze(0))[0]
@@ -136,7 +180,8 @@ def _history_scores(node: Node, model: HistoryModel, parameters: Mapping[str, Te
 
 @torch.no_grad()
 def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
-    """Scores under the shared parameters; clients with equal features are scored once, as nothing else differs."""
+    """Scores under the shared parameters; clients with equal features are scored once, as nothing
+    else differs."""
     if isinstance(node.model, HistoryModel):
         return _history_scores(node, node.model, _slices(parameters, 1), clients)
     codes = node.population.feature_codes(clients)
@@ -147,7 +192,10 @@ def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarra
     scores, block = [], max(1, _SCORED_AT_ONCE // node.model.schema.num_items)
     for start in range(0, len(distinct), block):
         part = distinct[start : start + block]
-        users = tuple(torch.from_numpy(table.copy()).to(node.device) for table in np.split(part, widths, axis=1))
+        users = tuple(
+            torch.from_numpy(table.copy()).to(node.device)
+            for table in np.split(part, widths, axis=1)
+        )
         scores.append(node.model.scores(_slices(parameters, len(part)), users))
     return torch.cat(scores)[torch.from_numpy(place.reshape(-1))]
 
@@ -155,8 +203,11 @@ def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarra
 def _fine_tuned(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
 ) -> Iterator[tuple[int, tuple[Tensor, ...], dict[str, Tensor]]]:
-    """Each client's place in `clients`, features `[1, width]`, and parameters after fine-tuning `[1, ...]`."""
-    codes = [torch.from_numpy(table).to(node.device) for table in node.population.feature_codes(clients)]
+    """Each client's place in `clients`, features `[1, width]`, and parameters after fine-tuning
+    `[1, ...]`."""
+    codes = [
+        torch.from_numpy(table).to(node.device) for table in node.population.feature_codes(clients)
+    ]
     for place, own in _tuned_parameters(node, step, parameters, clients, round_):
         yield place, tuple(table[place : place + 1] for table in codes), own
 
@@ -166,14 +217,19 @@ def _tuned_parameters(
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     path = node.path(step)
     if isinstance(step, CohortStep) and path.name != "reference":
-        for places, trained in train_in_blocks(node, step, path, parameters, clients, "fine-tune", round_, round_ + 1):
+        for places, trained in train_in_blocks(
+            node, step, path, parameters, clients, "fine-tune", round_, round_ + 1
+        ):
             for member, place in enumerate(places):
                 yield place, trained.parameters_of(member)
         return
     for place, client in enumerate(clients.tolist()):
         start = personal_parameters(node, step, parameters, client, round_ + 1)
         update = run_step(step, start, node, client, "fine-tune", round_)
-        yield place, {name: (value + update.delta[name]).unsqueeze(0) for name, value in start.items()}
+        yield (
+            place,
+            {name: (value + update.delta[name]).unsqueeze(0) for name, value in start.items()},
+        )
 
 
 def _rating_table(
@@ -189,9 +245,13 @@ def _rating_table(
                 rows[start + place] = _rating_errors(node, client, scores[place])
         return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
-        items, ratings = node.population.held_out_ratings(int(clients[place]), node.experiment.evaluation.held_out)
+        items, ratings = node.population.held_out_ratings(
+            int(clients[place]), node.experiment.evaluation.held_out
+        )
         with torch.no_grad():
-            predicted = node.model.predict(own, users, torch.from_numpy(items).to(node.device).unsqueeze(0))
+            predicted = node.model.predict(
+                own, users, torch.from_numpy(items).to(node.device).unsqueeze(0)
+            )
         rows[place] = {**rating_errors(predicted[0].cpu().numpy(), ratings), "rows": len(items)}
     return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
 
@@ -203,9 +263,12 @@ def _rating_errors(node: Node, client: int, scores: np.ndarray) -> dict[str, flo
 
 
 def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:
-    """Whether every client is evaluated with the same parameters: no fine-tuning and nothing private."""
+    """Whether every client is evaluated with the same parameters: no fine-tuning and nothing
+    private."""
     return step.config.epochs == 0 and not step.private_names(list(parameters))
 
 
 def _slices(parameters: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    return {name: value.unsqueeze(0).expand(count, *value.shape) for name, value in parameters.items()}
+    return {
+        name: value.unsqueeze(0).expand(count, *value.shape) for name, value in parameters.items()
+    }

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's work for clients whose parameters the server generated: say what they need, and give their gradients.
+"""A node's work for clients whose parameters the server generated: say what they need, and give
+their gradients.
 
-The parameters of all clients of a message come and their gradients go as stacked arrays. Each client's gradient is its
-own; nothing is added up here, because the server's generator needs each one.
+The parameters of all clients of a message come and their gradients go as stacked arrays. Each
+client's gradient is its own; nothing is added up here, because the server's generator needs each
+one.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from clients.hosting import Node
-from clients.local import run_step, to_device
-from clients.steps.base import GeneratedStep, Step
+from clients.hosting.node import Node
+from clients.step import GeneratedStep, Step
+from clients.training.one_client import run_step, to_device
 from fedrec.cohort.batches import Batches
 from fedrec.errors import ClientError, ExperimentError, FedrecError
-from fedrec.experiment import Section
-from fedrec.generated import Generated, Wanted
+from fedrec.experiment.sections import Section
 from fedrec.metrics.rating import rating_errors_by_user
+from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.orders import TrainEach, TrainOrder, WantedOrder
 from fedrec.rng import stream
-from fedrec.wire import TrainEach, TrainOrder, WantedOrder
 
 
 def wanted_items(node: Node, order: WantedOrder) -> Wanted:
@@ -31,14 +33,20 @@ def wanted_items(node: Node, order: WantedOrder) -> Wanted:
     clients = np.sort(order.clients)
     if order.purpose == "evaluate":
         part = node.experiment.evaluation.held_out
-        lists = [np.unique(node.population.held_out_ratings(client, part)[0]) for client in clients.tolist()]
+        lists = [
+            np.unique(node.population.held_out_ratings(client, part)[0])
+            for client in clients.tolist()
+        ]
         return Wanted.of(clients, lists)
     step = _generated_step(node.step(Section.model_validate(order.step)))
-    return Wanted.of(clients, [_touched(batches) for batches in _batches(node, step, clients, order.round)])
+    return Wanted.of(
+        clients, [_touched(batches) for batches in _batches(node, step, clients, order.round)]
+    )
 
 
 def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainEach:
-    """Gradients of each client of an order with respect to the parameters that were generated for it.
+    """Gradients of each client of an order with respect to the parameters that were generated for
+    it.
 
     Raises:
         ClientError: a client's work failed, or the parameters are not those that its data need.
@@ -52,18 +60,23 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
 
 
 def generated_errors(node: Node, given: Generated) -> pd.DataFrame:
-    """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of `rows`."""
+    """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of
+    `rows`."""
     clients, part = given.wanted.clients, node.experiment.evaluation.held_out
     held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
     counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
     real = np.arange(counts.max(initial=1)) < counts[:, None]
     rows = np.zeros(real.shape, dtype=np.int64)
     own = np.split(given.wanted.items, given.wanted.offsets[1:-1])
-    rows[real] = np.concatenate([np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)])
+    rows[real] = np.concatenate(
+        [np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)]
+    )
     width = int(np.diff(given.wanted.offsets).max(initial=1))
     places = torch.from_numpy(rows).to(node.device)
     with torch.no_grad():
-        predicted = node.model.predict(to_device(given.padded(width), node.device), (), places, rows=places)
+        predicted = node.model.predict(
+            to_device(given.padded(width), node.device), (), places, rows=places
+        )
     users = np.repeat(np.arange(len(clients)), counts)
     actual = np.concatenate([ratings for _, ratings in held_out])
     errors = rating_errors_by_user(predicted.cpu().numpy()[real], actual, users, len(clients))
@@ -74,7 +87,9 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
     clients, gradients = given.wanted.clients, _empty(given)
     examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
     batches = _batches(node, step, clients, round_)
-    sizes = {name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()}
+    sizes = {
+        name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()
+    }
     for places in node.blocks(batches, sizes, list(given.rows)):
         own = given.take(np.array(places))
         block = step.block([() for _ in places], [batches[place] for place in places], node.device)
@@ -102,14 +117,18 @@ def _one_by_one(node: Node, step: Step, given: Generated, round_: int) -> TrainE
     for place, client in enumerate(given.wanted.clients.tolist()):
         rows = given.wanted.rows_of(np.array([place]))
         items = given.wanted.items[rows]
-        update = run_step(step, _whole(node, given.take(np.array([place]))), node, client, "client", round_)
+        update = run_step(
+            step, _whole(node, given.take(np.array([place]))), node, client, "client", round_
+        )
         for name in given.values:
             gradients.values[name][place] = -update.delta[name].cpu().numpy()
         for name in given.rows:
             gradients.rows[name][rows] = -update.delta[name].cpu().numpy()[items]
         examples.append(update.examples)
         losses.append(update.loss)
-    return TrainEach(gradients, np.array(examples, dtype=np.int64), np.array(losses, dtype=np.float64))
+    return TrainEach(
+        gradients, np.array(examples, dtype=np.int64), np.array(losses, dtype=np.float64)
+    )
 
 
 def _whole(node: Node, own: Generated) -> dict[str, Tensor]:
@@ -167,13 +186,15 @@ def _mismatch(clients: np.ndarray, round_: int) -> ClientError:
 
 
 def _blame(node: Node, step: GeneratedStep, own: Generated, round_: int) -> FedrecError:
-    """The error of the client that makes a block fail, found by doing their work again one after the other."""
+    """The error of the client that makes a block fail, found by doing their work again one after
+    the other."""
     try:
         _one_by_one(node, step, own, round_)
     except FedrecError as error:
         return error
     return ClientError(
-        f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone (round {round_})",
+        f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone"
+        f" (round {round_})",
         expected=f"gradients of clients {', '.join(map(str, own.wanted.clients.tolist()))}",
         got="an error in the block",
         fix="--set engine.path=reference trains one client after the other",

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's part in secure aggregation: its keys, shares of its secrets, a masked sum, and shares of others' secrets.
+"""A node's part in secure aggregation: its keys, shares of its secrets, a masked sum, and shares of
+others' secrets.
 
-The node does not trust the server with more than the sum over a quorum of nodes. In each session, which it begins once
-only, it masks one sum and answers one question about shares, with one kind of share for each node, and forgets its
-secrets with the answer. It counts the quorum itself, from the list of nodes that it was shown and the experiment's
-settings. What else the sum hangs on, how many clients each node is asked for and where the point stands, it checks too,
-and binds to what it sends the others: a server that tells nodes different things gets no sum. A real node takes channel
-keys only from nodes that the deployment's authority has certified.
+The node does not trust the server with more than the sum over a quorum of nodes. In each session,
+which it begins once only, it masks one sum and answers one question about shares, with one kind of
+share for each node, and forgets its secrets with the answer. It counts the quorum itself, from the
+list of nodes that it was shown and the experiment's settings. What else the sum hangs on, how many
+clients each node is asked for and where the point stands, it checks too, and binds to what it sends
+the others: a server that tells nodes different things gets no sum. A real node takes channel keys
+only from nodes that the deployment's authority has certified.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from clients.hosting import Node
-from clients.training import train_clients
+from clients.hosting.node import Node
+from clients.training.round import train_clients
 from fedrec.errors import RefusalError
-from fedrec.secure import fixed_point, masks, shares, vector
-from fedrec.secure.config import SecureAggregationConfig
-from fedrec.secure.words import (
+from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.secure import (
     COUNT_BYTES,
     KEY_BYTES,
     SEALED_BYTES,
@@ -39,13 +41,14 @@ from fedrec.secure.words import (
     there,
     unlisted,
 )
-from fedrec.wire import TrainOrder
+from fedrec.secure import fixed_point, masks, shares, vector
 
 _PLACE_BYTES = 4
 
 
 def channel_key(node: Node) -> tuple[bytes, bytes]:
-    """The node's public channel key of this run, and a proof that it is this node's; empty if it cannot prove it.
+    """The node's public channel key of this run, and a proof that it is this node's; empty if it
+    cannot prove it.
 
     Raises:
         ClientError: the run has no secure aggregation.
@@ -66,8 +69,12 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     nodes, quorum, terms = len(channels), _quorum(node, len(channels)), _terms(order)
     mask_seed, self_seed = masks.fresh_seed(), masks.fresh_seed()
     mask_key, channel = masks.public_of(masks.key_of(mask_seed)), _channel(node)
-    dealt = list(zip(*(shares.split(secret, quorum, nodes) for secret in (mask_seed, self_seed)), strict=True))
-    node.vault.begin(
+    dealt = list(
+        zip(
+            *(shares.split(secret, quorum, nodes) for secret in (mask_seed, self_seed)), strict=True
+        )
+    )
+    node.session_secrets.begin(
         order.session,
         {
             "place": _number(order.place),
@@ -82,7 +89,9 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         },
     )
     sealed = {
-        place: shares.sealed(channel, channels[place], _route(terms, order.place, place), pair, mask_key)
+        place: shares.sealed(
+            channel, channels[place], _route(terms, order.place, place), pair, mask_key
+        )
         for place, pair in enumerate(dealt)
         if place != order.place
     }
@@ -93,8 +102,8 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     """Train the clients of an order; their sum and its counts, masked, `uint64 [n]`.
 
     Raises:
-        ClientError: the order is not one of the node's present session, a sum was masked in it before, none of its
-            clients took part, or the sum is too large for the fixed point.
+        ClientError: the order is not one of the node's present session, a sum was masked in it
+            before, none of its clients took part, or the sum is too large for the fixed point.
     """
     secure = order.secure
     if secure is None:
@@ -104,17 +113,22 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             got="none",
             fix="none; the server must ask as the experiment says",
         )
-    secrets = node.vault.look(secure.session)
+    secrets = node.session_secrets.look(secure.session)
     place, mask_keys = _read(secrets["place"]), there(pieces(secure.mask_keys, KEY_BYTES))
     counts, bits = counts_in(secrets["counts"]), _read(secrets["bits"])
     _refuse_other_order(node, order, counts, place, bits)
     kept = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
-    node.vault.masked(secure.session, kept)  # before anything is masked: a node killed after this has dropped out
+    node.session_secrets.masked(
+        secure.session, kept
+    )  # before anything is masked: a node killed after this has dropped out
     shapes = vector.shapes_of(arrays, order.protection)
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:
-        raise _unsound(f"an order in which {reply.clients} of its clients take part: the sum is the others' alone")
+        raise _unsound(
+            f"an order in which {reply.clients} of its clients take part: the sum is the others'"
+            " alone"
+        )
     numbers = vector.encoded(reply, arrays, shapes, bits, len(counts))
     numbers += masks.own_mask(secrets["self-seed"], len(numbers))
     others = masks.without(mask_keys, place)
@@ -124,20 +138,26 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
 
 
 def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
-    """Shares of the survivors' self-masks and of the others' mask keys; the session is over for this node.
+    """Shares of the survivors' self-masks and of the others' mask keys; the session is over for
+    this node.
 
     Raises:
         ClientError: the session was unmasked before, or too few nodes are said to have survived.
     """
-    secrets = node.vault.waiting(order.session)
+    secrets = node.session_secrets.waiting(order.session)
     place, nodes = _read(secrets["place"]), len(order.survivors)
     of_masks = there(pieces(secrets["mask-shares"], SEED_BYTES))
     of_selves = there(pieces(secrets["self-shares"], SEED_BYTES))
     survivors = {other for other, flag in enumerate(order.survivors) if flag}
     known = nodes * SEED_BYTES == len(secrets["mask-shares"])
-    if not known or not survivors <= set(of_masks) or place not in survivors or len(survivors) < _quorum(node, nodes):
+    if (
+        not known
+        or not survivors <= set(of_masks)
+        or place not in survivors
+        or len(survivors) < _quorum(node, nodes)
+    ):
         raise _unsound(f"{len(survivors)} survivors of {nodes} nodes")
-    node.vault.end(order.session)
+    node.session_secrets.end(order.session)
     told = {other: (of_selves if other in survivors else of_masks)[other] for other in of_masks}
     return UnmaskReply(joined(told, nodes, SEED_BYTES))
 
@@ -145,17 +165,22 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
 def _received(
     node: Node, order: MaskOrder, secrets: Mapping[str, bytes], mask_keys: Mapping[int, bytes]
 ) -> dict[str, bytes]:
-    """What is kept of a session once a sum is masked in it: its place, and shares of each node's two secrets."""
+    """What is kept of a session once a sum is masked in it: its place, and shares of each node's
+    two secrets."""
     channels, sealed = pieces(secrets["channels"], KEY_BYTES), pieces(order.sealed, SEALED_BYTES)
     place, nodes = _read(secrets["place"]), len(channels)
-    sound = len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
+    sound = (
+        len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
+    )
     if not sound or len(mask_keys) < _quorum(node, nodes):
         raise _unsound(f"{len(mask_keys)} of {nodes} nodes")
     found = {place: (secrets["mask-share"], secrets["self-share"])}
     try:
         for other, mask_key in masks.without(mask_keys, place).items():
             route = _route(secrets["terms"], other, place)
-            found[other] = shares.opened(_channel(node), channels[other], route, sealed[other], mask_key)
+            found[other] = shares.opened(
+                _channel(node), channels[other], route, sealed[other], mask_key
+            )
     except ValueError as error:
         raise _unsound(str(error)) from None
     of_masks, of_selves = ({other: pair[kind] for other, pair in found.items()} for kind in (0, 1))
@@ -170,7 +195,9 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     """Public channel keys of all nodes, of a session that this node takes part in."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
-    if not 0 <= order.place < len(channels) or channels[order.place] != masks.public_of(_channel(node)):
+    if not 0 <= order.place < len(channels) or channels[order.place] != masks.public_of(
+        _channel(node)
+    ):
         raise _unsound("a list of nodes without this one")
     if len(set(channels)) < len(channels) or _quorum(node, len(channels)) > len(channels):
         raise _unsound(f"{len(channels)} nodes, {len(set(channels))} of them different ones")
@@ -186,7 +213,8 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
 
 
 def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
-    """Refuse a session in which others have nothing to add, or the point stands where nothing is left of them."""
+    """Refuse a session in which others have nothing to add, or the point stands where nothing is
+    left of them."""
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
         raise _unsound("nodes of whose clients none is asked for")
@@ -194,10 +222,15 @@ def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
         raise _unsound(f"{order.bits} binary digits")
 
 
-def _refuse_other_order(node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int) -> None:
-    """Refuse an order on other terms than the session began on, or terms that do not follow from the experiment."""
+def _refuse_other_order(
+    node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
+) -> None:
+    """Refuse an order on other terms than the session began on, or terms that do not follow from
+    the experiment."""
     if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
-        raise _unsound(f"an order for other clients than the {counts[place]} that the others were told")
+        raise _unsound(
+            f"an order for other clients than the {counts[place]} that the others were told"
+        )
     bound = vector.bound_of(order.protection, sum(counts), _settings(node).largest)
     expected = fixed_point.bits_for(bound, len(counts))
     if bits != expected:
@@ -216,7 +249,7 @@ def _statement(node: Node, key: bytes) -> bytes:
 
 def _channel(node: Node) -> X25519PrivateKey:
     fresh = X25519PrivateKey.generate().private_bytes_raw()
-    return X25519PrivateKey.from_private_bytes(node.vault.channel(fresh))
+    return X25519PrivateKey.from_private_bytes(node.session_secrets.channel(fresh))
 
 
 def _settings(node: Node) -> SecureAggregationConfig:
@@ -234,14 +267,19 @@ def _settings(node: Node) -> SecureAggregationConfig:
 def _quorum(node: Node, nodes: int) -> int:
     quorum = _settings(node).quorum(nodes)
     if quorum < node.least_nodes:
-        raise _unsound(f"sums of {quorum} nodes, where this node's owner wants {node.least_nodes} at least")
+        raise _unsound(
+            f"sums of {quorum} nodes, where this node's owner wants {node.least_nodes} at least"
+        )
     return quorum
 
 
 def _unsound(got: str) -> RefusalError:
     return RefusalError(
         "this node refuses a step of secure aggregation",
-        expected="different nodes with this one among them, as many as the experiment wants, each with its own keys",
+        expected=(
+            "different nodes with this one among them, as many as the experiment wants, each with"
+            " its own keys"
+        ),
         got=got,
         fix="none; the round goes on without this node",
     )

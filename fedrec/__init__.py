@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fedrec: federated recommender systems with differential privacy, simulated, measured and deployed.
+"""fedrec: federated recommender systems with differential privacy, simulated, measured and
+deployed.
 
     result = fedrec.run("privrec-synthetic", ["rounds=5"])
     result.metrics["hits@10"], result.rounds, result.users
 
-`run` and `resume` live in `simulations.runner`, above this core library, and are looked up by name on first use: this
-package imports nothing from the packages above it, and `import fedrec` stays fast.
+`run` and `resume` live in `simulations.runner`, above this core library, and are looked up by name
+on first use: this package imports nothing from the packages above it, and `import fedrec` stays
+fast.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 
     from fedrec.data.interactions import Interactions
     from fedrec.errors import FedrecError
-    from fedrec.experiment import Experiment, load
-    from fedrec.runs import Result
+    from fedrec.experiment.loading import load
+    from fedrec.experiment.schema import Experiment
+    from fedrec.runs.result import Result
 
     run: Callable[..., Result]
     resume: Callable[..., Result]
@@ -30,11 +33,11 @@ __all__ = ["Experiment", "FedrecError", "Interactions", "Result", "load", "resum
 _HOMES = {
     "run": "simulations.runner",
     "resume": "simulations.runner",
-    "load": "fedrec.experiment",
-    "Experiment": "fedrec.experiment",
+    "load": "fedrec.experiment.schema",
+    "Experiment": "fedrec.experiment.schema",
     "FedrecError": "fedrec.errors",
     "Interactions": "fedrec.data.interactions",
-    "Result": "fedrec.runs",
+    "Result": "fedrec.runs.folder",
 }
 
 try:

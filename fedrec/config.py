@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of every configuration class: frozen, strict, kebab-case in TOML, one docstring per field."""
+"""Base of every configuration class: frozen, strict, kebab-case in TOML, one docstring per
+field."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ def _kebab(name: str) -> str:
 class Config(BaseModel):
     """Settings of one component; they sit in the component's own file, above it.
 
-    Fields are written `snake_case` in Python and `kebab-case` in TOML. Unknown keys are refused. The docstring below a
-    field (meaning, unit, range) is shown by `fedrec list` and by error messages.
+    Fields are written `snake_case` in Python and `kebab-case` in TOML. Unknown keys are refused.
+    The docstring below a field (meaning, unit, range) is shown by `fedrec list` and by error
+    messages.
     """
 
     model_config = ConfigDict(
@@ -40,11 +42,12 @@ class Config(BaseModel):
         """Validate `settings`; `at` is the full key of the table they came from.
 
         Raises:
-            ExperimentError: a key is unknown or a value is wrong; the first fault is named with its full key.
+            ExperimentError: a key is unknown or a value is wrong; the first fault is named with its
+                full key.
         """
         try:
-            # As JSON, because that is where pydantic's strictness still lets a list be a tuple and a text a path, while
-            # "3", true and 3.0 are no integers.
+            # As JSON, because that is where pydantic's strictness still lets a list be a tuple and
+            # a text a path, while "3", true and 3.0 are no integers.
             return cls.model_validate_json(json.dumps(dict(settings), default=str), strict=True)
         except ValidationError as error:
             raise _explain(cls, error, at) from None
@@ -54,7 +57,8 @@ class Config(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def seeded(self, seed: int) -> Self:
-        """The same settings, with seeds of their own that were left out taken from the experiment's seed."""
+        """The same settings, with seeds of their own that were left out taken from the experiment's
+        seed."""
         return self
 
     def files(self) -> Iterator[str]:
@@ -81,12 +85,17 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A sentence that offers the known words nearest to `word`, or lists them all when none is near."""
+    """A sentence that offers the known words nearest to `word`, or lists them all when none is
+    near."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(repr(name) for name in near) + "?"
-    return "known: " + ", ".join(repr(name) for name in known) if known else "nothing is known under this heading"
+    return (
+        "known: " + ", ".join(repr(name) for name in known)
+        if known
+        else "nothing is known under this heading"
+    )
 
 
 def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentError:
@@ -98,13 +107,19 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
     if fault["type"] == "extra_forbidden":
         known = _keys_at(cls, path[:-1])
         return ExperimentError(
-            f"unknown key {key!r}{more}", got=f"{path[-1]} = {fault['input']!r}", fix=did_you_mean(path[-1], known)
+            f"unknown key {key!r}{more}",
+            got=f"{path[-1]} = {fault['input']!r}",
+            fix=did_you_mean(path[-1], known),
         )
     if fault["type"] == "missing":
-        return ExperimentError(f"missing key {key!r}{more}", expected=f"a value for {key!r}", fix=f"set {key} = ...")
+        return ExperimentError(
+            f"missing key {key!r}{more}", expected=f"a value for {key!r}", fix=f"set {key} = ..."
+        )
     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     problem = f"wrong value for {key!r}{more}" if key else f"settings do not fit together{more}"
-    return ExperimentError(problem, expected=expected, got=_shown(fault["input"]), fix=_meaning(cls, path))
+    return ExperimentError(
+        problem, expected=expected, got=_shown(fault["input"]), fix=_meaning(cls, path)
+    )
 
 
 def _keys_at(cls: type[Config], path: list[str]) -> list[str]:
@@ -123,7 +138,11 @@ def _meaning(cls: type[Config], path: list[str]) -> str | None:
         field = cls.model_fields.get(part.replace("-", "_"))
         if field is None:
             return None
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Config) and depth + 1 < len(path):
+        if (
+            isinstance(field.annotation, type)
+            and issubclass(field.annotation, Config)
+            and depth + 1 < len(path)
+        ):
             cls = field.annotation
         else:
             return f"{part}: {field.description}" if field.description else None

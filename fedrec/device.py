@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device the local work runs on, and in which precision.
 
-With `bf16` the matrix products of local training take bfloat16 inputs (`torch.autocast`). Parameters stay float32, and
-so do losses, sums of updates, norms, clipping and noise, and everything in evaluation but fine-tuning.
+With `bf16` the matrix products of local training take bfloat16 inputs (`torch.autocast`).
+Parameters stay float32, and so do losses, sums of updates, norms, clipping and noise, and
+everything in evaluation but fine-tuning.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from contextlib import AbstractContextManager
 import torch
 
 from fedrec.errors import EngineError
-from fedrec.experiment import Precision
+from fedrec.experiment.schema import Precision
 
 
 def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N` as a torch device.
 
     Raises:
-        EngineError: a CUDA device is asked for and there is none of that number, or bfloat16 without one.
+        EngineError: a CUDA device is asked for and there is none of that number, or bfloat16
+            without one.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
+    device = (
+        torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if name == "auto"
+        else torch.device(name)
+    )
     if precision == "bf16" and device.type != "cuda":
         raise EngineError(
             f"engine.precision = 'bf16' on device {device.type!r}",
@@ -41,5 +47,8 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Where the matrix products of local training are taken in a precision."""
-    # Nothing may be cached: parameters change in place, and their copies in bfloat16 would stay as they were.
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    # Nothing may be cached: parameters change in place, and their copies in bfloat16 would stay as
+    # they were.
+    return torch.autocast(
+        device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
+    )

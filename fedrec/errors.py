@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors a user can mend.
+"""Errors a user can fix.
 
-Every error says what was expected, what came, and how to mend it. The command line prints these three without a
-traceback and exits with `exit_code`; any other exception is a defect of fedrec or of a plug-in.
+Every error says what was expected, what came, and how to fix it. The command line prints these
+three without a traceback and exits with `exit_code`; any other exception is a defect of fedrec or
+of a plug-in.
 """
 
 from __future__ import annotations
 
 
 class FedrecError(Exception):
-    """Base of all errors that a user can mend.
+    """Base of all errors that a user can fix.
 
     Args:
         problem: one sentence that names the thing at fault (a key, a file, a client).
@@ -21,19 +22,27 @@ class FedrecError(Exception):
     exit_code = 1
 
     def __init__(
-        self, problem: str, *, expected: str | None = None, got: str | None = None, fix: str | None = None
+        self,
+        problem: str,
+        *,
+        expected: str | None = None,
+        got: str | None = None,
+        fix: str | None = None,
     ) -> None:
         self.problem, self.expected, self.got, self.fix = problem, expected, got, fix
         super().__init__(self.text())
 
     def __reduce__(self):
-        # Exceptions with keyword-only arguments do not survive pickling by themselves, and these cross process borders.
+        # Exceptions with keyword-only arguments do not survive pickling by themselves, and these
+        # cross process borders.
         return _rebuild, (type(self), self.problem, self.expected, self.got, self.fix)
 
     def text(self) -> str:
         """The whole message, one line per part."""
-        parts = [("expected", self.expected), ("got", self.got), ("to mend it", self.fix)]
-        return "\n".join([self.problem, *(f"  {label}: {value}" for label, value in parts if value is not None)])
+        parts = [("expected", self.expected), ("got", self.got), ("fix", self.fix)]
+        return "\n".join(
+            [self.problem, *(f"  {label}: {value}" for label, value in parts if value is not None)]
+        )
 
     def about(self, subject: str) -> FedrecError:
         """The same error of the same kind, with what it is about named before it."""
@@ -71,8 +80,8 @@ class ClientError(FedrecError):
 class RefusalError(ClientError):
     """A node does not do what its server asks.
 
-    Its text says nothing but what the server had said before, or what the node's owner tells everybody: it is the only
-    error whose text leaves a real node.
+    Its text says nothing but what the server had said before, or what the node's owner tells
+    everybody: it is the only error whose text leaves a real node.
     """
 
     exit_code = 8

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One seed, many independent named streams.
 
-Every random decision of an experiment draws from a stream that is addressed by a name and integers, such as
-`stream(seed, "cohort", round)` or `stream(seed, "client", client, round)`. A stream is a function of its address
-alone: it does not matter in which process, order or engine it is opened, which is what makes a resumed run equal to
-an unbroken one and the three engines equal to each other. The addresses are hashed into numpy's `SeedSequence`, whose
-entropy mixing keeps streams independent (numpy NEP 19, SPEC 7).
+Every random decision of an experiment draws from a stream that is addressed by a name and integers,
+such as `stream(seed, "cohort", round)` or `stream(seed, "client", client, round)`. A stream is a
+function of its address alone: it does not matter in which process, order or engine it is opened,
+which is what makes a resumed run equal to an unbroken one and the three engines equal to each
+other. The addresses are hashed into numpy's `SeedSequence`, whose entropy mixing keeps streams
+independent (numpy NEP 19, SPEC 7).
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ def seed_sequence(seed: int, name: str, *address: int) -> np.random.SeedSequence
     """
     for part in (seed, *address):
         if part < 0:
-            raise ValueError(f"Expected seed and address parts >= 0, got {part!r} in stream {name!r}{address!r}.")
-    # Each integer is given its own 64-bit slot, so (1, 23) and (12, 3) can never collide by concatenation.
+            raise ValueError(
+                f"Expected seed and address parts >= 0, got {part!r} in stream {name!r}{address!r}."
+            )
+    # Each integer is given its own 64-bit slot, so (1, 23) and (12, 3) can never collide by
+    # concatenation.
     slots = [word for part in (seed, *address) for word in (part & 0xFFFFFFFF, part >> 32)]
     words = [*_words(name), len(address), *slots]
     # Of an array in its own type numpy makes the same sequence in a quarter of the time.
@@ -44,7 +48,8 @@ def stream(seed: int, name: str, *address: int) -> np.random.Generator:
 
 
 def torch_stream(seed: int, name: str, *address: int):
-    """Torch CPU generator of the stream `name[address]` (parameters are drawn on the CPU on every device)."""
+    """Torch CPU generator of the stream `name[address]` (parameters are drawn on the CPU on every
+    device)."""
     import torch
 
     state = int(seed_sequence(seed, name, *address).generate_state(1, np.uint64)[0])

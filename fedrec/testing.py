@@ -8,8 +8,8 @@
         component = MyStep
         settings = {"epochs": 2}
 
-There is one contract per kind. They need the packages above this core library, so they live in `simulations.contracts`
-and are looked up by name on first use, as `fedrec.run` is.
+There is one contract per kind. They need the packages above this core library, so they live in
+`simulations.contracts` and are looked up by name on first use, as `fedrec.run` is.
 """
 
 from __future__ import annotations

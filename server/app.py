@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Flower ServerApp: runs the experiment that the run configuration names, on Flower's own grid.
 
-Run configuration: `experiment` (TOML file or shipped name), `overrides` (like `--set`, separated by `;`), `output` (an
-absolute run folder: a new one, or one that is to be continued; default: below the runs directory).
+Run configuration: `experiment` (TOML file or shipped name), `overrides` (like `--set`, separated by
+`;`), `output` (an absolute run folder: a new one, or one that is to be continued; default: below
+the runs directory).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedrec.experiment import from_run_config
-from fedrec.runs import RunFolder, default_folder
-from server.deployed import DeployedGrid
-from server.execution import execute
-from server.mixed import MixedGrid
+from fedrec.experiment.loading import from_run_config
+from fedrec.runs.directory import default_folder
+from fedrec.runs.folder import RunFolder
+from server.deployed.foreign_clients import ForeignClientGrid
+from server.deployed.grid import DeployedGrid
+from server.run import execute
 
 app = ServerApp()
 
@@ -29,7 +31,10 @@ def main(grid: Grid, context: Context) -> None:
     logging.getLogger("fedrec").info("run folder %s", run.path)
     deployed = bool(context.run_config.get("deployment"))
     most = int(context.run_config.get("most-clients", 0))
-    result = execute(run, DeployedGrid(grid, most or None) if deployed else MixedGrid(grid, run.experiment))
+    result = execute(
+        run,
+        DeployedGrid(grid, most or None) if deployed else ForeignClientGrid(grid, run.experiment),
+    )
     logging.getLogger("flwr").info("fedrec: %s", result.metrics)
 
 

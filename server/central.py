@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The centralised systems of a run, one after the other, each kept in the run folder when it is done.
+"""The centralised systems of a run, one after the other, each kept in the run folder when it is
+done.
 
-A run that is killed between two systems goes on with the next one. One that is killed while a private system is fitted
-fits it again. In mode `reproducible` that draws the same noise, so that the same release is made again and costs
-nothing more; in mode `secure` it draws other noise, and is charged again.
+A run that is killed between two systems goes on with the next one. One that is killed while a
+private system is fitted fits it again. In mode `reproducible` that draws the same noise, so that
+the same release is made again and costs nothing more; in mode `secure` it draws other noise, and is
+charged again.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedrec.baselines._private import PrivateBaseline
 from fedrec.baselines.base import Baseline, RatingBaseline
+from fedrec.baselines.private._private import PrivateBaseline
 from fedrec.baselines.protocol import (
     RankingProtocol,
     RatingProtocol,
@@ -29,42 +31,50 @@ from fedrec.baselines.protocol import (
     settings_that_fit,
     stated_privacy,
 )
-from fedrec.data.kept import KEPT
+from fedrec.data.cache import KEPT
 from fedrec.data.population import Population, sample_clients
 from fedrec.errors import ExperimentError
-from fedrec.experiment import Experiment
+from fedrec.experiment.schema import Experiment
 from fedrec.metrics.rating import rating_errors, rating_errors_by_user
-from fedrec.privacy.accounting import Report
-from fedrec.privacy.events import Event
+from fedrec.privacy.accounting.accountant import Report
+from fedrec.privacy.accounting.events import Event
+from fedrec.privacy.caveats import SIMULATION
 from fedrec.privacy.explain import sentence
 from fedrec.privacy.ledger import Ledger
-from fedrec.runs import Result, RunFolder
-from server.audience import Audience
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from server.callbacks.callback_list import CallbackList
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
 Measured = tuple[dict[str, float], pd.DataFrame, dict[str, float]]
 """Means over users, a table of users, and seconds by what they were spent on."""
-_TOGETHER = "Each of these is for one system alone; whoever publishes several of them spends their sum."
+_TOGETHER = (
+    "Each of these is for one system alone; whoever publishes several of them spends their sum."
+)
 
 
-def run_baselines(run: RunFolder, audience: Audience) -> dict[str, dict[str, float]]:
+def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict[str, float]]:
     """Metrics of the experiment's baselines, by label; each is computed once per run folder."""
     done = run.read_baselines()
     if done is not None:
         return done
-    if not run.experiment.evaluation.baselines:  # the server of a deployment has no data to measure on
+    if (
+        not run.experiment.evaluation.baselines
+    ):  # the server of a deployment has no data to measure on
         return {}
-    audience.on_stage("fitting baselines")
+    callback_list.on_stage("fitting baselines")
     metrics = {}
     bench = _bench(run.experiment)
-    settings = bench.that_fit(audience)
+    settings = bench.that_fit(callback_list)
     for number, (label, options) in enumerate(settings.items(), 1):
         kept = run.read_baseline(label)
         if kept is None:
-            audience.on_baseline(label, number, len(settings))
-            kept = bench.measure(run, label, options, audience)
-        if kept["metrics"]:  # a baseline that predicts no ratings has none in an experiment of ratings
+            callback_list.on_baseline(label, number, len(settings))
+            kept = bench.measure(run, label, options, callback_list)
+        if kept[
+            "metrics"
+        ]:  # a baseline that predicts no ratings has none in an experiment of ratings
             metrics[label] = kept["metrics"]
     run.write_baselines(metrics)
     return metrics
@@ -77,7 +87,9 @@ def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
     return (*said, _TOGETHER) if len(said) > 1 else said
 
 
-def central_result(run: RunFolder, metrics: dict[str, dict[str, float]], audience: Audience) -> Result:
+def central_result(
+    run: RunFolder, metrics: dict[str, dict[str, float]], callback_list: CallbackList
+) -> Result:
     """Finish an experiment of centralised systems alone."""
     privacy = baseline_privacy(run)
     users = run.baseline_users()
@@ -96,7 +108,7 @@ def central_result(run: RunFolder, metrics: dict[str, dict[str, float]], audienc
     )
     run.write_result(result, {"baselines-privacy": {"in words": list(privacy)}} if privacy else {})
     run.set_status("finished", 0)
-    audience.on_end(result)
+    callback_list.on_end(result)
     return result
 
 
@@ -127,18 +139,20 @@ class _Bench(ABC):
         engine = experiment.engine
         self._device = torch.device("cpu" if engine.device == "auto" else engine.device)
 
-    def that_fit(self, audience: Audience) -> Settings:
+    def that_fit(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to measure, by label."""
         return self.experiment.evaluation.baseline_settings()
 
-    def measure(self, run: RunFolder, label: str, options: Mapping[str, Any], audience: Audience) -> dict[str, Any]:
+    def measure(
+        self, run: RunFolder, label: str, options: Mapping[str, Any], callback_list: CallbackList
+    ) -> dict[str, Any]:
         """Fit and measure one baseline, and keep what was found."""
         baseline = make_baseline(label, options, seed=self.experiment.seed, device=self._device)
         ledger = None
         if isinstance(baseline, PrivateBaseline):
             ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
             baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
-        metrics, users, seconds = self._measured(baseline, audience)
+        metrics, users, seconds = self._measured(baseline, callback_list)
         metrics |= stated_privacy(label, baseline)
         found: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
         if ledger is not None and isinstance(baseline, PrivateBaseline):
@@ -148,7 +162,7 @@ class _Bench(ABC):
         return found
 
     @abstractmethod
-    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
+    def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
         """Fit a baseline and measure it."""
 
 
@@ -164,23 +178,30 @@ class _RankingBench(_Bench):
             clients=clients,
             protocol=settings.protocol,
             masked=settings.masked,
+            sampled=settings.sampled_items,
         )
 
-    def that_fit(self, audience: Audience) -> Settings:
-        """See `_Bench.that_fit`; what is too large for the data is left out, and said."""
+    def that_fit(self, callback_list: CallbackList) -> Settings:
+        """Settings of the systems to measure, by label. What is too large for the data is left out,
+        and said."""
         training = self._protocol.training
         return settings_that_fit(
-            super().that_fit(audience), training.num_users, training.num_items, lambda line: _say(line, audience)
+            super().that_fit(callback_list),
+            training.num_users,
+            training.num_items,
+            lambda line: _say(line, callback_list),
         )
 
-    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
+    def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
         started = time.perf_counter()
         self._protocol.fit(baseline)
         fitted = time.perf_counter()
         statistics = self._protocol.statistics()
-        values = self._protocol.rank(baseline, audience.on_evaluation, statistics)
+        values = self._protocol.rank(baseline, callback_list.on_evaluation, statistics)
         seconds = {"fit": fitted - started, "evaluation": time.perf_counter() - fitted}
-        users = pd.DataFrame({name: column.numpy() for name, column in values.items()}, index=self._protocol.clients)
+        users = pd.DataFrame(
+            {name: column.numpy() for name, column in values.items()}, index=self._protocol.clients
+        )
         users.index.name = "client"
         means = {name: float(column.nanmean()) for name, column in values.items()}
         return means | (statistics.result() if statistics is not None else {}), users, seconds
@@ -190,9 +211,11 @@ class _RatingBench(_Bench):
     def __init__(self, experiment: Experiment, population: Population) -> None:
         super().__init__(experiment)
         clients = _clients(experiment, population)
-        self._protocol = RatingProtocol(population, held_out=experiment.evaluation.held_out, clients=clients)
+        self._protocol = RatingProtocol(
+            population, held_out=experiment.evaluation.held_out, clients=clients
+        )
 
-    def _measured(self, baseline: Baseline, audience: Audience) -> Measured:
+    def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
         if not isinstance(baseline, RatingBaseline):
             return {}, pd.DataFrame(), {}
         started, clients = time.perf_counter(), self._protocol.clients
@@ -204,9 +227,9 @@ class _RatingBench(_Bench):
         return rating_errors(predicted, actual), frame, {"fit": time.perf_counter() - started}
 
 
-def _say(line: str, audience: Audience) -> None:
+def _say(line: str, callback_list: CallbackList) -> None:
     log.warning(line)
-    audience.on_stage(line)
+    callback_list.on_stage(line)
 
 
 def _bench(experiment: Experiment) -> _Bench:
@@ -216,7 +239,9 @@ def _bench(experiment: Experiment) -> _Bench:
 
 def _clients(experiment: Experiment, population: Population) -> np.ndarray:
     settings = experiment.evaluation
-    return sample_clients(population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed)
+    return sample_clients(
+        population.evaluated_clients(settings.held_out), settings.final_users, experiment.seed
+    )
 
 
 class _Charges:
@@ -229,7 +254,9 @@ class _Charges:
 
     def __init__(self, ledger: Ledger, *, again: bool) -> None:
         self._ledger = ledger
-        self._known = set() if again else {(charge.round_number, charge.event) for charge in ledger.charges}
+        self._known = (
+            set() if again else {(charge.round_number, charge.event) for charge in ledger.charges}
+        )
 
     def __call__(self, number: int, event: Event) -> None:
         if (number, event) not in self._known:
@@ -241,4 +268,11 @@ def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str,
     report: Report = ledger.spent(baseline.config.delta)
     epsilon: float | str = report.epsilon if math.isfinite(report.epsilon) else "inf"
     line = f"{label}, {baseline.config.adjacency}: {sentence(report, baseline.config.adjacency)}"
-    return {"epsilon": epsilon, "delta": report.delta, "releases": report.events, "in words": [line]}
+    if baseline.config.mode == "reproducible":
+        line = f"{line} {SIMULATION}"
+    return {
+        "epsilon": epsilon,
+        "delta": report.delta,
+        "releases": report.events,
+        "in words": [line],
+    }

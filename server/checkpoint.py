@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: all state between two rounds in one file, written whole, checked when read.
 
-A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's arrays, and one JSON
-text. The archive's own checksums tell a damaged file; then the one before it is used, and that is said.
+A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's
+arrays, and one JSON text. The archive's own checksums tell a damaged file; then the one before it
+is used, and that is said.
 
-A large catalogue takes as long to write as some rounds to train, so it is written while the next round's clients train.
+A large catalogue takes as long to write as some rounds to train, so it is written while the next
+round's clients train.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedrec.errors import RunError
-from fedrec.files import open_atomically
+from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import open_atomically
 
 log = logging.getLogger("fedrec")
 
@@ -55,15 +58,27 @@ class Checkpoints:
         folder: where they lie.
         digest: digest of the experiment; a checkpoint of another one is refused.
         keep: how many remain.
+        earlier: digests of the same experiment before it was amended.
     """
 
-    def __init__(self, folder: Path, digest: str, *, keep: int) -> None:
+    def __init__(
+        self, folder: Path, digest: str, *, keep: int, earlier: Iterable[str] = ()
+    ) -> None:
         self.folder, self.digest, self.keep = folder, digest, keep
+        self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
+    @classmethod
+    def of(cls, run: RunFolder) -> Checkpoints:
+        """Those of a run folder, also from before its experiment was amended."""
+        experiment = run.experiment
+        keep, earlier = experiment.checkpoint.keep, run.digests
+        return cls(run.checkpoints, experiment.digest(), keep=keep, earlier=earlier)
+
     def begin(self, state: State) -> None:
-        """Start to `save` a state in the background; its arrays must stay as they are until `finish`.
+        """Start to `save` a state in the background; its arrays must stay as they are until
+        `finish`.
 
         Raises:
             RunError: the one before could not be written.
@@ -101,9 +116,13 @@ class Checkpoints:
         files = self._files()
         for file in reversed(files):
             try:
-                return _decode(_content(file), self.digest)
+                return _decode(_content(file), self._known)
             except _Damaged as damage:
-                log.warning("checkpoint %s is damaged (%s); falling back to the one before", file.name, damage)
+                log.warning(
+                    "checkpoint %s is damaged (%s); falling back to the one before",
+                    file.name,
+                    damage,
+                )
         if files:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read",
@@ -117,7 +136,11 @@ class Checkpoints:
         return self.folder / f"round-{round_number:06d}.npz"
 
     def _files(self) -> list[Path]:
-        return sorted(file for file in self.folder.glob("round-*.npz") if re.fullmatch(r"round-\d+\.npz", file.name))
+        return sorted(
+            file
+            for file in self.folder.glob("round-*.npz")
+            if re.fullmatch(r"round-\d+\.npz", file.name)
+        )
 
 
 def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
@@ -126,7 +149,9 @@ def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             flat = np.asarray(array, order="C")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_2_0(member, np.lib.format.header_data_from_array_1_0(flat))  # type: ignore[arg-type]
+                np.lib.format.write_array_header_2_0(
+                    member, np.lib.format.header_data_from_array_1_0(flat)
+                )  # type: ignore[arg-type]
                 member.write(flat.reshape(-1).view(np.uint8).data)
 
 
@@ -135,7 +160,12 @@ class _Damaged(Exception):
 
 
 def _arrays(state: State, digest: str) -> dict[str, np.ndarray]:
-    about = {"round": state.round, "rounds": state.rounds, "timings": state.timings, "digest": digest}
+    about = {
+        "round": state.round,
+        "rounds": state.rounds,
+        "timings": state.timings,
+        "digest": digest,
+    }
     arrays = {f"parameters/{name}": value for name, value in state.parameters.items()}
     arrays |= {f"strategy/{name}": value for name, value in state.strategy.items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
@@ -149,23 +179,36 @@ def _content(file: Path) -> bytes:
         raise _Damaged(error.strerror or str(error)) from None
 
 
-def _decode(content: bytes, digest: str) -> State:
+def _decode(content: bytes, digests: Sequence[str]) -> State:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").tobytes())
         _refuse_other_shape(about)
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, OSError, RuntimeError, TypeError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        KeyError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        TypeError,
+    ) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from None
-    if about["digest"] != digest:
+    if about["digest"] not in digests:
         raise RunError(
             "the checkpoint belongs to another experiment",
-            expected=f"digest {digest}",
+            expected=f"digest {digests[0]}",
             got=f"digest {about['digest']}",
             fix="start a new run with `fedrec run`",
         )
     return State(
-        about["round"], _under("parameters/", arrays), _under("strategy/", arrays), about["rounds"], about["timings"]
+        about["round"],
+        _under("parameters/", arrays),
+        _under("strategy/", arrays),
+        about["rounds"],
+        about["timings"],
     )
 
 
@@ -186,4 +229,8 @@ def _refuse_other_shape(about: object) -> None:
 
 
 def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in arrays.items()
+        if name.startswith(prefix)
+    }

@@ -12,22 +12,26 @@ import pandas as pd
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
-from fedrec import wire
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment import Experiment, Section
-from fedrec.live_arrays import live_arrays, to_record
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
 from fedrec.metrics.groups import group_means
-from fedrec.wire import GROUP
-from server.gate import evaluated, metrics_of, of_usual_size
-from server.replies import answers
-from server.roster import Roster
-from server.wanted import ask_wanted
+from fedrec.protocol.messages import GROUP, pack_evaluate, unpack_table
+from fedrec.protocol.orders import EvaluateOrder
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from server.cohorts.roster import Roster
+from server.deployed.reply_validation import evaluated, metrics_of, of_usual_size
+from server.exchange.item_requests import request_items
+from server.exchange.replies import answers
 from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
-FINE_TUNED_WAVE = 64  # clients per node and message, so that progress is seen and a message stays short
-SHARED_WAVE = 4096  # without fine-tuning a client costs little, and clients with equal features are scored once
+FINE_TUNED_WAVE = (
+    64  # clients per node and message, so that progress is seen and a message stays short
+)
+# without fine-tuning a client costs little, and clients with equal features are scored once
+SHARED_WAVE = 4096
 
 
 class Evaluator:
@@ -54,7 +58,8 @@ class Evaluator:
         self.generating, self.untrusted = generating, untrusted
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
-        """So many of the clients with held-out rows, the same ones each time, `int64`, ascending; None takes all."""
+        """So many of the clients with held-out rows, the same ones each time, `int64`, ascending;
+        None takes all."""
         return sample_clients(self.roster.evaluated, count, self.experiment.seed)
 
     def evaluate(
@@ -76,14 +81,19 @@ class Evaluator:
             progress: told (clients done, clients in all) after every wave of messages.
 
         Raises:
-            ClientError: more nodes failed than the experiment tolerates, or no client could be evaluated.
+            ClientError: more nodes failed than the experiment tolerates, or no client could be
+                evaluated.
             ExperimentError: the server generates parameters and does not know some of the clients.
         """
         step = self._step(fine_tune)
         own = self.generating is not None
         if own:
             _refuse_unknown(clients, self.roster.training)
-        size = FINE_TUNED_WAVE if own or (fine_tune and has_fine_tuning(self.experiment)) else SHARED_WAVE
+        size = (
+            FINE_TUNED_WAVE
+            if own or (fine_tune and has_fine_tuning(self.experiment))
+            else SHARED_WAVE
+        )
         groups = [(node, _waves(part, size)) for node, part in self.roster.by_node(clients)]
         tables: list[pd.DataFrame] = []
         for wave in range(max((len(waves) for _, waves in groups), default=0)):
@@ -92,7 +102,10 @@ class Evaluator:
             if progress is not None:
                 progress(sum(len(table) for table in tables), len(clients))
         if not tables and self.untrusted and len(clients):
-            log.warning("no metrics after round %d: no owner allows more evaluations, or nobody answered", round_number)
+            log.warning(
+                "no metrics after round %d: no owner allows more evaluations, or nobody answered",
+                round_number,
+            )
             return pd.DataFrame(index=pd.Index([], name="client", dtype=np.int64))
         if not tables:
             raise ClientError(
@@ -104,14 +117,22 @@ class Evaluator:
         return _joined(tables)
 
     def _ask(
-        self, arrays: ArrayRecord, round_number: int, orders: list[tuple[int, np.ndarray]], step: Section
+        self,
+        arrays: ArrayRecord,
+        round_number: int,
+        orders: list[tuple[int, np.ndarray]],
+        step: Section,
     ) -> list[pd.DataFrame]:
         table = {"name": step.name, **step.options}
         engine, each = self.experiment.engine, self.generating is not None
-        sent = self._generated(arrays, round_number, dict(orders), table) if each else {n: arrays for n, _ in orders}
+        sent = (
+            self._generated(arrays, round_number, dict(orders), table)
+            if each
+            else {n: arrays for n, _ in orders}
+        )
         messages = [
             Message(
-                wire.pack_evaluate(sent[node], wire.EvaluateOrder(round_number, clients, table, each)),
+                pack_evaluate(sent[node], EvaluateOrder(round_number, clients, table, each)),
                 node,
                 MessageType.EVALUATE,
             )
@@ -121,29 +142,38 @@ class Evaluator:
         replies = self.grid.send_and_receive(messages, timeout=engine.timeout)
         good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
         if not self.untrusted:
-            return [wire.unpack_table(reply.content) for reply in good]
+            return [unpack_table(reply.content) for reply in good]
         tables = list(self._that_count(good, dict(orders)))
         return [of_usual_size(pd.concat(tables))] if tables else []
 
-    def _that_count(self, replies: list[Message], asked: dict[int, np.ndarray]) -> Iterator[pd.DataFrame]:
+    def _that_count(
+        self, replies: list[Message], asked: dict[int, np.ndarray]
+    ) -> Iterator[pd.DataFrame]:
         columns = metrics_of(self.experiment)
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                table = wire.unpack_table(reply.content)
+                table = unpack_table(reply.content)
                 found = evaluated(table, asked.pop(node), columns)  # a second answer is none
                 if len(found):  # none are left of clients whose owners allow no more evaluations
                     yield found
-            except Exception as error:  # whatever an enemy may send
+            except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: its metrics are left out: %s", node, error)
 
     def _generated(
-        self, arrays: ArrayRecord, round_number: int, groups: dict[int, np.ndarray], step: dict[str, Any]
+        self,
+        arrays: ArrayRecord,
+        round_number: int,
+        groups: dict[int, np.ndarray],
+        step: dict[str, Any],
     ) -> dict[int, ArrayRecord]:
-        """What goes to each node: the parameters of its clients, for their held-out rows or for the whole catalogue."""
-        theta, wanted = live_arrays(arrays), {}
+        """What goes to each node: the parameters of its clients, for their held-out rows or for the
+        whole catalogue."""
+        theta, wanted = zero_copy_arrays(arrays), {}
         if self.experiment.task == "rating":
-            wanted = ask_wanted(self.grid, self.experiment.engine, groups, round_number, "evaluate", step)
+            wanted = request_items(
+                self.grid, self.experiment.engine, groups, round_number, "evaluate", step
+            )
             groups = {node: groups[node] for node in wanted}
         return {
             node: to_record(self.generating.generate(theta, clients, wanted.get(node)).arrays())  # type: ignore[union-attr]
@@ -152,7 +182,11 @@ class Evaluator:
 
     def _step(self, fine_tune: bool) -> Section:
         step = self.experiment.fine_tune_step()
-        return step if fine_tune else Section.model_validate({"name": step.name, **step.options, "epochs": 0})
+        return (
+            step
+            if fine_tune
+            else Section.model_validate({"name": step.name, **step.options, "epochs": 0})
+        )
 
 
 def has_fine_tuning(experiment: Experiment) -> bool:
@@ -162,16 +196,22 @@ def has_fine_tuning(experiment: Experiment) -> bool:
 
 def metric_columns(table: pd.DataFrame) -> pd.DataFrame:
     """The columns that hold metrics, without those that hold groups."""
-    return pd.DataFrame(table, columns=[column for column in table.columns if not column.startswith(GROUP)])
+    return pd.DataFrame(
+        table, columns=[column for column in table.columns if not column.startswith(GROUP)]
+    )
 
 
 def means(table: pd.DataFrame) -> dict[str, float]:
-    """Means over users; errors of ratings are pooled over all rated rows instead, as is usual for MAE and RMSE.
+    """Means over users; errors of ratings are pooled over all rated rows instead, as is usual for
+    MAE and RMSE.
 
     Of nobody there are none.
     """
     if "rows" not in table:
-        return {name: float(np.nanmean(table[name].to_numpy())) for name in metric_columns(table).columns}
+        return {
+            name: float(np.nanmean(table[name].to_numpy()))
+            for name in metric_columns(table).columns
+        }
     rows = table["rows"].to_numpy()
     mae = np.average(table["mae"].to_numpy(), weights=rows)
     rmse = np.sqrt(np.average(np.square(table["rmse"].to_numpy()), weights=rows))
@@ -179,14 +219,18 @@ def means(table: pd.DataFrame) -> dict[str, float]:
 
 
 def grouped(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over each group of users, one row per group, by name: nodes answer in any order and know other groups."""
+    """Means over each group of users, one row per group, by name: nodes answer in any order and
+    know other groups."""
     columns = sorted(column for column in table if column.startswith(GROUP))
-    members: dict[str, Any] = {column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in columns}
+    members: dict[str, Any] = {
+        column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in columns
+    }
     return group_means(metric_columns(table), members)
 
 
 def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """All nodes' tables as one, ascending by client; a node that has no member of a group does not name that group."""
+    """All nodes' tables as one, ascending by client; a node that has no member of a group does not
+    name that group."""
     table = pd.concat(tables).sort_index()
     groups = [column for column in table.columns if column.startswith(GROUP)]
     table[groups] = table[groups].fillna(0.0)
@@ -198,7 +242,9 @@ def _refuse_unknown(clients: np.ndarray, training: np.ndarray) -> None:
     if len(unknown):
         raise ExperimentError(
             "the server has learned nothing about some of the users who are to be tested",
-            expected="held-out rows of training users, because parameters are generated from user ids",
+            expected=(
+                "held-out rows of training users, because parameters are generated from user ids"
+            ),
             got=f"{len(unknown)} of {len(clients)} users who never train",
             fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
         )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making strategies, and saving what they remember between rounds.
 
-fedrec's own strategies say what they remember (`state`, `restore`). Flower's keep it in plain attributes (the moments
-of `FedAdam`, the momentum of `FedAvgM`), so for them every attribute that holds arrays is saved.
+fedrec's own strategies say what they remember (`state`, `restore`). Flower's keep it in plain
+attributes (the moments of `FedAdam`, the momentum of `FedAvgM`), so for them every attribute that
+holds arrays is saved.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.blame import blaming
-from fedrec.experiment import Experiment
-from fedrec.live_arrays import from_record, to_record
-from fedrec.registry import STRATEGY, resolve
+from fedrec.components.errors import blaming
+from fedrec.components.registry import STRATEGY, resolve
+from fedrec.experiment.schema import Experiment
+from fedrec.protocol.zero_copy import from_record, to_record, zero_copy_arrays
 from strategies.base import Cohorts, CohortStrategy
 
 
@@ -35,7 +36,9 @@ def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
     """What a strategy remembers, as named arrays."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
-    return {key: array for name, value in vars(strategy).items() for key, array in _flatten(name, value)}
+    return {
+        key: array for name, value in vars(strategy).items() for key, array in _flatten(name, value)
+    }
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
@@ -55,7 +58,11 @@ def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> Non
 def _flatten(name: str, value: Any) -> list[tuple[str, np.ndarray]]:
     if isinstance(value, ArrayRecord):
         return [(f"{name}/record/{part}", array) for part, array in from_record(value).items()]
-    if isinstance(value, dict) and value and all(isinstance(part, np.ndarray) for part in value.values()):
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(part, np.ndarray) for part in value.values())
+    ):
         return [(f"{name}/dict/{part}", array) for part, array in value.items()]
     if isinstance(value, list) and value and all(isinstance(part, np.ndarray) for part in value):
         return [(f"{name}/list/{place}", array) for place, array in enumerate(value)]
@@ -75,3 +82,29 @@ def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
         return [parts[str(place)] for place in range(len(parts))]
     value = parts[""]
     return value if kind == "array" else {"int": int, "float": float}[kind](value)
+
+
+def own_memory(
+    memory: Mapping[str, np.ndarray], owner: str, extensions: Mapping[str, object]
+) -> dict[str, np.ndarray]:
+    """What a checkpoint holds of an extension by its name, or, for an empty one, of the
+    strategy."""
+    found: dict[str, np.ndarray] = {}
+    for key, array in memory.items():
+        name, mark, rest = key.partition(":")
+        whose = name if mark and name in extensions else ""
+        if whose == owner:
+            found[rest if whose else key] = array
+    return found
+
+
+def as_before(
+    arrays: ArrayRecord, before: Mapping[str, np.ndarray]
+) -> tuple[ArrayRecord, dict[str, np.ndarray]]:
+    """Aggregated parameters in the types that they had: some of Flower's strategies (FedAdam) turn
+    float32 into float64."""
+    parameters = zero_copy_arrays(arrays)
+    if all(value.dtype == before[name].dtype for name, value in parameters.items()):
+        return arrays, parameters
+    parameters = {name: v.astype(before[name].dtype) for name, v in parameters.items()}
+    return to_record(parameters), parameters

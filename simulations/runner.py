@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrec.experiment import EngineConfig, Experiment, load
-from fedrec.runs import Result, RunFolder, default_folder
+from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import EngineConfig, Experiment
+from fedrec.experiment.sections import Section
+from fedrec.runs.directory import default_folder
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from server.callbacks.base import Callback
+from simulations.amend import amend
 
 
 def run(
@@ -29,37 +36,62 @@ def run(
         callbacks: told what happens.
 
     Raises:
-        FedrecError: something that you can mend; the message says how.
+        FedrecError: something that you can fix; the message says how. Where settings or data are
+            at fault, and nothing was done yet, the run folder is removed again.
     """
     source = experiment.table() if isinstance(experiment, Experiment) else experiment
-    settled = settle(load(source, overrides))
+    settled = settle(with_private_popularity(load(source, overrides)))
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
-    return execute(folder, callbacks)
+    try:
+        return execute(folder, callbacks)
+    except (ExperimentError, DataError):
+        if not folder.has_progress:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
-def resume(folder: str | Path, *, callbacks: Sequence[Callback] = ()) -> Result:
+def resume(
+    folder: str | Path, overrides: Iterable[str] = (), *, callbacks: Sequence[Callback] = ()
+) -> Result:
     """Continue a run from its newest checkpoint; a finished run gives its result again.
 
+    Args:
+        folder: the run folder.
+        overrides: settings that change, such as `"rounds=200"` for a run that is to be longer; see
+            `simulations.amend`.
+        callbacks: told what happens.
+
     Raises:
-        FedrecError: the folder is not a run folder, or something else that you can mend.
+        FedrecError: the folder is not a run folder, or something else that you can fix.
     """
-    found = RunFolder(Path(folder))
+    found = amend(RunFolder(Path(folder)), overrides)
     if found.status()["state"] == "finished":
-        return found.read_result()
+        from simulations.recommending import with_parameters
+
+        return with_parameters(found.read_result())
     return execute(found, callbacks)
 
 
 def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of a run folder on the engine that its experiment names; centralised systems in this process."""
+    """Run what is left of a run folder on the engine that its experiment names; centralised systems
+    in this process."""
+    result = _executed(folder, callbacks)
+    from simulations.recommending import keep_ids
+
+    keep_ids(folder)
+    return result
+
+
+def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
     if not folder.experiment.federated:
-        from server.execution import execute_central
+        from server.run import execute_central
 
         return execute_central(folder, callbacks)
     if folder.experiment.engine.name == "flower":
         from simulations.engines import flower
 
         return flower.launch(folder, callbacks)
-    from server.execution import execute as execute_on
+    from server.run import execute as execute_on
 
     if folder.experiment.engine.name == "ray":
         from simulations.engines.ray import open_grid
@@ -69,8 +101,30 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
         return execute_on(folder, grid, callbacks)
 
 
+def with_private_popularity(experiment: Experiment) -> Experiment:
+    """The same experiment with private popularity beside a private system of a target epsilon.
+
+    It is the bar that such a system has to pass; popularity itself is not private. Nothing is added
+    where no baselines are wanted, or where it is among them.
+    """
+    privacy, evaluation = experiment.privacy, experiment.evaluation
+    if privacy is None or privacy.epsilon is None or experiment.task != "ranking":
+        return experiment
+    names = [one if isinstance(one, str) else one.name for one in evaluation.baselines]
+    if not names or "dp-popularity" in names:
+        return experiment
+    settings = {"epsilon": privacy.epsilon, "adjacency": privacy.adjacency}
+    if privacy.delta is not None:
+        settings["delta"] = privacy.delta
+    added = Section.model_validate({"name": "dp-popularity", **settings})
+    baselines = (added, *evaluation.baselines)
+    changed = evaluation.model_copy(update={"baselines": baselines})
+    return experiment.model_copy(update={"evaluation": changed})
+
+
 def settle(experiment: Experiment) -> Experiment:
-    """The same experiment with the number of nodes, the threads and the device of this machine filled in.
+    """The same experiment with the number of nodes, the threads and the device of this machine
+    filled in.
 
     They go into the run folder, because sums depend on the number of nodes in their last digits.
     """

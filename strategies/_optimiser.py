@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of PyTorch's optimisers over named arrays that live elsewhere, with a memory that can be saved."""
+"""One of PyTorch's optimisers over named arrays that live elsewhere, with a memory that can be
+saved."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Optimiser:
         rates: Mapping[str, float],
         decays: Mapping[str, float],
     ) -> None:
-        """Move values in place, each at its own rate and with its own L2 penalty, which is added to the gradient."""
+        """Move values in place, each at its own rate and with its own L2 penalty, which is added to
+        the gradient."""
         groups: list[dict[str, Any]] = []
         for name, value in values.items():
             value.grad = gradients[name]
@@ -43,13 +45,21 @@ class Optimiser:
                 optimiser.state[value] = self._memory[name]
         optimiser.step()
         self._memory = {
-            name: {key: kept for key, kept in optimiser.state[value].items() if isinstance(kept, Tensor)}
+            name: {
+                key: kept
+                for key, kept in optimiser.state[value].items()
+                if isinstance(kept, Tensor)
+            }
             for name, value in values.items()
         }
 
     def state(self) -> dict[str, np.ndarray]:
         """What it remembers, as named arrays."""
-        return {f"{name}/{key}": v.numpy() for name, own in self._memory.items() for key, v in own.items()}
+        return {
+            f"{name}/{key}": v.numpy()
+            for name, own in self._memory.items()
+            for key, v in own.items()
+        }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Take back what `state` gave."""

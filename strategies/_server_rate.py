@@ -14,7 +14,8 @@ class ServerRate(Config):
     server_lr: float = Field(default=1.0, gt=0)
     """Step size of the server."""
     anneal_rounds: int | None = Field(default=None, ge=1)
-    """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`, none after T."""
+    """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`,
+    none after T."""
 
     def rate(self, round_number: int) -> float:
         """The server rate of a round, from 1."""

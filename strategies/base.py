@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flower strategies that train a cohort of clients per round, one message per node.
 
-A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message (the parameters are
-shared between the messages) and answers with one sum. The sums are added in node order, and the rule of the subclass
-applies them.
+A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message
+(the parameters are shared between the messages) and answers with one sum. The sums are added in
+node order, and the rule of the subclass applies them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedrec import wire
 from fedrec.config import Config
-from fedrec.experiment import Section
-from fedrec.generated import Generated, Wanted
-from fedrec.live_arrays import live_arrays, to_record
-from fedrec.phases import MAIN, Phase, phase_at
-from fedrec.row_sum import Change, RowSum, added, apply_changes, dense_change
+from fedrec.experiment.phases import MAIN, Phase, phase_at
+from fedrec.experiment.sections import Section
+from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.messages import pack_train, unpack_sum
+from fedrec.protocol.orders import TrainOrder, Weighting
+from fedrec.protocol.sparse_update import Change, SparseUpdate, added, apply_changes, dense_change
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from strategies._server_rate import ServerRate
 from strategies.dp import DpFedAvg
 
 
 class Cohorts(Protocol):
-    """What a strategy needs to know of the clients: who is in a round, and which node hosts whom."""
+    """What a strategy needs to know of the clients: who is in a round, and which node hosts
+    whom."""
 
     clients: np.ndarray
     """`int64`, ascending: all who may be sampled."""
@@ -46,11 +49,13 @@ class Cohorts(Protocol):
         ...
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the seed and the name."""
+        """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the
+        seed and the name."""
         ...
 
     def wanted(self, groups: Mapping[int, np.ndarray], round_number: int) -> dict[int, Wanted]:
-        """By node, the items that its clients touch in a round; asked of the nodes, and without those that failed."""
+        """By node, the items that its clients touch in a round; asked of the nodes, and without
+        those that failed."""
         ...
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
@@ -63,7 +68,8 @@ class Aggregate:
     """The summed answers of a round.
 
     Attributes:
-        changes: weighted sum of the updates, per parameter, float64; of a table with few changed rows these alone.
+        changes: weighted sum of the updates, per parameter, float64; of a table with few changed
+            rows these alone.
         clients: number of clients in it; under differential privacy the fixed denominator.
         weight: sum of the weights; likewise.
         round: number of the round, from 1.
@@ -75,19 +81,22 @@ class Aggregate:
     round: int
 
     def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The sums as whole arrays, float64; `theta` are the parameters that the clients started from."""
+        """The sums as whole arrays, float64; `theta` are the parameters that the clients started
+        from."""
         return {name: dense_change(change, theta[name]) for name, change in self.changes.items()}
 
     def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
-        """`theta + rate * sum`; uses `theta` up, see `fedrec.row_sum.apply_changes`."""
+        """`theta + rate * sum`; uses `theta` up, see
+        `fedrec.protocol.sparse_update.apply_changes`."""
         return apply_changes(theta, self.changes, rate)
 
 
 class CohortStrategy(Strategy):
-    """Base of fedrec's additive strategies. A subclass says how updates are weighted and how their sum is applied.
+    """Base of fedrec's additive strategies. A subclass says how updates are weighted and how their
+    sum is applied.
 
-    A subclass lives in a file of its own in `strategies/`, its configuration class above it. State that must survive a
-    resumed run goes through `state` and `restore`.
+    A subclass lives in a file of its own in `strategies/`, its configuration class above it. State
+    that must survive a resumed run goes through `state` and `restore`.
 
     Args:
         config: its settings.
@@ -97,13 +106,27 @@ class CohortStrategy(Strategy):
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
-    weighting: wire.Weighting = "uniform"
+    weighting: Weighting = "uniform"
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
         self.config, self.cohorts, self.step = config, cohorts, step
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[int, int] = {}
         self.privacy: DpFedAvg | None = None
+
+    @classmethod
+    def server_rate(cls, config: Any, round_number: int) -> float:
+        """What the mean of a round's updates is multiplied with before it is added, for these
+        settings: their `rate`, else their constant `server_lr`, else 1. Accounting and audits ask
+        here; a strategy that scales otherwise overrides it.
+
+        Args:
+            config: settings of this strategy.
+            round_number: from 1.
+        """
+        if isinstance(config, ServerRate):
+            return config.rate(round_number)
+        return float(getattr(config, "server_lr", 1.0))
 
     def protect(self, privacy: DpFedAvg) -> None:
         """Make the rounds of this strategy differentially private.
@@ -116,7 +139,8 @@ class CohortStrategy(Strategy):
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases of a strategy with these settings, the first one first; one, unless it has others inside.
+        """The phases of a strategy with these settings, the first one first; one, unless it has
+        others inside.
 
         Args:
             config: settings of this class.
@@ -126,17 +150,20 @@ class CohortStrategy(Strategy):
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:
-        """The strategies that do the work, by the phase that each is for; this one, unless it has others inside."""
+        """The strategies that do the work, by the phase that each is for; this one, unless it has
+        others inside."""
         return {self.phase(1): self}
 
     @property
     def volunteers(self) -> dict[str, str]:
-        """By phase, in words, who alone is learned from in it and has agreed that it be without noise; none here."""
+        """By phase, in words, who alone is learned from in it and has agreed that it be without
+        noise; none here."""
         return {}
 
     @abstractmethod
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least one client.
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client.
 
         `theta` is the strategy's to use up; nobody reads it afterwards.
         """
@@ -160,26 +187,31 @@ class CohortStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per node that hosts a member of the round's cohort."""
-        self._theta = live_arrays(arrays)
+        self._theta = zero_copy_arrays(arrays)
         protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
         self._asked = {node: len(clients) for node, clients in groups.items()}
         for node, clients in groups.items():
-            order = wire.TrainOrder(server_round, clients, self.weighting, self.step, protection=protection)
-            yield Message(wire.pack_train(arrays, order), node, MessageType.TRAIN)
+            order = TrainOrder(
+                server_round, clients, self.weighting, self.step, protection=protection
+            )
+            yield Message(pack_train(arrays, order), node, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the nodes' sums in node order and apply them; without any client the parameters stay.
 
-        Under differential privacy they are applied whoever answered, because what is released must not tell.
+        Under differential privacy they are applied whoever answered, because what is released must
+        not tell.
         """
         good = [reply for reply in replies if not reply.has_error()]
-        sums = [wire.unpack_sum(reply.content) for reply in good]
+        sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
         told = clients if self.privacy is None else self.privacy.told(clients)
-        metrics = MetricRecord({"num-clients": told, "num-examples": sum(reply.examples for reply in sums)})
+        metrics = MetricRecord(
+            {"num-clients": told, "num-examples": sum(reply.examples for reply in sums)}
+        )
         losses = sum(reply.losses for reply in sums)
         if losses:
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
@@ -192,18 +224,23 @@ class CohortStrategy(Strategy):
             denominator = self.privacy.plan.denominator
             aggregate = Aggregate(changes, denominator, denominator, server_round)
         elif clients:
-            changes = {name: self._summed(name, [reply.total[name] for reply in sums]) for name in self._theta}
+            changes = {
+                name: self._summed(name, [reply.total[name] for reply in sums])
+                for name in self._theta
+            }
             weight = sum(reply.weight for reply in sums)
             aggregate = Aggregate(changes, clients, weight, server_round)
         else:
             return None, metrics
         kinds = {name: value.dtype for name, value in self._theta.items()}
         theta = self.apply(self._theta, aggregate)
-        return to_record({name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}), metrics
+        return to_record(
+            {name: theta[name].astype(kind, copy=False) for name, kind in kinds.items()}
+        ), metrics
 
     def _summed(self, name: str, changes: list[Change]) -> Change:
         """The nodes' sums of one parameter, in node order."""
-        if len(changes) == 1 and not isinstance(changes[0], RowSum):
+        if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
         return functools.reduce(lambda one, other: added(one, other, self._theta[name]), changes)
 
@@ -213,7 +250,9 @@ class CohortStrategy(Strategy):
         """None: evaluation is the server loop's, the same for every strategy."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """None, see `configure_evaluate`."""
         return None
 
@@ -228,7 +267,9 @@ class GeneratingStrategy(CohortStrategy):
     """
 
     @abstractmethod
-    def generate(self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None) -> Generated:
+    def generate(
+        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None
+    ) -> Generated:
         """What goes to some clients.
 
         Args:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level differential privacy around any additive strategy (DP-FedAvg; PrivRec section 2.3, algorithm 2).
+"""User-level differential privacy around any additive strategy (DP-FedAvg; PrivRec section 2.3,
+algorithm 2).
 
-In a round every client clips its whole update, the nodes add them, noise is added once to the sum on every coordinate,
-and the noisy sum over a fixed denominator is what the strategy applies: its learning rate scales signal and noise
-alike, which costs no privacy. Each round is charged before its noise is drawn.
+In a round every client clips its whole update, the nodes add them, noise is added once to the sum
+on every coordinate, and the noisy sum over a fixed denominator is what the strategy applies: its
+learning rate scales signal and noise alike, which costs no privacy. Each round is charged before
+its noise is drawn.
 
-What fails counts as a zero update: a client whose update is not a number, a node that does not answer in time or sends
-no numbers. The denominator stays and nobody is drawn in its place. A node's sum is bounded once more on the server, to
-the clip norm times the clients that it was asked for (one, for a phone), so that no node moves the sum further than
-its clients may.
+What fails counts as a zero update: a client whose update is not a number, a node that does not
+answer in time or sends no numbers. The denominator stays and nobody is drawn in its place. A node's
+sum is bounded once more on the server, to the clip norm times the clients that it was asked for
+(one, for a phone), so that no node moves the sum further than its clients may.
 
-Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning rate, and
-`fedrec.privacy.clipping` for where the clip stands.
+Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning
+rate, and `fedrec.privacy.clipping` for where the clip stands.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
-from fedrec.privacy.events import Event
 from fedrec.privacy.mechanisms import Source, add_noise, noisy_count
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
-from fedrec.row_sum import Change, RowSum, added, dense_change
-from fedrec.wire import TrainSum, Weighting
+from fedrec.protocol.orders import TrainSum, Weighting
+from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change
 
 log = logging.getLogger("fedrec")
 
@@ -40,11 +42,13 @@ class DpFedAvg:
         plan: sampler, clip, noise and denominator.
         phase: the stage of training that this is for.
         source: where noise comes from.
-        charge: pays for a round; called before the server draws its noise. Where clients add the noise, the guard
-            charges instead, before they are asked.
+        charge: pays for a round; called before the server draws its noise. Where clients add the
+            noise, the guard charges instead, before they are asked.
     """
 
-    def __init__(self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]) -> None:
+    def __init__(
+        self, plan: Plan, phase: str, source: Source, charge: Callable[[int, Event], None]
+    ) -> None:
         self.plan, self.phase, self.source, self.charge = plan, phase, source, charge
         self._warned = False
 
@@ -76,14 +80,18 @@ class DpFedAvg:
         )
 
     def release(
-        self, round_number: int, theta: Mapping[str, np.ndarray], sums: Sequence[tuple[TrainSum, int]]
+        self,
+        round_number: int,
+        theta: Mapping[str, np.ndarray],
+        sums: Sequence[tuple[TrainSum, int]],
     ) -> dict[str, Change]:
         """The noisy sum of a round; parameters that are not trained under noise do not change.
 
         Args:
             round_number: the round.
             theta: the parameters that the clients started from.
-            sums: what each node answered, with the number of clients that it was asked for, in node order.
+            sums: what each node answered, with the number of clients that it was asked for, in node
+                order.
         """
         if not self.plan.client_noise_scale:  # else it was charged before anything left the clients
             self.charge(round_number, self.plan.event(self.phase))
@@ -97,7 +105,8 @@ class DpFedAvg:
         return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
 
     def told(self, clients: int) -> int:
-        """The number of clients that a round's metrics show: in secure mode the expected one, as cohorts are secret."""
+        """The number of clients that a round's metrics show: in secure mode the expected one, as
+        cohorts are secret."""
         return round(self.plan.denominator) if self.plan.config.mode == "secure" else clients
 
     def state(self) -> dict[str, np.ndarray]:
@@ -109,29 +118,46 @@ class DpFedAvg:
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
 
     def _noisy(
-        self, round_number: int, total: Mapping[str, Change], theta: Mapping[str, np.ndarray], answered: int
+        self,
+        round_number: int,
+        total: Mapping[str, Change],
+        theta: Mapping[str, np.ndarray],
+        answered: int,
     ) -> Mapping[str, Change]:
-        """The sums with the server's noise on every coordinate; where it adds none, as they are, rows alone too."""
+        """The sums with the server's noise on every coordinate; where it adds none, as they are,
+        rows alone too."""
         plan, missing = self.plan, self.plan.missing_noise_std(answered)
         if not plan.server_noise_scale and not missing:
             return total
         whole = {name: dense_change(change, theta[name]) for name, change in total.items()}
-        noisy = add_noise(whole, plan.server_noise_scale, self.source, round_number, mechanism=plan.config.mechanism)
+        noisy = add_noise(
+            whole,
+            plan.server_noise_scale,
+            self.source,
+            round_number,
+            mechanism=plan.config.mechanism,
+        )
         if missing:
             log.warning(
-                "round %d: %d clients answered; the server adds the noise that is missing", round_number, answered
+                "round %d: %d clients answered; the server adds the noise that is missing",
+                round_number,
+                answered,
             )
-            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)  # no client has an address of that form
+            noisy = add_noise(
+                noisy, missing, self.source, round_number, 0, 0
+            )  # no client has an address of that form
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
-        """Say once which parameters get noise and nothing else; not in secure mode, as sums are data."""
+        """Say once which parameters get noise and nothing else; not in secure mode, as sums are
+        data."""
         idle = [name for name, change in total.items() if not _moves(change)]
         if idle and not self._warned and self.plan.config.mode == "reproducible":
             self._warned = True
             log.warning(
-                "round %d, phase %r: no client changed %s, which are released with noise for nothing; "
-                "leave them out of privacy.parameters (or of privacy.phases.%s.parameters)",
+                "round %d, phase %r: no client changed %s, which are released with noise for"
+                " nothing; leave them out of privacy.parameters (or of"
+                " privacy.phases.%s.parameters)",
                 round_number,
                 self.phase,
                 ", ".join(idle),
@@ -139,11 +165,20 @@ class DpFedAvg:
             )
 
     def _bounded(
-        self, total: Mapping[str, Change], names: Sequence[str], theta: Mapping[str, np.ndarray], asked: int
+        self,
+        total: Mapping[str, Change],
+        names: Sequence[str],
+        theta: Mapping[str, np.ndarray],
+        asked: int,
     ) -> Mapping[str, Change]:
-        """A node's sum with the norm that its clients' clipped updates can have at most; zero if it is no such sum."""
-        if not asked or not all(name in total and is_change(total[name], theta[name]) for name in names):
-            log.warning("a sum that was not asked for, has wrong shapes or is not finite counts as zero")
+        """A node's sum with the norm that its clients' clipped updates can have at most; zero if it
+        is no such sum."""
+        if not asked or not all(
+            name in total and is_change(total[name], theta[name]) for name in names
+        ):
+            log.warning(
+                "a sum that was not asked for, has wrong shapes or is not finite counts as zero"
+            )
             return {name: _nothing(theta[name]) for name in names}
         own = {name: total[name] for name in names}
         if self.plan.client_noise_scale:
@@ -154,10 +189,14 @@ class DpFedAvg:
         adaptive, std = self.plan.config.adaptive_clip, self.plan.count_noise_std
         if adaptive is None or std is None:
             return
-        clip = AdaptiveClip(self.plan.clip_norm, adaptive.quantile, adaptive.learning_rate, self.plan.denominator)
+        clip = AdaptiveClip(
+            self.plan.clip_norm, adaptive.quantile, adaptive.learning_rate, self.plan.denominator
+        )
         counted = [(reply.unclipped, _within(reply.clients, asked)) for reply, asked in sums]
         count = sum(_within(unclipped, clients) - clients / 2 for unclipped, clients in counted)
-        self.plan = self.plan.at_clip_norm(clip.after(noisy_count(count, std, self.source, round_number)).norm)
+        self.plan = self.plan.at_clip_norm(
+            clip.after(noisy_count(count, std, self.source, round_number)).norm
+        )
 
 
 def _within(said: int, most: int) -> int:
@@ -167,39 +206,60 @@ def _within(said: int, most: int) -> int:
 
 def is_change(change: Change, table: np.ndarray) -> bool:
     """Whether a change fits a table and is made of numbers."""
-    if not isinstance(change, RowSum):
-        return change.shape == table.shape and change.dtype.kind == "f" and bool(np.isfinite(change).all())
+    if not isinstance(change, SparseUpdate):
+        return (
+            change.shape == table.shape
+            and change.dtype.kind == "f"
+            and bool(np.isfinite(change).all())
+        )
     rows = change.rows
     if rows.ndim != 1 or rows.dtype.kind != "i" or change.values.dtype.kind != "f":
         return False
     fits = change.shape == table.shape and change.values.shape == (len(rows), *table.shape[1:])
-    inside = fits and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < len(table) and (np.diff(rows) > 0).all()))
+    inside = fits and (
+        len(rows) == 0
+        or (rows.min() >= 0 and rows.max() < len(table) and (np.diff(rows) > 0).all())
+    )
     return bool(inside and np.isfinite(change.values).all() and np.isfinite(change.drift))
 
 
-def _scaled(total: Mapping[str, Change], theta: Mapping[str, np.ndarray], clip: Clip) -> Mapping[str, Change]:
+def _scaled(
+    total: Mapping[str, Change], theta: Mapping[str, np.ndarray], clip: Clip
+) -> Mapping[str, Change]:
     """Changes scaled so that their norm, over all of them together, is at most that of the clip."""
     parts = {}
     for name, change in total.items():
-        sparse = isinstance(change, RowSum) and not change.drift
-        parts[name] = change.values if isinstance(change, RowSum) and sparse else dense_change(change, theta[name])
+        sparse = isinstance(change, SparseUpdate) and not change.drift
+        parts[name] = (
+            change.values
+            if isinstance(change, SparseUpdate) and sparse
+            else dense_change(change, theta[name])
+        )
     factor = float(clip.factors(np.array([clip.measure(parts)]))[0])
     if factor == 1:
         return total
     scaled: dict[str, Change] = {}
     for name, change in total.items():
-        if isinstance(change, RowSum):
-            scaled[name] = RowSum(change.shape, change.rows, change.values * factor, change.drift * factor)
+        if isinstance(change, SparseUpdate):
+            scaled[name] = SparseUpdate(
+                change.shape, change.rows, change.values * factor, change.drift * factor
+            )
         else:
             scaled[name] = change * factor
     return scaled
 
 
 def _moves(change: Change) -> bool:
-    return bool(change.values.any() or change.drift) if isinstance(change, RowSum) else bool(change.any())
+    return (
+        bool(change.values.any() or change.drift)
+        if isinstance(change, SparseUpdate)
+        else bool(change.any())
+    )
 
 
-def _total(name: str, sums: Sequence[Mapping[str, Change]], theta: Mapping[str, np.ndarray]) -> Change:
+def _total(
+    name: str, sums: Sequence[Mapping[str, Change]], theta: Mapping[str, np.ndarray]
+) -> Change:
     """The nodes' sums of a parameter, float64."""
     total: Change = _nothing(theta[name])
     for own in sums:
@@ -211,4 +271,4 @@ def _nothing(table: np.ndarray) -> Change:
     """A change that changes nothing."""
     if table.ndim < 2:
         return np.zeros(table.shape)
-    return RowSum(table.shape, np.empty(0, dtype=np.int64), np.empty((0, *table.shape[1:])))
+    return SparseUpdate(table.shape, np.empty(0, dtype=np.int64), np.empty((0, *table.shape[1:])))

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAdam (Reddi et al. 2021, Adaptive Federated Optimization, algorithm 2) over cohorts of clients.
+"""FedAdam (Reddi et al. 2021, Adaptive Federated Optimization, algorithm 2) over cohorts of
+clients.
 
     D     <- mean over the cohort of (theta_k - theta)
     m     <- b1 m + (1 - b1) D
     v     <- b2 v + (1 - b2) D^2
     theta <- theta + server-lr * m / (sqrt(v) + tau)
 
-Flower's own FedAdam averages whole nodes; this one samples clients, and may run under differential privacy, because it
-uses nothing but the mean.
+Flower's own FedAdam averages whole nodes; this one samples clients, and may run under differential
+privacy, because it uses nothing but the mean.
 
-Where this differs from the paper: eta may fall linearly to zero (`anneal-rounds`), and `bias-correction` divides m and
-v by 1 - b^t as Adam (Kingma and Ba 2015) does, where algorithm 2 starts v at tau^2 and corrects nothing. With one local
-step of gradient descent, this is then Adam on the cohort as batch, but for tau, which counts in units of the local step
-size.
+Where this differs from the paper: eta may fall linearly to zero (`anneal-rounds`), and
+`bias-correction` divides m and v by 1 - b^t as Adam (Kingma and Ba 2015) does, where algorithm 2
+starts v at tau^2 and corrects nothing. With one local step of gradient descent, this is then Adam
+on the cohort as batch, but for tau, which counts in units of the local step size.
 """
 
 from __future__ import annotations
@@ -55,11 +56,15 @@ class FedAdam(CohortStrategy):
         self._steps = 0
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """See `CohortStrategy.apply`."""
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client."""
         config, start = self.config, 0.0 if self.config.bias_correction else self.config.tau**2
         self._steps += 1
         rate = config.rate(aggregate.round)
-        whole = [1 - beta**self._steps if config.bias_correction else 1.0 for beta in (config.beta1, config.beta2)]
+        whole = [
+            1 - beta**self._steps if config.bias_correction else 1.0
+            for beta in (config.beta1, config.beta2)
+        ]
         moved = {}
         for name, total in aggregate.total(theta).items():
             mean = total / aggregate.clients
@@ -67,18 +72,30 @@ class FedAdam(CohortStrategy):
             second = self._second.setdefault(name, np.full(mean.shape, start))
             first += (1 - config.beta1) * (mean - first)
             second += (1 - config.beta2) * (np.square(mean) - second)
-            moved[name] = theta[name] + rate * (first / whole[0]) / (np.sqrt(second / whole[1]) + config.tau)
+            moved[name] = theta[name] + rate * (first / whole[0]) / (
+                np.sqrt(second / whole[1]) + config.tau
+            )
         return moved
 
     def state(self) -> dict[str, np.ndarray]:
-        """See `CohortStrategy.state`: both means and the number of steps."""
+        """What the strategy remembers between rounds. Both means and the number of steps."""
         means = {f"first/{name}": value for name, value in self._first.items()}
-        return means | {f"second/{n}": value for n, value in self._second.items()} | {"steps": np.array(self._steps)}
+        return (
+            means
+            | {f"second/{n}": value for n, value in self._second.items()}
+            | {"steps": np.array(self._steps)}
+        )
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """See `CohortStrategy.restore`."""
+        """Take back what `state` gave."""
         self._steps = int(state["steps"])
-        self._first = {name.removeprefix("first/"): v.copy() for name, v in state.items() if name.startswith("first/")}
+        self._first = {
+            name.removeprefix("first/"): v.copy()
+            for name, v in state.items()
+            if name.startswith("first/")
+        }
         self._second = {
-            name.removeprefix("second/"): v.copy() for name, v in state.items() if name.startswith("second/")
+            name.removeprefix("second/"): v.copy()
+            for name, v in state.items()
+            if name.startswith("second/")
         }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAvg (McMahan et al. 2017): the mean of the clients' parameters, weighted by their numbers of examples.
+"""FedAvg (McMahan et al. 2017): the mean of the clients' parameters, weighted by their numbers of
+examples.
 
 theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k
 """
@@ -18,7 +19,8 @@ class FedAvgConfig(Config):
     """Settings of FedAvg."""
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """What a client counts: its number of examples (n_k), or the same for all, as differential privacy needs it."""
+    """What a client counts: its number of examples (n_k), or the same for all, as differential
+    privacy needs it."""
 
 
 class FedAvg(CohortStrategy):
@@ -33,7 +35,8 @@ class FedAvg(CohortStrategy):
         self.weighting = config.weighting
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """See `CohortStrategy.apply`; a cohort without any example changes nothing."""
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client. A cohort without any example changes nothing."""
         if aggregate.weight == 0:
             return theta
         return aggregate.added_to(theta, 1 / aggregate.weight)

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meta matrix factorization as a federated system (Lin et al. 2020).
 
-A round: every client of the cohort names the items that it touches; the server generates its private parameters, the
-rows of these items only; the client answers with the gradient g_c of its mean loss with respect to them; the server
-back-propagates the gradients through its generator and takes one step of its optimiser:
+A round: every client of the cohort names the items that it touches; the server generates its
+private parameters, the rows of these items only; the client answers with the gradient g_c of its
+mean loss with respect to them; the server back-propagates the gradients through its generator and
+takes one step of its optimiser:
 
-    gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c,    J_c = d generated parameters of c / d generator
+    gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c,    J_c = d generated parameters of
+    c / d generator
 
-which is the gradient of the mean loss over the cohort's examples, as if all of them lay on the server.
+which is the gradient of the mean loss over the cohort's examples, as if all of them lay on the
+server.
 
-What the server learns: it knows each client by its user id, sees which items each one touches in a round (with
-ranking, among the drawn negatives) and sees each one's gradient by itself, from which ratings can be computed. The
-generated parameters are private towards other clients, not towards the server. Secure aggregation cannot hide single
-gradients from a server that needs each of them, and the noise of DP-FedAvg is for a sum that is never made here, so
-both are refused. Perturbation on the device (`[perturb]`) is possible.
+What the server learns: it knows each client by its user id, sees which items each one touches in a
+round (with ranking, among the drawn negatives) and sees each one's gradient by itself, from which
+ratings can be computed. The generated parameters are private towards other clients, not towards the
+server. Secure aggregation cannot hide single gradients from a server that needs each of them, and
+the noise of DP-FedAvg is for a sum that is never made here, so both are refused. Perturbation on
+the device (`[perturb]`) is possible.
 
-Where this differs from the paper: it says that clients get their item embeddings whole. Who sends rows only where the
-gradient is non-zero tells the same as one who names them before. Adam moves every row of the catalogue in each round,
-touched or not; `optimiser = "sgd"` without weight decay moves touched rows only.
+Where this differs from the paper: it says that clients get their item embeddings whole. Who sends
+rows only where the gradient is non-zero tells the same as one who names them before. Adam moves
+every row of the catalogue in each round, touched or not; `optimiser = "sgd"` without weight decay
+moves touched rows only.
 """
 
 from __future__ import annotations
@@ -33,11 +38,12 @@ from flwr.serverapp import Grid
 from pydantic import Field
 from torch import Tensor
 
-from fedrec import wire
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.generated import Generated, Wanted
-from fedrec.live_arrays import live_arrays, to_record
 from fedrec.models.metamf import generate
+from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.messages import pack_train, unpack_each
+from fedrec.protocol.orders import TrainEach, TrainOrder, Weighting
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, GeneratingStrategy
@@ -56,10 +62,12 @@ class MetaMfConfig(ServerRate):
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty added to the gradient of each parameter."""
     undecayed: tuple[str, ...] = ()
-    """Patterns of parameters that the penalty leaves alone. Adam turns even a small penalty into whole steps, and pulls
-    the embeddings of users (`user.id`) to zero while these are in no cohort."""
+    """Patterns of parameters that the penalty leaves alone. Adam turns even a small penalty into
+    whole steps, and pulls the embeddings of users (`user.id`) to zero while these are in no
+    cohort."""
     rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Factors on the step size by pattern of parameter names, such as `{"user.id" = 3.0}`; the largest that fits."""
+    """Factors on the step size by pattern of parameter names, such as `{"user.id" = 3.0}`; the
+    largest that fits."""
     weighting: Literal["examples", "uniform"] = "examples"
     """What a client counts: its number of examples, or the same for all."""
 
@@ -87,7 +95,10 @@ class MetaMf(GeneratingStrategy):
         raise ExperimentError(
             "meta matrix factorization cannot be made differentially private by [privacy]",
             expected="a strategy that uses nothing but the sum of the clients' updates",
-            got="strategy 'metamf': its server needs each client's gradient by itself, under the client's user id",
+            got=(
+                "strategy 'metamf': its server needs each client's gradient by itself, under the"
+                " client's user id"
+            ),
             fix="perturb the data on the device with a [perturb] table, or choose another system",
         )
 
@@ -99,92 +110,119 @@ class MetaMf(GeneratingStrategy):
         """
         raise NotImplementedError("Expected gradients of each client, got a sum.")
 
-    def generate(self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None) -> Generated:
-        """See `GeneratingStrategy.generate`."""
+    def generate(
+        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None
+    ) -> Generated:
+        """What goes to some clients."""
         own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(own, torch.from_numpy(clients.copy()), wanted)
         plain = {name: value.numpy() for name, value in values.items()}
         if wanted is not None:
             return Generated(wanted, plain, {"item.low": low.numpy()})
-        nothing = Wanted(clients, np.zeros(len(clients) + 1, dtype=np.int64), np.empty(0, dtype=np.int64))
+        nothing = Wanted(
+            clients, np.zeros(len(clients) + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
+        )
         return Generated(nothing, {**plain, "item.low": low.numpy()}, {})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message per node, with the parameters of its clients; nodes that did not say what they need get none."""
-        self._theta = live_arrays(arrays)
+        """One message per node, with the parameters of its clients; nodes that did not say what
+        they need get none."""
+        self._theta = zero_copy_arrays(arrays)
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
         asked = self.cohorts.wanted(groups, server_round)
         wanted = Wanted.joined(list(asked.values()))
-        self._leaves = {n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()}
+        self._leaves = {
+            n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()
+        }
         values, low = generate(self._leaves, torch.from_numpy(wanted.clients), wanted)
         self._made = wanted, values, low
         whole = Generated(
-            wanted, {n: v.detach().numpy() for n, v in values.items()}, {"item.low": low.detach().numpy()}
+            wanted,
+            {n: v.detach().numpy() for n, v in values.items()},
+            {"item.low": low.detach().numpy()},
         )
         for node, part in asked.items():
             own = whole.take(np.searchsorted(wanted.clients, part.clients))
-            order = wire.TrainOrder(server_round, part.clients, self.weighting, self.step, each=True)
-            yield Message(wire.pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
+            order = TrainOrder(server_round, part.clients, self.weighting, self.step, each=True)
+            yield Message(pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Back-propagate what came, in node order, and take a step; without any example the parameters stay."""
+        """Back-propagate what came, in node order, and take a step; without any example the
+        parameters stay."""
         if self._made is None:
-            raise ClientError("gradients came for parameters that were not generated", expected="a configured round")
+            raise ClientError(
+                "gradients came for parameters that were not generated",
+                expected="a configured round",
+            )
         wanted, values, low = self._made
-        told = [wire.unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
         collected = _Collected(wanted, values, low)
         for reply in told:
             collected.add(reply, self.weighting)
-        metrics = MetricRecord({"num-clients": collected.clients, "num-examples": collected.examples})
+        metrics = MetricRecord(
+            {"num-clients": collected.clients, "num-examples": collected.examples}
+        )
         if collected.losses:
             metrics["loss"] = float(np.mean(collected.losses))
         self._made = None
         if not collected.weight:
             return None, metrics
         outputs = [*values.values(), low]
-        directions = [torch.from_numpy(array / np.float32(collected.weight)) for array in collected.arrays()]
-        found = torch.autograd.grad(outputs, list(self._leaves.values()), directions, materialize_grads=True)
+        directions = [
+            torch.from_numpy(array / np.float32(collected.weight)) for array in collected.arrays()
+        ]
+        found = torch.autograd.grad(
+            outputs, list(self._leaves.values()), directions, materialize_grads=True
+        )
         with torch.no_grad():
             leaves = {name: leaf.detach() for name, leaf in self._leaves.items()}
             rate = self.config.rate(server_round)
             rates = {name: rate * self._factor(name) for name in leaves}
-            decays = {name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in leaves}
+            decays = {
+                name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in leaves
+            }
             self._optimiser.step(leaves, dict(zip(leaves, found, strict=True)), rates, decays)
         self._leaves = {}
         return to_record(self._theta), metrics
 
     def state(self) -> dict[str, np.ndarray]:
-        """See `CohortStrategy.state`: the optimiser's memory."""
+        """What the strategy remembers between rounds. The optimiser's memory."""
         return self._optimiser.state()
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """See `CohortStrategy.restore`."""
+        """Take back what `state` gave."""
         self._optimiser.restore(state)
 
     def _undecayed(self, name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.config.undecayed)
 
     def _factor(self, name: str) -> float:
-        return max((f for pattern, f in self.config.rates.items() if fnmatch.fnmatch(name, pattern)), default=1.0)
+        return max(
+            (f for pattern, f in self.config.rates.items() if fnmatch.fnmatch(name, pattern)),
+            default=1.0,
+        )
 
 
 class _Collected:
-    """The weighted gradients of a round with respect to everything that was generated, in its order."""
+    """The weighted gradients of a round with respect to everything that was generated, in its
+    order."""
 
     def __init__(self, wanted: Wanted, values: Mapping[str, Tensor], low: Tensor) -> None:
         self.wanted = wanted
-        self.values = {name: np.zeros(value.shape, dtype=np.float32) for name, value in values.items()}
+        self.values = {
+            name: np.zeros(value.shape, dtype=np.float32) for name, value in values.items()
+        }
         self.low = np.zeros(low.shape, dtype=np.float32)
         self.clients, self.examples, self.weight = 0, 0, 0.0
         self.losses: list[float] = []
         self._open = np.ones(len(wanted.clients), dtype=bool)
 
-    def add(self, reply: wire.TrainEach, weighting: wire.Weighting) -> None:
+    def add(self, reply: TrainEach, weighting: Weighting) -> None:
         """The answer of a node.
 
         Raises:
@@ -193,7 +231,11 @@ class _Collected:
         clients = reply.gradients.wanted.clients
         places = np.searchsorted(self.wanted.clients, clients)
         known = places < len(self._open)
-        if not known.all() or not (self.wanted.clients[places] == clients).all() or not self._open[places].all():
+        if (
+            not known.all()
+            or not (self.wanted.clients[places] == clients).all()
+            or not self._open[places].all()
+        ):
             raise ClientError(
                 "a node answered for other clients than it was asked for",
                 expected="each client of the message once",

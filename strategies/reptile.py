@@ -5,8 +5,8 @@
 
 Every client counts the same, however much data it has. M is the number of clients that answered.
 
-Where this differs from the paper: alpha2 may fall linearly to zero, as in the experiments of Nichol et al.; the paper
-keeps it, and says not what it is.
+Where this differs from the paper: alpha2 may fall linearly to zero, as in the experiments of Nichol
+et al.; the paper keeps it, and says not what it is.
 """
 
 from __future__ import annotations
@@ -33,5 +33,6 @@ class Reptile(CohortStrategy):
     config: ReptileConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """See `CohortStrategy.apply`."""
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client."""
         return aggregate.added_to(theta, self.config.rate(aggregate.round) / aggregate.clients)

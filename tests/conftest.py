@@ -6,13 +6,21 @@ import os
 
 import pytest
 
+ON_DEMAND = {
+    "deployment": "make deploy-test",
+    "containers": "make container-test",
+    "cluster": "make cluster-test",
+}
+"""Markers of tests that run when they are asked for, and how."""
+
 
 def pytest_collection_modifyitems(config, items):
-    """Tests on the raw data are skipped where these are not there, those of whole deployments unless asked for."""
-    if "deployment" not in config.option.markexpr:
-        for item in items:
-            if item.get_closest_marker("deployment"):
-                item.add_marker(pytest.mark.skip(reason="make deploy-test"))
+    """Tests on the raw data are skipped where these are not there, long ones of real processes
+    unless asked for."""
+    for marker, command in ON_DEMAND.items():
+        for item in items if marker not in config.option.markexpr else ():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=command))
     if os.environ.get("FEDREC_DATA"):
         return
     for item in items:
@@ -24,7 +32,13 @@ TINY = {
     "name": "tiny",
     "rounds": 2,
     "positive-above": 3.0,
-    "dataset": {"name": "synthetic", "users": 24, "items": 30, "mean-interactions": 8, "min-interactions": 4},
+    "dataset": {
+        "name": "synthetic",
+        "users": 24,
+        "items": 30,
+        "mean-interactions": 8,
+        "min-interactions": 4,
+    },
     "split": {"name": "user-holdout", "test-users": 0.25},
     "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
     "step": {"name": "sgd", "epochs": 1, "batch-size": 8},
@@ -36,14 +50,15 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def tiny_experiment():
-    """Gives a fresh table of an experiment with 24 users (18 of them train) that runs in a fraction of a second."""
+    """Gives a fresh table of an experiment with 24 users (18 of them train) that runs in a fraction
+    of a second."""
     return lambda: copy.deepcopy(TINY)
 
 
 @pytest.fixture(scope="session")
 def load_tiny(tiny_experiment):
     """Loads the tiny experiment with overrides."""
-    from fedrec.experiment import load
+    from fedrec.experiment.loading import load
 
     return lambda *overrides: load(tiny_experiment(), overrides)
 
@@ -54,7 +69,9 @@ def run_tiny(tiny_experiment, tmp_path):
     from simulations import runner
 
     def run(*overrides, output="run", callbacks=()):
-        return runner.run(tiny_experiment(), overrides, output=tmp_path / output, callbacks=callbacks)
+        return runner.run(
+            tiny_experiment(), overrides, output=tmp_path / output, callbacks=callbacks
+        )
 
     return run
 
@@ -66,25 +83,35 @@ def saved_parameters():
 
     def read(folder):
         with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
-            return {name.removeprefix("parameters/"): file[name] for name in file.files if name.startswith("param")}
+            return {
+                name.removeprefix("parameters/"): file[name]
+                for name in file.files
+                if name.startswith("param")
+            }
 
     return read
 
 
 @pytest.fixture(scope="session")
 def first_sums():
-    """Gives what a node sends after the first round of its first 18 clients: as whole arrays, and as it is sent."""
+    """Gives what a node sends after the first round of its first 18 clients: as whole arrays, and
+    as it is sent."""
     import numpy as np
 
-    from clients.training import train_clients
+    from clients.training.round import train_clients
+    from fedrec.protocol.orders import TrainOrder
+    from fedrec.protocol.sparse_update import dense_change
     from fedrec.rng import torch_stream
-    from fedrec.row_sum import dense_change
-    from fedrec.wire import TrainOrder
 
     def train(node):
-        arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+        arrays = {
+            name: value.numpy()
+            for name, value in node.model.initial(torch_stream(0, "init")).items()
+        }
         reply = train_clients(node, arrays, TrainOrder(1, np.arange(0, 18), "uniform"))
-        return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}, reply
+        return {
+            name: dense_change(change, arrays[name]) for name, change in reply.total.items()
+        }, reply
 
     return train
 
@@ -99,7 +126,8 @@ def identity():
 
 @pytest.fixture(scope="session")
 def world():
-    """Four users and six items by hand: a repeated row, a user without positives, one without training rows."""
+    """Four users and six items by hand: a repeated row, a user without positives, one without
+    training rows."""
     import numpy as np
 
     from fedrec.data.features import Feature, FeatureTable
@@ -107,7 +135,10 @@ def world():
     from fedrec.data.population import Population
     from fedrec.data.split import Partition
 
-    users = (Feature.single("gender", ["F", "M", "F", "M"]), Feature.multiple("hobby", [["a", "b"], [], ["b"], ["a"]]))
+    users = (
+        Feature.single("gender", ["F", "M", "F", "M"]),
+        Feature.multiple("hobby", [["a", "b"], [], ["b"], ["a"]]),
+    )
     genres = Feature.multiple("genres", [["x"], ["x", "y"], [], ["y"], ["x"], ["y"]])
     rows = np.array(
         [
@@ -127,7 +158,11 @@ def world():
         item_features=FeatureTable(6, (genres,)),
         ratings=rows[:, 2],
     )
-    train, validation, test = np.array([0, 1, 4, 5, 9]), np.array([8]), np.array([2, 3, 6, 7, 10, 11])
+    train, validation, test = (
+        np.array([0, 1, 4, 5, 9]),
+        np.array([8]),
+        np.array([2, 3, 6, 7, 10, 11]),
+    )
     partition = Partition(np.array([0, 1, 2]), train, validation, test)
 
     def make(task="ranking", positive_above=3.0):
@@ -146,19 +181,27 @@ def torch_privrec():
     class TorchPrivRec(nn.Module):
         def __init__(self, model, parameters):
             super().__init__()
-            self.item_codes = [torch.from_numpy(f.padded()) for f in model.schema.item_features.features]
+            self.item_codes = [
+                torch.from_numpy(f.padded()) for f in model.schema.item_features.features
+            ]
             self.tables = nn.ParameterDict()
             self.names = {name: name.replace(".", "_") for name in parameters}
             for name in parameters:
                 if not name.startswith("layer"):
-                    self.tables[self.names[name]] = nn.Embedding.from_pretrained(parameters[name].clone(), freeze=False)
+                    self.tables[self.names[name]] = nn.Embedding.from_pretrained(
+                        parameters[name].clone(), freeze=False
+                    )
             self.layers = nn.ModuleList()
             for layer in range(len(model.config.hidden) + 1):
                 weight = parameters[f"layer{layer}.weight"]
                 linear = nn.Linear(*weight.shape)
-                linear.load_state_dict({"weight": weight.T.clone(), "bias": parameters[f"layer{layer}.bias"].clone()})
+                linear.load_state_dict(
+                    {"weight": weight.T.clone(), "bias": parameters[f"layer{layer}.bias"].clone()}
+                )
                 self.layers.append(linear)
-            self.activation = {"relu": nn.ReLU(), "sigmoid": nn.Sigmoid(), "tanh": nn.Tanh()}[model.config.activation]
+            self.activation = {"relu": nn.ReLU(), "sigmoid": nn.Sigmoid(), "tanh": nn.Tanh()}[
+                model.config.activation
+            ]
             self.users = [f"user_{name}" for name, _ in model.schema.user_features]
             self.items = [f"item_{f.name}" for f in model.schema.item_features.features]
 
@@ -168,9 +211,14 @@ def torch_privrec():
             return table(codes).mean(0) if len(codes) else torch.zeros(table.embedding_dim)
 
         def one(self, users, item):
-            parts = [self.mean_row(name, codes) for name, codes in zip(self.users, users, strict=True)]
+            parts = [
+                self.mean_row(name, codes) for name, codes in zip(self.users, users, strict=True)
+            ]
             parts.append(self.tables["item_id"](item))
-            parts += [self.mean_row(name, codes[item]) for name, codes in zip(self.items, self.item_codes, strict=True)]
+            parts += [
+                self.mean_row(name, codes[item])
+                for name, codes in zip(self.items, self.item_codes, strict=True)
+            ]
             hidden = torch.cat(parts)
             for linear in self.layers[:-1]:
                 hidden = self.activation(linear(hidden))
@@ -181,24 +229,40 @@ def torch_privrec():
 
         def named(self):
             """Present parameters (or their gradients) under PrivRec's names and in its shapes."""
-            found = {name: self.tables[key].weight for name, key in self.names.items() if key in self.tables}
+            found = {
+                name: self.tables[key].weight
+                for name, key in self.names.items()
+                if key in self.tables
+            }
             for layer, linear in enumerate(self.layers):
-                found[f"layer{layer}.weight"], found[f"layer{layer}.bias"] = linear.weight, linear.bias
+                found[f"layer{layer}.weight"], found[f"layer{layer}.bias"] = (
+                    linear.weight,
+                    linear.bias,
+                )
             return found
 
         def values(self):
-            return {n: (v.T if n.startswith("layer") and v.dim() == 2 else v).detach() for n, v in self.named().items()}
+            return {
+                n: (v.T if n.startswith("layer") and v.dim() == 2 else v).detach()
+                for n, v in self.named().items()
+            }
 
         def gradients(self):
-            named = {n: torch.zeros_like(v) if v.grad is None else v.grad for n, v in self.named().items()}
-            return {n: g.T if n.startswith("layer") and g.dim() == 2 else g for n, g in named.items()}
+            named = {
+                n: torch.zeros_like(v) if v.grad is None else v.grad
+                for n, v in self.named().items()
+            }
+            return {
+                n: g.T if n.startswith("layer") and g.dim() == 2 else g for n, g in named.items()
+            }
 
     return TorchPrivRec
 
 
 @pytest.fixture(scope="session")
 def leftovers():
-    """Processes whose environment has a mark, looked for until there is none or 20 seconds have passed."""
+    """Processes whose environment has a mark, looked for until there is none or 20 seconds have
+    passed."""
     import time
     from pathlib import Path
 
@@ -207,7 +271,9 @@ def leftovers():
         for environment in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if mark.encode() in environment.read_bytes():
-                    found.append((environment.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    found.append(
+                        (environment.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    )
             except OSError:
                 continue  # it ended meanwhile, or is not ours
         return found

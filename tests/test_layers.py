@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports go one way: simulations -> server -> strategies -> fedrec, and simulations -> clients -> fedrec."""
+"""Imports go one way: simulations -> server -> strategies -> fedrec, and simulations -> clients ->
+fedrec."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -26,21 +30,27 @@ PUBLIC_FLWR = {
     "flwr.serverapp.exception",
     "flwr.clientapp",
 }
-FLWR_IN_CORE = (Path("fedrec/wire.py"), Path("fedrec/live_arrays.py"))
-FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deploy/flower"))
+FLWR_IN_CORE = Path("fedrec/protocol")
+FLWR_PRIVATE = (Path("simulations/engines/flwr_private.py"), Path("simulations/deployment/flower"))
 
 
 def imports(source: str) -> Iterator[str]:
-    """Dotted names of everything that a source imports, also inside functions and by `import_module("...")`."""
+    """Dotted names of everything that a source imports, also inside functions and by
+    `import_module("...")`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            if node.module in ("flwr", "flwr.supercore"):  # the names below are modules of their own
+            if node.module in (
+                "flwr",
+                "flwr.supercore",
+            ):  # the names below are modules of their own
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module or ""
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__")
+        ):
             yield from (str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
@@ -51,11 +61,16 @@ def violations(file: Path, source: str) -> list[str]:
         top = name.partition(".")[0]
         if top in FORBIDDEN[file.parts[0]]:
             found.append(f"{file} imports {name}")
-        if top == "flwr" and file.parts[0] == "fedrec" and file not in FLWR_IN_CORE:
-            found.append(f"{file} imports {name}: only {FLWR_IN_CORE[0]} and {FLWR_IN_CORE[1]} know Flower in the core")
-        if top == "flwr" and name not in PUBLIC_FLWR and not {file, file.parent} & set(FLWR_PRIVATE):
+        if top == "flwr" and file.parts[0] == "fedrec" and file.parent != FLWR_IN_CORE:
+            found.append(f"{file} imports {name}: only {FLWR_IN_CORE} knows Flower in the core")
+        if (
+            top == "flwr"
+            and name not in PUBLIC_FLWR
+            and not {file, file.parent} & set(FLWR_PRIVATE)
+        ):
             found.append(
-                f"{file} imports {name}: private parts of Flower belong in {FLWR_PRIVATE[0]} or {FLWR_PRIVATE[1]}"
+                f"{file} imports {name}: private parts of Flower belong in {FLWR_PRIVATE[0]} or"
+                f" {FLWR_PRIVATE[1]}"
             )
     return found
 
@@ -63,14 +78,106 @@ def violations(file: Path, source: str) -> list[str]:
 def test_every_module_keeps_the_layers():
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     assert len(files) > 50
-    found = [v for file in files for v in violations(file.relative_to(ROOT), file.read_text(encoding="utf-8"))]
+    found = [
+        v
+        for file in files
+        for v in violations(file.relative_to(ROOT), file.read_text(encoding="utf-8"))
+    ]
     assert not found, "\n".join(found)
 
 
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, relative to the project's root, of every module of ours."""
+    files = [
+        file.relative_to(ROOT) for package in PACKAGES for file in (ROOT / package).rglob("*.py")
+    ]
+    return {".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def imported_modules(source: str, known: Iterable[str]) -> set[str]:
+    """Those of `known` that a source imports, `from package import module` included."""
+    found = set(imports(source))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = {f"{node.module}.{alias.name}" for alias in node.names} & set(known)
+            if len(names) == len(node.names):  # modules all: the package itself is not meant
+                found.discard(node.module or "")
+            found |= names
+    return found & set(known)
+
+
+def neighbours(sources: dict[str, str], files: dict[str, Path]) -> dict[Path, dict[str, set[str]]]:
+    """For each folder: what each of its files and subfolders imports of its other ones."""
+    found: dict[Path, dict[str, set[str]]] = {}
+    for module, source in sources.items():
+        for other in imported_modules(source, files):
+            one, two = files[module].parts, files[other].parts
+            shared = next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), 0)
+            if one != two and "__init__.py" not in (one[shared], two[shared]):
+                folder = found.setdefault(Path(*one[:shared]), {})
+                folder.setdefault(one[shared], set()).add(two[shared])
+    return found
+
+
+def circles(sources: dict[str, str], files: dict[str, Path]) -> list[str]:
+    """What a folder's files and subfolders import in a circle, one line for each folder."""
+    found = []
+    for folder, graph in neighbours(sources, files).items():
+        try:
+            tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            found.append(f"{folder}: {' -> '.join(error.args[1])}")
+    return found
+
+
+def test_no_files_or_folders_import_each_other_in_a_circle():
+    files = modules()
+    sources = {name: (ROOT / file).read_text(encoding="utf-8") for name, file in files.items()}
+    assert len(files) > 300 and not circles(sources, files)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_circle"),
+    [
+        ("from fedrec.a.two import x", "from fedrec.a.one import y", True),
+        ("from fedrec.a.two import x", "def f():\n    from fedrec.a import one", True),
+        ("from fedrec.a.two import x", "from fedrec.errors import y", False),
+    ],
+)
+def test_a_circle_of_files_is_found(first, second, is_circle):
+    files = {
+        name: Path(f"{name.replace('.', '/')}.py") for name in ("fedrec.a.one", "fedrec.a.two")
+    }
+    found = circles({"fedrec.a.one": first, "fedrec.a.two": second}, files)
+    assert bool(found) == is_circle
+
+
+def test_a_circle_of_folders_is_found():
+    names = ("fedrec.a.one", "fedrec.a.two", "fedrec.b.three")
+    files = {name: Path(f"{name.replace('.', '/')}.py") for name in names}
+    sources = dict.fromkeys(names, "") | {"fedrec.a.one": "import fedrec.b.three"}
+    assert not circles(sources, files)
+    assert circles(sources | {"fedrec.b.three": "from fedrec.a import two"}, files)
+
+
+def test_no_folder_and_no_file_grows_beyond_reading():
+    files = modules()
+    folders = Counter(file.parent for file in files.values())
+    crowded = [f"{folder}: {count} files" for folder, count in folders.items() if count > 15]
+    lengths = {
+        file: len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files.values()
+    }
+    long = [f"{file}: {length} lines" for file, length in lengths.items() if length > 350]
+    assert not crowded + long and median(lengths.values()) <= 120
+
+
 def test_data_know_no_perturbation():
-    """Clients' data take what a perturbation made of them; which ones there are, the registry knows."""
+    """Clients' data take what a perturbation made of them; which ones there are, the registry
+    knows."""
     files = list((ROOT / "fedrec" / "data").rglob("*.py"))
-    found = [(file.name, name) for file in files for name in imports(file.read_text(encoding="utf-8"))]
+    found = [
+        (file.name, name) for file in files for name in imports(file.read_text(encoding="utf-8"))
+    ]
     assert len(files) > 20 and not [one for one in found if one[1].startswith("fedrec.perturb")]
 
 
@@ -85,11 +192,11 @@ def test_data_know_no_perturbation():
         ("clients/app.py", "import importlib\nimportlib.import_module('server.loop')"),
         ("strategies/base.py", "import clients"),
         ("strategies/base.py", "from server import loop"),
-        ("server/loop.py", "from clients.hosting import Node"),
+        ("server/loop.py", "from clients.hosting.node import Node"),
         ("server/loop.py", "if True:\n    import simulations.runner"),
         ("server/loop.py", "from flwr.common import NDArray"),
         ("server/loop.py", "from flwr import common"),
-        ("simulations/deploy/door.py", "from flwr.supercore.control import ControlHttpClient"),
+        ("simulations/deployment/door.py", "from flwr.supercore.control import ControlHttpClient"),
         ("simulations/engines/ray.py", "from flwr.supercore.task_identity import TaskIdentity"),
     ],
 )
@@ -100,13 +207,31 @@ def test_the_rule_can_fail(file, source):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("fedrec/live_arrays.py", "from flwr.app import Array"),
-        ("fedrec/wire.py", "from flwr.app import Array\nfrom fedrec.rng import stream\nfrom . import errors"),
-        ("clients/app.py", "from flwr.clientapp import ClientApp\nimport fedrec.wire\nimport clientship"),
+        ("fedrec/protocol/zero_copy.py", "from flwr.app import Array"),
+        (
+            "fedrec/protocol/messages.py",
+            "from flwr.app import Array\nfrom fedrec.rng import stream\nfrom . import errors",
+        ),
+        (
+            "clients/app.py",
+            (
+                "from flwr.clientapp import ClientApp\nimport fedrec.protocol.messages\nimport"
+                " clientship"
+            ),
+        ),
         ("server/loop.py", "from strategies.base import Cohorts\nfrom flwr import serverapp"),
-        ("simulations/engines/flwr_private.py", "from flwr.supercore.task_identity import TaskIdentity"),
-        ("simulations/deploy/flower/control.py", "from flwr.supercore.control import ControlHttpClient"),
-        ("simulations/runner.py", "import ray\nfrom server.loop import Loop\nfrom clients.app import app"),
+        (
+            "simulations/engines/flwr_private.py",
+            "from flwr.supercore.task_identity import TaskIdentity",
+        ),
+        (
+            "simulations/deployment/flower/control.py",
+            "from flwr.supercore.control import ControlHttpClient",
+        ),
+        (
+            "simulations/runner.py",
+            "import ray\nfrom server.loop import Loop\nfrom clients.app import app",
+        ),
     ],
 )
 def test_the_rule_lets_right_imports_pass(file, source):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each contestant is started, and in which environment.
 
-pfl and FedJAX have environments of their own (`make benchmark-venvs`), below `benchmarks/.venvs` or where
-`FEDREC_BENCHMARK_VENVS` points.
+pfl and FedJAX have environments of their own (`make benchmark-venvs`), below `benchmarks/.venvs` or
+where `FEDREC_BENCHMARK_VENVS` points.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Task:
 
 
 def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
-    """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's Python."""
+    """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's
+    Python."""
     work, where = task.work, [task.device, str(task.memory_gib)]
     ours = ["-m", f"{HOME}.ours", work, str(task.cohort), str(task.items)]
     loop = ["-m", f"{HOME}.loop", work, task.device]
@@ -51,7 +52,9 @@ def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
     }
     if task.device != "cpu":
         return on_both
-    pfl, fedjax = (["-m", f"{HOME}.{module}", work] for module in ("pfl_research", "fedjax_clients"))
+    pfl, fedjax = (
+        ["-m", f"{HOME}.{module}", work] for module in ("pfl_research", "fedjax_clients")
+    )
     return {
         **on_both,
         "flower": ("", ["-m", f"{HOME}.stock_flower", work]),
@@ -65,7 +68,8 @@ def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
 
 
 def command(name: str, task: Task) -> list[str]:
-    """The command line of one contestant. Ends the program when it is unknown or its environment is missing."""
+    """The command line of one contestant. Ends the program when it is unknown or its environment is
+    missing."""
     known = commands(task)
     if name not in known:
         raise SystemExit(f"unknown contestant {name!r} on {task.device}; known: {', '.join(known)}")
@@ -80,7 +84,7 @@ def interpreter(environment: str) -> str:
     python = Path(os.environ.get("FEDREC_BENCHMARK_VENVS", VENVS)) / environment / "bin" / "python"
     if not python.exists():
         raise SystemExit(
-            f"no environment for {environment}: {python} is not there; "
-            "make it with `make benchmark-venvs`, or let FEDREC_BENCHMARK_VENVS name the folder that holds it"
+            f"no environment for {environment}: {python} is not there; make it with `make"
+            " benchmark-venvs`, or let FEDREC_BENCHMARK_VENVS name the folder that holds it"
         )
     return str(python)

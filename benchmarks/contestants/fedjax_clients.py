@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedJAX (PyPI `fedjax`): its FedAvg client functions over its `for_each_client` backend `pmap` or `jit`.
+"""FedJAX (PyPI `fedjax`): its FedAvg client functions over its `for_each_client` backend `pmap` or
+`jit`.
 
 Chosen in its favour, all of it FedJAX's own:
-- `pmap` over two devices of the host, one per core, trains two users at a time, sorted by size so that pairs are alike;
-  `jit` trains one user after the other and takes less CPU time for each, but mostly on one core;
-- `padded_batch` with one size: every batch has one shape, so all is compiled in the first round, which is not counted;
+- `pmap` over two devices of the host, one per core, trains two users at a time, sorted by size so
+  that pairs are alike; `jit` trains one user after the other and takes less CPU time for each, but
+  mostly on one core;
+- `padded_batch` with one size: every batch has one shape, so all is compiled in the first round,
+  which is not counted;
 - `tree_mean` with donated buffers, and no norms of updates as diagnostics.
-The batches are those of the work in its order, by one `ClientDataset` per epoch. `shuffle_repeat_batch` would draw an
-order of its own, and fill the last batch of an epoch with examples of the next.
+The batches are those of the work in its order, by one `ClientDataset` per epoch.
+`shuffle_repeat_batch` would draw an order of its own, and fill the last batch of an epoch with
+examples of the next.
 
-FedJAX 0.0.17 calls `jax.tree_map`, which jax 0.6.0 removed: 0.5.3 is the newest jax that it runs with.
+FedJAX 0.0.17 calls `jax.tree_map`, which jax 0.6.0 removed: 0.5.3 is the newest jax that it runs
+with.
 """
 
 from __future__ import annotations
@@ -31,11 +36,17 @@ def network(work: Arrays) -> fedjax.Model:
     """PrivRec's network."""
     names = list(work.initial())
     users = [name for name in names if name.startswith("user.")]
-    layers = [name.removesuffix(".weight") for name in names if name.startswith("layer") and name.endswith(".weight")]
+    layers = [
+        name.removesuffix(".weight")
+        for name in names
+        if name.startswith("layer") and name.endswith(".weight")
+    ]
     genres = jnp.asarray(np.maximum(work["genres"], 0), jnp.int32)
     present = jnp.asarray(work["genres"] >= 0, jnp.float32)[..., None]
 
-    def apply(params: fedjax.Params, batch: fedjax.BatchExample, rng: fedjax.PRNGKey | None = None) -> jax.Array:
+    def apply(
+        params: fedjax.Params, batch: fedjax.BatchExample, rng: fedjax.PRNGKey | None = None
+    ) -> jax.Array:
         items = batch["items"]
         parts = [params[name][batch["user"][:, place]] for place, name in enumerate(users)]
         here = present[items]
@@ -53,10 +64,15 @@ def network(work: Arrays) -> fedjax.Model:
 
 
 def batches(work: Arrays, place: int) -> Iterator[fedjax.BatchExample]:
-    """The padded batches of one user in one round; `place` counts through the rounds and their cohorts."""
+    """The padded batches of one user in one round; `place` counts through the rounds and their
+    cohorts."""
     user = work["users"].reshape(-1, work["users"].shape[-1])[place].astype(np.int32)
     for items, labels in work.epochs(place):
-        examples = {"items": items.astype(np.int32), "labels": labels, "user": np.tile(user, (len(items), 1))}
+        examples = {
+            "items": items.astype(np.int32),
+            "labels": labels,
+            "user": np.tile(user, (len(items), 1)),
+        }
         yield from fedjax.ClientDataset(examples).padded_batch(batch_size=BATCH)
 
 
@@ -68,12 +84,16 @@ def clipped(change: fedjax.Params, norm: float) -> fedjax.Params:
 def main(path: str, backend: str) -> None:
     """Do the work and print when the rounds were and how far the parameters went."""
     jax.config.update("jax_num_cpu_devices", 2 if backend == "pmap" else 1)
-    jax.config.update("jax_pmap_no_rank_reduction", False)  # what FedJAX's pmap backend was written for
+    jax.config.update(
+        "jax_pmap_no_rank_reduction", False
+    )  # what FedJAX's pmap backend was written for
     work = Arrays(path)
     rounds, cohort = work["cohorts"].shape
     server = fedjax.optimizers.sgd(1.0)
     with fedjax.for_each_client_backend(backend):
-        train = create_train_for_each_client(fedjax.model_grad(network(work)), fedjax.optimizers.sgd(LEARNING_RATE))
+        train = create_train_for_each_client(
+            fedjax.model_grad(network(work)), fedjax.optimizers.sgd(LEARNING_RATE)
+        )
     params = jax.device_put(
         work.initial(), jax.devices()[0]
     )  # placed like later rounds' means, or one step compiles twice
@@ -81,8 +101,13 @@ def main(path: str, backend: str) -> None:
     clock = RoundClock()
     for number in range(rounds):
         clock.begin()
-        clients = [(place, batches(work, place), key) for place in range(number * cohort, (number + 1) * cohort)]
-        mean = fedjax.tree_util.tree_mean((clipped(change, work.clip), 1.0) for _, change in train(params, clients))
+        clients = [
+            (place, batches(work, place), key)
+            for place in range(number * cohort, (number + 1) * cohort)
+        ]
+        mean = fedjax.tree_util.tree_mean(
+            (clipped(change, work.clip), 1.0) for _, change in train(params, clients)
+        )
         state, params = server.apply(mean, state, params)
         jax.block_until_ready(params)
         clock.end()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plain PyTorch loop over the users of a round, in one process; `--sparse` uses sparse embedding gradients.
+"""A plain PyTorch loop over the users of a round, in one process; `--sparse` uses sparse embedding
+gradients.
 
 Arguments: work, device.
 """

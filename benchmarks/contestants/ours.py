@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.archive import Arrays, RoundClock
 from benchmarks.workload import experiment
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations.runner import run
 
@@ -41,9 +41,18 @@ def main(path: str, cohort: int, items: int, engine: str, device: str, memory_gi
     watch, table = Clock(), experiment(cohort, items, rounds, engine, device, memory_gib, clip)
     with tempfile.TemporaryDirectory() as folder:
         result = run(table, output=Path(folder) / "run", callbacks=[watch])
-    initial = Arrays(path).initial()  # not before: fedrec itself begins from its own seed, and holds no second copy
+    initial = Arrays(
+        path
+    ).initial()  # not before: fedrec itself begins from its own seed, and holds no second copy
     print(watch.clock.report([result.parameters[name] for name in initial], list(initial.values())))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], float(sys.argv[6]))
+    main(
+        sys.argv[1],
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        sys.argv[4],
+        sys.argv[5],
+        float(sys.argv[6]),
+    )

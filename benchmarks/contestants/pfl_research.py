@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pfl-research (PyPI `pfl`) with PyTorch, as its benchmarks use it; `--sparse` uses sparse embedding gradients.
+"""pfl-research (PyPI `pfl`) with PyTorch, as its benchmarks use it; `--sparse` uses sparse
+embedding gradients.
 
-Started by `torchrun` it splits a cohort over processes (no MPI needed) and sums their statistics by all-reduce.
+Started by `torchrun` it splits a cohort over processes (no MPI needed) and sums their statistics by
+all-reduce.
 
 Chosen in its favour, all of it pfl's own:
 - one thread per process: batches of 32 are too small to share among threads;
 - users as tensors in memory (`PyTorchTensorDataset`), so that nothing is converted per batch;
-- `user_id_to_weight`: pfl then spreads a cohort's users over the processes by their number of examples;
-- no evaluation in counted rounds (pfl always evaluates in the first), no metrics printed, no postprocessors but its own
-  clipping where the work clips.
-The cohorts and the order of the examples are those of the work, so the sampler walks the work's users in order, and one
-local epoch of pfl is all epochs of the work, each in its own order.
+- `user_id_to_weight`: pfl then spreads a cohort's users over the processes by their number of
+  examples;
+- no evaluation in counted rounds (pfl always evaluates in the first), no metrics printed, no
+  postprocessors but its own clipping where the work clips.
+The cohorts and the order of the examples are those of the work, so the sampler walks the work's
+users in order, and one local epoch of pfl is all epochs of the work, each in its own order.
 """
 
 from __future__ import annotations
@@ -43,12 +46,15 @@ class PflNet(Net):
         return torch.nn.functional.binary_cross_entropy_with_logits(self(user, items), labels)
 
     @torch.no_grad()
-    def metrics(self, items: torch.Tensor, labels: torch.Tensor, user: torch.Tensor) -> dict[str, Weighted]:
+    def metrics(
+        self, items: torch.Tensor, labels: torch.Tensor, user: torch.Tensor
+    ) -> dict[str, Weighted]:
         return {"loss": Weighted(self.loss(items, labels, user).item() * len(items), len(items))}
 
 
 class UserDataset(PyTorchTensorDataset):
-    """One user. One pass goes through all epochs of the work: pfl has one order of examples for all its epochs."""
+    """One user. One pass goes through all epochs of the work: pfl has one order of examples for all
+    its epochs."""
 
     def __init__(self, work: Arrays, place: int) -> None:
         self._epochs = [tuple(map(torch.from_numpy, epoch)) for epoch in work.epochs(place)]
@@ -93,9 +99,14 @@ def main(path: str, sparse: bool) -> None:
     timer, postprocessors = Timer(), [NormClippingOnly(2.0, work.clip)] if work.clip else []
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds, train_cohort_size=cohort, val_cohort_size=0
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds,
+            train_cohort_size=cohort,
+            val_cohort_size=0,
         ),
-        backend=SimulatedBackend(training_data=users, val_data=users, postprocessors=postprocessors),
+        backend=SimulatedBackend(
+            training_data=users, val_data=users, postprocessors=postprocessors
+        ),
         model=PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
         model_train_params=NNTrainHyperParams(
             local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LEARNING_RATE

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a shipped experiment on one node, one thread: users per second in training, and the final evaluation.
+"""A step of a shipped experiment on one node, one thread: users per second in training, and the
+final evaluation.
 
 Arguments: experiment, step, path, users per round, rounds, seed of the users, whether to evaluate.
 """
@@ -17,11 +18,12 @@ import numpy as np
 import torch
 
 from clients.evaluation import evaluate_clients
-from clients.hosting import Node
-from clients.training import train_clients
-from fedrec.experiment import Section, load
-from fedrec.row_sum import dense_change
-from fedrec.wire import EvaluateOrder, TrainOrder
+from clients.hosting.node import Node
+from clients.training.round import train_clients
+from fedrec.experiment.loading import load
+from fedrec.experiment.sections import Section
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 
 Numbers = dict[str, np.ndarray]
 
@@ -39,27 +41,36 @@ def section_of(node: Node, step: str) -> Section:
 
 
 def orders(node: Node, step: str, users: int, rounds: int, **changes: Any) -> list[TrainOrder]:
-    """Orders for so many users, drawn anew in each round, but from the same seed for every contestant."""
+    """Orders for so many users, drawn anew in each round, but from the same seed for every
+    contestant."""
     section, random = section_of(node, step), np.random.default_rng(0)
     settings = {"name": section.name, **section.options, **changes}
     drawn = (
-        np.sort(random.choice(node.training, min(users, len(node.training)), replace=False)) for _ in range(rounds)
+        np.sort(random.choice(node.training, min(users, len(node.training)), replace=False))
+        for _ in range(rounds)
     )
-    return [TrainOrder(number, clients, step=settings) for number, clients in enumerate(drawn, start=1)]
+    return [
+        TrainOrder(number, clients, step=settings) for number, clients in enumerate(drawn, start=1)
+    ]
 
 
 def trained(node: Node, arrays: Numbers, order: TrainOrder) -> tuple[float, Numbers]:
     """Seconds of one round's training, and the sums of updates."""
     begun = time.perf_counter()
     reply = train_clients(node, arrays, order)
-    return time.perf_counter() - begun, {n: dense_change(change, arrays[n]) for n, change in reply.total.items()}
+    return time.perf_counter() - begun, {
+        n: dense_change(change, arrays[n]) for n, change in reply.total.items()
+    }
 
 
 def evaluated(node: Node, arrays: Numbers) -> float:
-    """Seconds of the evaluation at the end of a run: all test users, without and with fine-tuning."""
+    """Seconds of the evaluation at the end of a run: all test users, without and with
+    fine-tuning."""
     order = EvaluateOrder(1, None)
     shared = EvaluateOrder(
-        1, None, step={"name": node.experiment.step.name, **node.experiment.step.options, "epochs": 0}
+        1,
+        None,
+        step={"name": node.experiment.step.name, **node.experiment.step.options, "epochs": 0},
     )
     begun = time.perf_counter()
     for own in (shared, order):
@@ -73,7 +84,8 @@ def initial(node: Node) -> Numbers:
 
 
 def peak_mib() -> float:
-    """Largest memory of this process; `ru_maxrss` would be that of the process that started it, if larger."""
+    """Largest memory of this process; `ru_maxrss` would be that of the process that started it, if
+    larger."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
@@ -83,7 +95,9 @@ def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: b
     node = node_of(name, path)
     arrays = initial(node)
     taken = str(node.path(node.step(section_of(node, step))))
-    seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)][1:]
+    seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)][
+        1:
+    ]
     report = {"users": min(users, len(node.training)), "seconds": seconds, "path": taken}
     if evaluation:
         report["evaluation"] = evaluated(node, arrays)
@@ -92,4 +106,11 @@ def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: b
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "True")
+    main(
+        sys.argv[1],
+        sys.argv[2],
+        sys.argv[3],
+        int(sys.argv[4]),
+        int(sys.argv[5]),
+        sys.argv[6] == "True",
+    )

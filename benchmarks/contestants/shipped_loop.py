@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same step as most people write it: PyTorch modules with whole tables, `torch.optim.SGD`, one user at a time.
+"""The same step as most people write it: PyTorch modules with whole tables, `torch.optim.SGD`, one
+user at a time.
 
-There is a module for PrivRec's network and one for matrix factorization; the variational autoencoder and
-self-supervised training take fedrec's own `reference` path, which is such a loop. Arguments as for `shipped.py`,
-without the path.
+There is a module for PrivRec's network and one for matrix factorization; the variational
+autoencoder and self-supervised training take fedrec's own `reference` path, which is such a loop.
+Arguments as for `shipped.py`, without the path.
 """
 
 from __future__ import annotations
@@ -18,33 +19,47 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
-from clients.hosting import Node
+from clients.hosting.node import Node
 from clients.steps.sgd import Sgd
-from fedrec.experiment import Section
+from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
+from fedrec.protocol.orders import TrainOrder
 from fedrec.rng import stream
-from fedrec.wire import TrainOrder
 
-ACTIVATIONS = {"identity": nn.Identity(), "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+ACTIVATIONS = {
+    "identity": nn.Identity(),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
 
 
 class PrivRecNet(nn.Module):
-    """PrivRec's network for one user at a time; parameters by fedrec's names, with `_` for the dot."""
+    """PrivRec's network for one user at a time; parameters by fedrec's names, with `_` for the
+    dot."""
 
     def __init__(self, model: PrivRec, start: Numbers) -> None:
         super().__init__()
-        self.values = nn.ParameterDict({n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()})
+        self.values = nn.ParameterDict(
+            {n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()}
+        )
         self.users = [f"user_{name}" for name, _ in model.schema.user_features]
         self.features = []
         for feature in model.schema.item_features.features:
             codes = torch.from_numpy(feature.padded())
-            self.features.append((f"item_{feature.name}", codes.clamp(min=0), (codes >= 0).float().unsqueeze(-1)))
-        self.depth, self.activation = len(model.config.hidden) + 1, ACTIVATIONS[model.config.activation]
+            self.features.append(
+                (f"item_{feature.name}", codes.clamp(min=0), (codes >= 0).float().unsqueeze(-1))
+            )
+        self.depth, self.activation = (
+            len(model.config.hidden) + 1,
+            ACTIVATIONS[model.config.activation],
+        )
 
     def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
         parts = [
-            self.values[n][codes].mean(0).expand(len(items), -1) for n, codes in zip(self.users, user, strict=True)
+            self.values[n][codes].mean(0).expand(len(items), -1)
+            for n, codes in zip(self.users, user, strict=True)
         ]
         parts.append(F.embedding(items, self.values["item_id"]))
         for name, codes, present in self.features:
@@ -54,10 +69,14 @@ class PrivRecNet(nn.Module):
         hidden = torch.cat(parts, 1)
         for layer in range(self.depth):
             hidden = self.activation(hidden) if layer else hidden
-            hidden = torch.addmm(self.values[f"layer{layer}_bias"], hidden, self.values[f"layer{layer}_weight"])
+            hidden = torch.addmm(
+                self.values[f"layer{layer}_bias"], hidden, self.values[f"layer{layer}_weight"]
+            )
         outputs = hidden.squeeze(1)
         return (
-            outputs + F.embedding(items, self.values["item_bias"]).squeeze(1) if "item_bias" in self.values else outputs
+            outputs + F.embedding(items, self.values["item_bias"]).squeeze(1)
+            if "item_bias" in self.values
+            else outputs
         )
 
 
@@ -66,7 +85,9 @@ class MfNet(nn.Module):
 
     def __init__(self, model: Mf, start: Numbers) -> None:
         super().__init__()
-        self.values = nn.ParameterDict({n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()})
+        self.values = nn.ParameterDict(
+            {n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()}
+        )
 
     def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
         outputs = F.embedding(items, self.values["item_factors"]) @ self.values["user_factors"]
@@ -89,7 +110,9 @@ class PlainLoop:
         self.node, self.step, self.start = node, step, start
         model = node.model
         self.net = MfNet(model, start) if isinstance(model, Mf) else PrivRecNet(model, start)  # type: ignore[arg-type]
-        self.measure = F.mse_loss if model.schema.task == "rating" else F.binary_cross_entropy_with_logits
+        self.measure = (
+            F.mse_loss if model.schema.task == "rating" else F.binary_cross_entropy_with_logits
+        )
         sgd = step._settings(list(start))
         by_name = {name: self.net.values[name.replace(".", "_")] for name in start}
         self.late = [by_name[name] for name in sgd.late if sgd.rate(name)]
@@ -136,12 +159,17 @@ class PlainLoop:
             optimiser.step()
 
     def _groups(self, late: bool) -> list[dict[str, object]]:
-        moving = [value for value in self.rates if late or not any(value is own for own in self.late)]
+        moving = [
+            value for value in self.rates if late or not any(value is own for own in self.late)
+        ]
         return [{"params": [value], "lr": self.rates[value]} for value in moving]
 
 
-def rounds_of(name: str, step: str, users: int, rounds: int, **changes: object) -> list[tuple[float, Numbers]]:
-    """Seconds and sums of some rounds, by the plain loop or, for other models, by the reference path."""
+def rounds_of(
+    name: str, step: str, users: int, rounds: int, **changes: object
+) -> list[tuple[float, Numbers]]:
+    """Seconds and sums of some rounds, by the plain loop or, for other models, by the reference
+    path."""
     node = node_of(name, "reference")
     arrays, given = initial(node), orders(node, step, users, rounds, **changes)
     made = node.step(Section.model_validate(given[0].step))

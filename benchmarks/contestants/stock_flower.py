@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower as its tutorials use it: one node per user, each message trains one user, FedAvg over the replies.
+"""Flower as its tutorials use it: one node per user, each message trains one user, FedAvg over the
+replies.
 
-The message says which user's work to do, so that the result does not depend on which nodes Flower picks.
+The message says which user's work to do, so that the result does not depend on which nodes Flower
+picks.
 """
 
 from __future__ import annotations
@@ -35,11 +37,19 @@ def local(message: Message, context: Context) -> Message:
     theta = message.content["arrays"].to_torch_state_dict()
     net.load_state_dict(theta)
     cohort, place = work["cohorts"].shape[1], int(config["place"])
-    train(net, torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[place]), batches(work, place))
+    train(
+        net,
+        torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[place]),
+        batches(work, place),
+    )
     trained = net.state_dict()
     if work.clip:
-        trained = {name: theta[name] + moved for name, moved in update(net, theta, work.clip).items()}
-    content = RecordDict({"arrays": ArrayRecord(trained), "metrics": MetricRecord({"num-examples": 1})})
+        trained = {
+            name: theta[name] + moved for name, moved in update(net, theta, work.clip).items()
+        }
+    content = RecordDict(
+        {"arrays": ArrayRecord(trained), "metrics": MetricRecord({"num-examples": 1})}
+    )
     return Message(content, reply_to=message) if cohort else message
 
 
@@ -59,7 +69,10 @@ def main(grid: Grid, context: Context) -> None:
         messages = [
             Message(
                 RecordDict(
-                    {"arrays": arrays, "config": ConfigRecord({"path": path, "place": number * cohort + place})}
+                    {
+                        "arrays": arrays,
+                        "config": ConfigRecord({"path": path, "place": number * cohort + place}),
+                    }
                 ),
                 nodes[(number * cohort + place) % USERS],
                 "train",
@@ -71,9 +84,13 @@ def main(grid: Grid, context: Context) -> None:
             if answer.has_error():
                 raise RuntimeError(answer.error.reason)
         replies = [answer.content["arrays"].to_torch_state_dict() for answer in answers]
-        net.load_state_dict({name: sum(reply[name] for reply in replies) / cohort for name in replies[0]})
+        net.load_state_dict(
+            {name: sum(reply[name] for reply in replies) / cohort for name in replies[0]}
+        )
         clock.end()
-    Path(os.environ["FEDREC_BENCHMARK_OUT"]).write_text(clock.report(net.arrays(), Net(work, sparse=False).arrays()))
+    Path(os.environ["FEDREC_BENCHMARK_OUT"]).write_text(
+        clock.report(net.arrays(), Net(work, sparse=False).arrays())
+    )
 
 
 if __name__ == "__main__":
@@ -84,6 +101,9 @@ if __name__ == "__main__":
         server_app,
         client_app,
         num_supernodes=USERS,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": 2},
+        },
     )
     print(Path(os.environ["FEDREC_BENCHMARK_OUT"]).read_text())

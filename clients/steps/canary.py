@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another step, except for the canaries of an audit: they upload what was planted.
 
-A canary is a client as any other to everything around this step (sampler, clip, sum, noise), which is what an audit
-tests. The other clients do exactly what they do without an audit, in blocks where their step can.
+A canary is a client as any other to everything around this step (sampler, clip, sum, noise), which
+is what an audit tests. The other clients do exactly what they do without an audit, in blocks where
+their step can.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
-from fedrec import registry
+from clients.step import Step, StepConfig, Update
 from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
-from fedrec.data.population import ClientData
-from fedrec.experiment import Section, component_settings
+from fedrec.components import registry
+from fedrec.data.client_data import ClientData
+from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import Model
 
 
@@ -45,7 +46,9 @@ class CanaryConfig(StepConfig):
         Raises:
             ExperimentError: one of them is unknown or wrong.
         """
-        section = Section.model_validate({**(self.model_extra or {}), "name": self.base, "epochs": self.epochs})
+        section = Section.model_validate(
+            {**(self.model_extra or {}), "name": self.base, "epochs": self.epochs}
+        )
         return component_settings(registry.STEP, section, at="step")
 
 
@@ -62,44 +65,59 @@ class Canary(Step):
 
     def __init__(self, config: CanaryConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        self.base: Step = registry.resolve(registry.STEP, config.base)(config.other(), model, device)
+        self.base: Step = registry.resolve(registry.STEP, config.base)(
+            config.other(), model, device
+        )
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """See `Step.assign`: the other step for the others, this one for the canaries."""
+        """Which step works for which of a round's clients, `int64` each; this one for all of them
+        by default. The other step for the others, this one for the canaries."""
         canary = self.config.canaries.is_canary(clients)
         yield self.base, clients[~canary]
         yield self, clients[canary]
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged)."""
         plan = self.config.canaries
         if not plan.is_canary(np.array([data.client]))[0]:
             return self.base.update(parameters, data, random)
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        table = delta[reserved_table(self.model.item_tables, {n: tuple(v.shape) for n, v in parameters.items()})]
+        table = delta[
+            reserved_table(
+                self.model.item_tables, {n: tuple(v.shape) for n, v in parameters.items()}
+            )
+        ]
         row, value = plan.upload(data.client, *table.shape)
         table[row] = value
         return Update(delta, plan.examples, math.nan)
 
-    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """See `Step.added_parameters`."""
+    def added_parameters(
+        self, model: Mapping[str, Tensor], generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Fresh parameters that this step trains beside those of the `model`."""
         return self.base.added_parameters(model, generator)
 
     def private_names(self, names: list[str]) -> list[str]:
-        """See `Step.private_names`."""
+        """The parameters among `names` that stay on the device between rounds and are never
+        sent."""
         return self.base.private_names(names)
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """See `Step.private_patterns`."""
+        """Patterns of parameter names of which each is meant to fit some private one."""
         return self.base.private_patterns
 
     @property
     def uploads(self) -> int | None:
-        """See `Step.uploads`."""
+        """In how many rounds a client may take part at most; its device refuses more. None: in any
+        number."""
         return self.base.uploads
 
     @property
     def keeps(self) -> bool:
-        """See `Step.keeps`."""
+        """Whether something stays on the device: some parameters (unless a subclass knows better,
+        whether it says which), or the number of rounds that it took part in."""
         return self.base.keeps

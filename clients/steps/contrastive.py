@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-supervised training of the item embedding on a client's own sessions (PrivRec section 2.4.2, equations 8 to 10).
+"""Self-supervised training of the item embedding on a client's own sessions (PrivRec section 2.4.2,
+equations 8 to 10).
 
-No label and no feature of the user is used: stage one of the two-stage training. Besides the item embedding only the
-encoders of sessions and items (`session.*`) learn; every other parameter stays as it is, weight decay included.
+No label and no feature of the user is used: stage one of the two-stage training. Besides the item
+embedding only the encoders of sessions and items (`session.*`) learn; every other parameter stays
+as it is, weight decay included.
 
-Where this differs from the paper: see `fedrec/pretext/views.py` and `contrast.py`. Learning rate, batch size and epochs
-of stage one are not given there.
+Where this differs from the paper: see `fedrec/pretext/views.py` and `contrast.py`. Learning rate,
+batch size and epochs of stage one are not given there.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.steps._descent import DescentConfig, LocalDescent
-from clients.steps.base import CohortStep, StepConfig, Update
+from clients.local.descent import DescentConfig, LocalDescent
+from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
-from fedrec.cohort.trained import Trained
-from fedrec.data.population import ClientData
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
 from fedrec.models.base import Model
 from fedrec.pretext.blocks import SessionBatches, SessionBlock, SessionObjective
 from fedrec.pretext.encoder import PREFIX
@@ -47,8 +49,11 @@ class Contrastive(CohortStep):
         super().__init__(config, model, device)
         self.task = SessionTask(self.config, model)
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`; an example is a pair of views."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). An example is a pair of views."""
         descent = LocalDescent(self._trained(parameters), self.config.sgd())
         examples, loss = 0, float("nan")
         for views in self._epochs(data, random):
@@ -59,28 +64,52 @@ class Contrastive(CohortStep):
         return Update(descent.delta(parameters), examples, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`: the same draws as in `update`."""
-        none = Batches(_NO_EXAMPLES.astype(np.int64), _NO_EXAMPLES.astype(np.float32), np.zeros(0, np.int64), 0, 0)
-        return SessionBatches.deal(none, list(self._epochs(data, random)), self.config.batch_size, self.task.layout)
+        """All batches of one client's local work, from the same random draws as `update`."""
+        none = Batches(
+            _NO_EXAMPLES.astype(np.int64),
+            _NO_EXAMPLES.astype(np.float32),
+            np.zeros(0, np.int64),
+            0,
+            0,
+        )
+        return SessionBatches.deal(
+            none, list(self._epochs(data, random)), self.config.batch_size, self.task.layout
+        )
 
-    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
-        """See `CohortStep.block`."""
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """Put clients together, see `Block.of`."""
         return SessionBlock.of(users, batches, device)
 
     def train_block(
-        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """See `CohortStep.train_block`."""
+        """Train every client of a block."""
         objective = SessionObjective(self.task)
-        trained = descend(self.model, self._trained(parameters), block, self.config.sgd(), objective)
+        trained = descend(
+            self.model, self._trained(parameters), block, self.config.sgd(), objective
+        )
         return replace(trained, start=parameters)
 
-    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """See `Step.added_parameters`: the encoders'."""
+    def added_parameters(
+        self, model: Mapping[str, Tensor], generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Fresh parameters that this step trains beside those of the `model`. The encoders'."""
         return self.task.initial(model, generator)
 
     def _trained(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {n: value for n, value in parameters.items() if n == self.task.table or n.startswith(PREFIX)}
+        return {
+            n: value
+            for n, value in parameters.items()
+            if n == self.task.table or n.startswith(PREFIX)
+        }
 
     def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[np.ndarray]:
         """The views of each epoch, in the order of training."""

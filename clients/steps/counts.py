@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client likes, as it is: 1 for each of its positive items, on the items' biases.
 
-The sum over clients counts how popular each item is. Clipped and noised like any other update it is a differentially
-private histogram, and `popularity-start` makes starting values of it. Nothing is trained.
+The sum over clients counts how popular each item is. Clipped and noised like any other update it is
+a differentially private histogram, and `popularity-start` makes starting values of it. Nothing is
+trained. Counts have no signs, so replacing a client moves their clipped sum by sqrt(2) S at most
+(`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
-from fedrec.data.population import ClientData
+from clients.step import Step, StepConfig, Update
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 
 
@@ -33,10 +35,14 @@ class Counts(Step):
     """
 
     Config = CountsConfig
+    contributions = "non-negative"
     config: CountsConfig
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`.
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged).
 
         Raises:
             ExperimentError: the model has no such table.

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-SGD under the user's own noise for models that predict item by item (Fang et al. 2022, section 4.2.6, table 11).
+"""DP-SGD under the user's own noise for models that predict item by item (Fang et al. 2022, section
+4.2.6, table 11).
 
-Algorithm 3 with another model: the device draws J of its examples, takes the gradient of each one's loss with respect
-to the shared parameters, clips each, by a constant or by algorithm 2, takes their mean and adds Gaussian noise to every
-coordinate. For what `mode` is worth see `clients.steps.dpvae`; it trains the autoencoder of that table.
+Algorithm 3 with another model: the device draws J of its examples, takes the gradient of each one's
+loss with respect to the shared parameters, clips each, by a constant or by algorithm 2, takes their
+mean and adds Gaussian noise to every coordinate. For what `mode` is worth see
+`clients.steps.dpvae`; it trains the autoencoder of that table.
 
-Parameters that stay on the device (`private-parameters`) are fitted there first, for `epochs` passes over the client's
-examples while the shared ones stand still. They are never sent, so they cost no privacy. With `upload = false`
-nothing else is done, which is how a device adapts before it is evaluated:
-`evaluation.fine-tune = {upload = false}`.
+Parameters that stay on the device (`private-parameters`) are fitted there first, for `epochs`
+passes over the client's examples while the shared ones stand still. They are never sent, so they
+cost no privacy. With `upload = false` nothing else is done, which is how a device adapts before it
+is evaluated: `evaluation.fine-tune = {upload = false}`.
 
 Where this differs from the paper:
 
-- It says neither what an example is nor what is decomposed. Here an example is a labelled item, a positive or a drawn
-  negative (or a rating), and users' factors are private, as in federated matrix factorization.
-- Its regularisation of 0.02 is left out. It would add a vector that is public, as the shared parameters are.
+- It says neither what an example is nor what is decomposed. Here an example is a labelled item, a
+  positive or a drawn negative (or a rating), and users' factors are private, as in federated matrix
+  factorization.
+- Its regularisation of 0.02 is left out. It would add a vector that is public, as the shared
+  parameters are.
 """
 
 from __future__ import annotations
@@ -29,12 +33,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.steps._descent import LocalDescent
-from clients.steps._examples import labelled
-from clients.steps._own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
-from clients.steps.base import Update
+from clients.local.descent import LocalDescent
+from clients.local.examples import labelled
+from clients.local.own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.step import Update
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.data.population import ClientData
+from fedrec.data.client_data import ClientData
 
 Examples = tuple[np.ndarray, np.ndarray]
 """Items `int64 [n]` and labels `float32 [n]`."""
@@ -44,15 +48,18 @@ class DpSgdConfig(OwnNoiseConfig):
     """Settings of DP-SGD under the user's own noise."""
 
     epochs: int = Field(default=5, ge=0)
-    """Passes over the local examples that fit the private parameters; 0 trains nothing and uploads nothing."""
+    """Passes over the local examples that fit the private parameters; 0 trains nothing and uploads
+    nothing."""
     upload: bool = True
     """Whether the shared parameters learn; false fits the private ones alone."""
     negatives: int = Field(default=4, ge=0)
-    """Unobserved items per positive (ranking only), drawn uniformly outside the training positives."""
+    """Unobserved items per positive (ranking only), drawn uniformly outside the training
+    positives."""
     low_rated: Literal["ignore", "negative"] = "ignore"
     """What a training row that is not positive counts as (ranking only)."""
     private_parameters: tuple[str, ...] = ()
-    """Patterns of parameters that stay on the device between rounds and are never sent, such as `user.*`."""
+    """Patterns of parameters that stay on the device between rounds and are never sent, such as
+    `user.*`."""
     private_rate: float = Field(default=0.1, gt=0)
     """Step size on the private parameters."""
     batch_size: int = Field(default=32, ge=1)
@@ -74,35 +81,51 @@ class DpSgd(OwnNoiseStep):
 
     @property
     def uploads(self) -> int | None:
-        """See `Step.uploads`."""
+        """In how many rounds a client may take part at most; its device refuses more. None: in any
+        number."""
         return super().uploads if self.config.upload else None
 
     def private_names(self, names: list[str]) -> list[str]:
-        """See `Step.private_names`."""
-        return [n for n in names if any(fnmatch.fnmatch(n, pattern) for pattern in self.config.private_parameters)]
+        """The parameters among `names` that stay on the device between rounds and are never
+        sent."""
+        return [
+            n
+            for n in names
+            if any(fnmatch.fnmatch(n, pattern) for pattern in self.config.private_parameters)
+        ]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """See `Step.private_patterns`."""
+        """Patterns of parameter names of which each is meant to fit some private one."""
         return self.config.private_parameters
 
     @property
     def keeps(self) -> bool:
-        """See `Step.keeps`."""
+        """Whether something stays on the device: some parameters (unless a subclass knows better,
+        whether it says which), or the number of rounds that it took part in."""
         return bool(self.config.private_parameters) or self.uploads is not None
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`; where the mode is sound, examples and loss say nothing of the user."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). Where the mode is sound, examples and loss say nothing of the user.
+        """
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
             return Update(delta, 1, math.nan)
-        examples = labelled(data, self.model.schema, self.config.negatives, self.config.low_rated, random)
+        examples = labelled(
+            data, self.model.schema, self.config.negatives, self.config.low_rated, random
+        )
         own = self._fitted(parameters, data, examples, random)
         delta |= {name: value - parameters[name] for name, value in own.items()}
         if not self.config.upload:
             return Update(delta, 1, math.nan)
         gradients, loss = self.gradients({**parameters, **own}, data, examples, random)
-        norms, bound = gradients.double().norm(dim=1), self.bound(parameters, gradients, data.client)
+        norms, bound = (
+            gradients.double().norm(dim=1),
+            self.bound(parameters, gradients, data.client),
+        )
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
         told = loss if self.config.mode == "paper" else math.nan
         return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, told)
@@ -113,48 +136,81 @@ class DpSgd(OwnNoiseStep):
         return {name: value for name, value in parameters.items() if name not in left_out}
 
     def gradients(
-        self, parameters: Mapping[str, Tensor], data: ClientData, examples: Examples, random: np.random.Generator
+        self,
+        parameters: Mapping[str, Tensor],
+        data: ClientData,
+        examples: Examples,
+        random: np.random.Generator,
     ) -> tuple[Tensor, float]:
-        """What is clipped, `float32 [J, l]` or `[1, l]`, the shared parameters end to end; and the mean loss."""
+        """What is clipped, `float32 [J, l]` or `[1, l]`, the shared parameters end to end; and the
+        mean loss."""
         shared, (items, labels) = self.shared(parameters), examples
         if not len(items):
-            return torch.zeros(0, sum(value.numel() for value in shared.values()), device=self.device), math.nan
+            return torch.zeros(
+                0, sum(value.numel() for value in shared.values()), device=self.device
+            ), math.nan
         drawn = random.choice(len(items), size=min(self.config.examples, len(items)), replace=False)
-        leaves = {name: value.detach().unsqueeze(0).requires_grad_() for name, value in shared.items()}
-        fixed = {name: value.detach().unsqueeze(0) for name, value in parameters.items() if name not in shared}
+        leaves = {
+            name: value.detach().unsqueeze(0).requires_grad_() for name, value in shared.items()
+        }
+        fixed = {
+            name: value.detach().unsqueeze(0)
+            for name, value in parameters.items()
+            if name not in shared
+        }
         losses = self._losses({**fixed, **leaves}, data, (items[drawn], labels[drawn]))
         clipped = losses if self.config.clip == "examples" else losses.mean(0, keepdim=True)
         rows = []
         for one in clipped:
             found = torch.autograd.grad(
-                one, list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+                one,
+                list(leaves.values()),
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
             )
             rows.append(torch.cat([gradient.flatten() for gradient in found]))
         return torch.stack(rows), float(losses.detach().mean())
 
     def _fitted(
-        self, parameters: Mapping[str, Tensor], data: ClientData, examples: Examples, random: np.random.Generator
+        self,
+        parameters: Mapping[str, Tensor],
+        data: ClientData,
+        examples: Examples,
+        random: np.random.Generator,
     ) -> dict[str, Tensor]:
         """The private parameters after their epochs."""
         names, (items, labels) = self.private_names(list(parameters)), examples
         if not names:
             return {}
-        fixed = {name: value.detach().unsqueeze(0) for name, value in parameters.items() if name not in names}
-        descent = LocalDescent({name: parameters[name] for name in names}, SgdSettings(self.config.private_rate))
+        fixed = {
+            name: value.detach().unsqueeze(0)
+            for name, value in parameters.items()
+            if name not in names
+        }
+        descent = LocalDescent(
+            {name: parameters[name] for name in names}, SgdSettings(self.config.private_rate)
+        )
         for _ in range(self.config.epochs):
             order = random.permutation(len(items))
             for start in range(0, len(items), self.config.batch_size):
                 batch = order[start : start + self.config.batch_size]
 
                 def loss(values: dict[str, Tensor], batch: np.ndarray = batch) -> Tensor:
-                    return self._losses({**fixed, **values}, data, (items[batch], labels[batch])).mean()
+                    return self._losses(
+                        {**fixed, **values}, data, (items[batch], labels[batch])
+                    ).mean()
 
                 descent.step(loss)
         return {name: value.squeeze(0) for name, value in descent.values.items()}
 
-    def _losses(self, parameters: Mapping[str, Tensor], data: ClientData, examples: Examples) -> Tensor:
+    def _losses(
+        self, parameters: Mapping[str, Tensor], data: ClientData, examples: Examples
+    ) -> Tensor:
         """The loss of each example, `[n]`, for parameters `[1, ...]`."""
-        users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
         items, labels = (torch.from_numpy(part).to(self.device) for part in examples)
         predicted = self.model.predict(parameters, users, items.unsqueeze(0))[0]
         return self.model.loss(predicted.unsqueeze(1), labels.unsqueeze(1))

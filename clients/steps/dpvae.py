@@ -1,29 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of the variational autoencoder under the user's own noise (Fang et al. 2022, algorithm 3, lines 3 to 16).
+"""Training of the variational autoencoder under the user's own noise (Fang et al. 2022, algorithm
+3, lines 3 to 16).
 
-The device draws J of its interactions, takes the gradient of each one's part of minus the evidence lower bound, clips
-each over all parameters together, takes their mean, and adds Gaussian noise to every coordinate. The server sees
-nothing else. `mode` decides what that is worth:
+The device draws J of its interactions, takes the gradient of each one's part of minus the evidence
+lower bound, clips each over all parameters together, takes their mean, and adds Gaussian noise to
+every coordinate. The server sees nothing else. `mode` decides what that is worth:
 
-- `sound`: a bound S that no user's data decide. A user's upload has norm at most S before the noise, whatever its data;
-  what n uploads cost is in `fedrec.privacy.personal_noise`. With `participations` the noise is such that so many
-  uploads together cost epsilon_k, and the device makes no more; without, epsilon_k is that of one upload alone, by the
-  paper's formula. The loss stays on the device.
-- `paper`: algorithm 3 to the letter, S by algorithm 2 from the user's gradients. No finite guarantee: the clip norm
-  comes from private data.
+- `sound`: a bound S that no user's data decide. A user's upload has norm at most S before the
+  noise, whatever its data; what n uploads cost is in `fedrec.privacy.personal.noise`. With
+  `participations` the noise is such that so many uploads together cost epsilon_k, and the device
+  makes no more; without, epsilon_k is that of one upload alone, by the paper's formula. The loss
+  stays on the device.
+- `paper`: algorithm 3 to the letter, S by algorithm 2 from the user's gradients. No finite
+  guarantee: the clip norm comes from private data.
 
 Where this differs from the paper:
 
-- Line 4 draws z from the prior, with which the encoder would never learn; z is drawn from the encoder, as in its
-  section 2.3.
-- What an example x_kj is, is not said; here it is one interaction, with the whole history at the encoder. The
-  divergence counts 1 / N for each of a user's N interactions, so that the mean over all examples is 1 / N of the bound.
-- A user with fewer than J interactions takes all; one without any uploads noise alone, as its silence would tell.
-- `clip = "user"` clips the mean of the examples' gradients instead of each. What a user can change is S either way, but
-  clipped gradients of different interactions are nearly orthogonal, so that their mean is shorter than S by a factor of
-  up to sqrt(J), for the same noise.
-- `weighting = "precision"` multiplies an upload by the precision of its noise, which is public, so that the mean is the
-  one of least variance; the paper's plain mean is drowned by the users who ask for an epsilon near zero.
+- Line 4 draws z from the prior, with which the encoder would never learn; z is drawn from the
+  encoder, as in its section 2.3.
+- What an example x_kj is, is not said; here it is one interaction, with the whole history at the
+  encoder. The divergence counts 1 / N for each of a user's N interactions, so that the mean over
+  all examples is 1 / N of the bound.
+- A user with fewer than J interactions takes all; one without any uploads noise alone, as its
+  silence would tell.
+- `clip = "user"` clips the mean of the examples' gradients instead of each. What a user can change
+  is S either way, but clipped gradients of different interactions are nearly orthogonal, so that
+  their mean is shorter than S by a factor of up to sqrt(J), for the same noise.
+- `weighting = "precision"` multiplies an upload by the precision of its noise, which is public, so
+  that the mean is the one of least variance; the paper's plain mean is drowned by the users who ask
+  for an epsilon near zero.
 """
 
 from __future__ import annotations
@@ -36,16 +41,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps._factors import FactoredGradients, Recorder
-from clients.steps._histories import HistoryBatches, HistoryBlock
-from clients.steps._own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep, clipped_mean
-from clients.steps._updates import Updates
-from clients.steps.base import CohortStep, Update
+from clients.local.histories import HistoryBatches, HistoryBlock
+from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.local.per_example_gradients import FactoredGradients, Recorder
+from clients.local.updates import Updates
+from clients.step import CohortStep, Update
 from clients.steps.vae import annealed, generator_of, needs_vae
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.outcome import Outcome
-from fedrec.data.population import ClientData
+from fedrec.data.client_data import ClientData
 from fedrec.models.base import Model
 from fedrec.priors.user_level import user_priors
 
@@ -74,56 +79,97 @@ class DpVae(CohortStep, OwnNoiseStep):
         self.priors = user_priors(config.priors, config, self.vae)
 
     def in_round(self, round_number: int) -> DpVae:
-        """See `Step.in_round`: with the round's beta."""
+        """The step as it is in a training round, from 1; the same in each, unless its settings
+        follow the rounds. With the round's beta."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
         return DpVae(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`; examples and, where the mode is sound, the loss say nothing of the user."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). Examples and, where the mode is sound, the loss say nothing of the
+        user."""
         if self.config.epochs == 0:
-            return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan)
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan
+            )
         gradients, loss = self.gradients(parameters, data, random)
-        norms, bound = gradients.double().norm(dim=1), self.bound(parameters, gradients, data.client)
+        norms, bound = (
+            gradients.double().norm(dim=1),
+            self.bound(parameters, gradients, data.client),
+        )
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
-        return Update(self.shaped(uploaded, _network(parameters)), 1, loss if self.config.mode == "paper" else math.nan)
+        return Update(
+            self.shaped(uploaded, _network(parameters)),
+            1,
+            loss if self.config.mode == "paper" else math.nan,
+        )
 
     def gradients(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> tuple[Tensor, float]:
-        """What is clipped, `float32 [J, l]` or `[1, l]`, the network's parameters end to end; and the mean loss."""
+        """What is clipped, `float32 [J, l]` or `[1, l]`, the network's parameters end to end; and
+        the mean loss."""
         network, number = _network(parameters), len(data.positives)
         if not number:
-            return torch.zeros(0, sum(v.numel() for v in network.values()), device=self.device), math.nan
+            return torch.zeros(
+                0, sum(v.numel() for v in network.values()), device=self.device
+            ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
         history = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device)
         draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
-        leaves = {name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()}
+        leaves = {
+            name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
+        }
         targets = torch.zeros(1, len(items), self.vae.schema.num_items, device=self.device)
         targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
         prior = None if self.priors is None else self.priors.prior(data, self.device)
-        losses = self.vae.negative_elbo(leaves, history, draw, self.config.beta / number, prior, targets)[0]
+        losses = self.vae.negative_elbo(
+            leaves, history, draw, self.config.beta / number, prior, targets
+        )[0]
         losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses
         each = torch.eye(len(losses), device=self.device)
         found = torch.autograd.grad(losses, list(leaves.values()), each, is_grads_batched=True)
-        return torch.cat([gradient.flatten(1) for gradient in found], 1), float(losses.detach().mean())
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`: the same draws as in `update`, but for the noise, which is drawn when needed."""
-        number, draws, items = len(data.positives), [], data.positives[:0]
-        if number and self.config.epochs:
-            items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-            draws = [self.vae.draw((1, 1), generator_of(random))]
-        amounts, prior = data.amounts(self.vae.rated), None if self.priors is None else self.priors.of(data)
-        return HistoryBatches.of(
-            data.positives, amounts, draws, random, client=data.client, prior=prior, drawn=items, examples=1
+        return torch.cat([gradient.flatten(1) for gradient in found], 1), float(
+            losses.detach().mean()
         )
 
-    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
-        """See `CohortStep.block`."""
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`. The same
+        draws as in `update`, but for the noise, which is drawn when needed."""
+        number, draws, items = len(data.positives), [], data.positives[:0]
+        if number and self.config.epochs:
+            items = random.choice(
+                data.positives, size=min(self.config.examples, number), replace=False
+            )
+            draws = [self.vae.draw((1, 1), generator_of(random))]
+        amounts, prior = (
+            data.amounts(self.vae.rated),
+            None if self.priors is None else self.priors.of(data),
+        )
+        return HistoryBatches.of(
+            data.positives,
+            amounts,
+            draws,
+            random,
+            client=data.client,
+            prior=prior,
+            drawn=items,
+            examples=1,
+        )
+
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """Put clients together, see `Block.of`."""
         return HistoryBlock.of(users, batches, device, self.vae)
 
     def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Outcome:
-        """See `CohortStep.train_block`; one backward pass for all examples of all clients."""
+        """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
         network, recorder = _network(parameters), Recorder()
@@ -143,25 +189,43 @@ class DpVae(CohortStep, OwnNoiseStep):
                 changes[name][place] = change
         told = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
         paper = self.config.mode == "paper"
-        return Updates(parameters, block, changes, tuple(told.tolist()) if paper else (math.nan,) * len(block))
+        return Updates(
+            parameters, block, changes, tuple(told.tolist()) if paper else (math.nan,) * len(block)
+        )
 
-    def _losses(self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder) -> tuple[Tensor, Tensor]:
-        """Losses of what is clipped on its own, `[C, J]` (or `[C, 1]`), and which of them there are, `bool`."""
+    def _losses(
+        self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder
+    ) -> tuple[Tensor, Tensor]:
+        """Losses of what is clipped on its own, `[C, J]` (or `[C, 1]`), and which of them there
+        are, `bool`."""
         log_chances, distances = block.parts(self.vae, network, recorder)
-        numbers = torch.tensor([max(1, len(member.history)) for member in block.members], device=distances.device)
-        each = (self.config.beta / numbers * distances)[:, None] - log_chances.gather(1, block.drawn)
+        numbers = torch.tensor(
+            [max(1, len(member.history)) for member in block.members], device=distances.device
+        )
+        each = (self.config.beta / numbers * distances)[:, None] - log_chances.gather(
+            1, block.drawn
+        )
         real = torch.arange(each.shape[1], device=each.device) < block.drawn_counts[:, None]
         if self.config.clip == "examples":
             return each, real
-        mean = torch.where(real, each, 0.0).sum(1, keepdim=True) / block.drawn_counts.clamp(min=1)[:, None]
+        mean = (
+            torch.where(real, each, 0.0).sum(1, keepdim=True)
+            / block.drawn_counts.clamp(min=1)[:, None]
+        )
         return mean, (block.drawn_counts > 0)[:, None]
 
     def _bounds(
-        self, gradients: FactoredGradients, block: HistoryBlock, real: Tensor, parameters: Mapping[str, Tensor]
+        self,
+        gradients: FactoredGradients,
+        block: HistoryBlock,
+        real: Tensor,
+        parameters: Mapping[str, Tensor],
     ) -> Tensor:
         """The clip norm of each client, `float64 [C]`."""
         if self.config.mode == "sound":
-            return torch.full((len(real),), self.shared_bound(parameters), dtype=torch.float64, device=real.device)
+            return torch.full(
+                (len(real),), self.shared_bound(parameters), dtype=torch.float64, device=real.device
+            )
         coordinates = sum(value.numel() for value in _network(parameters).values())
         bounds = []
         for place, member in enumerate(block.members):

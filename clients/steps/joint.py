@@ -3,8 +3,9 @@
 
     L = lambda_DSSM * L_DSSM + L_SSL,  L_SSL = lambda_IM * L_IM + lambda_SM * L_SM
 
-Where this differs from the paper: it does not say what a batch holds. Here a batch of labelled examples is what it is
-in local SGD, and an epoch's session views are dealt evenly over the epoch's batches.
+Where this differs from the paper: it does not say what a batch holds. Here a batch of labelled
+examples is what it is in local SGD, and an epoch's session views are dealt evenly over the epoch's
+batches.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps._descent import LocalDescent
-from clients.steps.base import StepConfig, Update
+from clients.local.descent import LocalDescent
+from clients.step import StepConfig, Update
 from clients.steps.sgd import Sgd, SgdConfig
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import Recommending, descend
-from fedrec.cohort.trained import Trained
-from fedrec.data.population import ClientData
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
 from fedrec.models.base import Model
 from fedrec.pretext.blocks import SessionBatches, SessionBlock, SessionObjective
 from fedrec.pretext.task import SessionConfig, SessionTask
@@ -37,7 +38,8 @@ class JointConfig(SgdConfig, SessionConfig):
 
 
 class Joint(Sgd):
-    """Local SGD on the recommender's loss plus the loss on masked views of the client's sessions."""
+    """Local SGD on the recommender's loss plus the loss on masked views of the client's
+    sessions."""
 
     Config = JointConfig
     paper = "PrivRec (Wang et al. 2021), eq. 11"
@@ -47,11 +49,16 @@ class Joint(Sgd):
         super().__init__(config, model, device)
         self.task = SessionTask(self.config, model)
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`; views count as examples only for a client without labelled ones."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). Views count as examples only for a client without labelled ones."""
         sgd, size = self._settings(list(parameters)), self.config.batch_size
         descent = LocalDescent(parameters, sgd)
-        users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
         examples, loss = 0, float("nan")
         for epoch, ((items, labels), views) in enumerate(self._joint_epochs(data, random)):
             held = self._held(sgd, epoch)
@@ -67,24 +74,38 @@ class Joint(Sgd):
         return Update(descent.delta(parameters), examples, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`: the same draws as in `update`."""
+        """All batches of one client's local work, from the same random draws as `update`."""
         epochs = list(self._joint_epochs(data, random))
         plain = Batches.cut([examples for examples, _ in epochs], self.config.batch_size)
-        return SessionBatches.deal(plain, [views for _, views in epochs], self.config.batch_size, self.task.layout)
+        return SessionBatches.deal(
+            plain, [views for _, views in epochs], self.config.batch_size, self.task.layout
+        )
 
-    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
-        """See `CohortStep.block`."""
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """Put clients together, see `Block.of`."""
         return SessionBlock.of(users, batches, device)
 
     def train_block(
-        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """See `CohortStep.train_block`."""
+        """Train every client of a block."""
         objective = SessionObjective(self.task, Recommending(self.model), self.config.lambda_dssm)
-        return descend(self.model, parameters, block, self._settings(list(parameters)), objective, own)
+        return descend(
+            self.model, parameters, block, self._settings(list(parameters)), objective, own
+        )
 
-    def added_parameters(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """See `Step.added_parameters`: the encoders'."""
+    def added_parameters(
+        self, model: Mapping[str, Tensor], generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Fresh parameters that this step trains beside those of the `model`. The encoders'."""
         return self.task.initial(model, generator)
 
     def _joint_epochs(
@@ -98,7 +119,10 @@ class Joint(Sgd):
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray, views: np.ndarray
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         """The loss of one client on a batch, as a function of its parameters."""
-        batch, recommending = torch.tensor(views[None], device=self.device), self._loss(users, items, labels)
+        batch, recommending = (
+            torch.tensor(views[None], device=self.device),
+            self._loss(users, items, labels),
+        )
 
         def loss(parameters: dict[str, Tensor]) -> Tensor:
             supervised = self.config.lambda_dssm * recommending(parameters) if len(items) else 0.0

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client's part in meta matrix factorization (Lin et al. 2020): predict, and give gradients back.
 
-The device gets the parameters that the server generated for it, predicts its own ratings, and answers with the gradient
-of its mean loss with respect to these parameters. It takes no step by itself: next time it gets others.
+The device gets the parameters that the server generated for it, predicts its own ratings, and
+answers with the gradient of its mean loss with respect to these parameters. It takes no step by
+itself: next time it gets others.
 
-Where this differs from the paper: all examples of a client are one batch. For ranking, unobserved items are drawn as
-negatives outside the training positives, anew in each round.
+Where this differs from the paper: all examples of a client are one batch. For ranking, unobserved
+items are drawn as negatives outside the training positives, anew in each round.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps._examples import labelled
-from clients.steps.base import GeneratedStep, StepConfig, Update
+from clients.local.examples import labelled
+from clients.step import GeneratedStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.data.population import ClientData
+from fedrec.data.client_data import ClientData
 
 _WIDTH = 64  # examples side by side; clients of a block are padded to multiples of it
 
@@ -33,7 +34,8 @@ class MetaMfStepConfig(StepConfig):
     epochs: int = Field(default=1, ge=0, le=1)
     """1 in training; 0 gives no gradient, which is how the generated parameters are evaluated."""
     negatives: int = Field(default=4, ge=0)
-    """Unobserved items per positive (ranking only), drawn uniformly outside the training positives."""
+    """Unobserved items per positive (ranking only), drawn uniformly outside the training
+    positives."""
     low_rated: Literal["ignore", "negative"] = "ignore"
     """What a training row that is not positive counts as (ranking only)."""
 
@@ -45,40 +47,65 @@ class MetaMf(GeneratedStep):
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStepConfig
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
         """See `GeneratedStep`."""
         items, labels = self._examples(data, random)
         if not len(items):
-            return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 0, float("nan"))
-        leaves = {name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()}
-        batch, wanted = (torch.from_numpy(array).to(self.device).unsqueeze(0) for array in (items, labels))
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()},
+                0,
+                float("nan"),
+            )
+        leaves = {
+            name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
+        }
+        batch, wanted = (
+            torch.from_numpy(array).to(self.device).unsqueeze(0) for array in (items, labels)
+        )
         loss = self.model.loss(self.model.predict(leaves, (), batch), wanted).sum()
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
         delta = {name: -gradient[0] for name, gradient in zip(leaves, found, strict=True)}
         return Update(delta, len(items), float(loss.detach()))
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `GeneratedStep.batches`."""
+        """One client's examples, from the same random draws as `update`; they name the rows that it
+        needs."""
         epochs = [self._examples(data, random)] if self.config.epochs else []
         return Batches.cut(epochs, _WIDTH)
 
-    def gradients(self, parameters: Mapping[str, Tensor], block: Block) -> tuple[dict[str, Tensor], Tensor]:
-        """See `GeneratedStep.gradients`."""
+    def gradients(
+        self, parameters: Mapping[str, Tensor], block: Block
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients of every client of a block."""
         counts = torch.tensor(block.examples, device=self.device)
         if not block.active:
-            return {n: torch.zeros_like(v) for n, v in parameters.items()}, torch.full(counts.shape, torch.nan)
+            return {n: torch.zeros_like(v) for n, v in parameters.items()}, torch.full(
+                counts.shape, torch.nan
+            )
         shift = torch.arange(len(block), device=self.device)[:, None] * block.touched.shape[1]
         rows = _side_by_side(block.places) - shift
         real = _side_by_side(block.weights) > 0
         rows = torch.where(real, rows, 0)
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         predicted = self.model.predict(leaves, (), _side_by_side(block.items), rows=rows)
-        losses = self.model.loss(predicted, _side_by_side(block.labels), real / counts.clamp(min=1)[:, None])
+        losses = self.model.loss(
+            predicted, _side_by_side(block.labels), real / counts.clamp(min=1)[:, None]
+        )
         found = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        return dict(zip(leaves, found, strict=True)), torch.where(counts > 0, losses.detach(), torch.nan)
+        return dict(zip(leaves, found, strict=True)), torch.where(
+            counts > 0, losses.detach(), torch.nan
+        )
 
-    def _examples(self, data: ClientData, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return labelled(data, self.model.schema, self.config.negatives, self.config.low_rated, random)
+    def _examples(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return labelled(
+            data, self.model.schema, self.config.negatives, self.config.low_rated, random
+        )
 
 
 def _side_by_side(steps: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's part in the neighbourhood model: gradient steps on the similarities between the items that it rated.
+"""A client's part in the neighbourhood model: gradient steps on the similarities between the items
+that it rated.
 
-The loss of a user's ratings is a function of its own block of S alone, n x n for n rated items, so that is what the
-client changes: the rows and columns of S (or the rows of A and B) of its items, and nothing else. Under differential
-privacy the whole block is clipped in L2 and the sum gets noise on all of S, as any update does; that a user's examples
-lie in different rows of S buys nothing, because one rating is a neighbour in all of them.
+The loss of a user's ratings is a function of its own block of S alone, n x n for n rated items, so
+that is what the client changes: the rows and columns of S (or the rows of A and B) of its items,
+and nothing else. Under differential privacy the whole block is clipped in L2 and the sum gets noise
+on all of S, as any update does; that a user's examples lie in different rows of S buys nothing,
+because one rating is a neighbour in all of them.
 
-Where this differs from the paper: it trains in one place, on batches of ratings of all users, and puts noise on each
-entry.
+Where this differs from the paper: it trains in one place, on batches of ratings of all users, and
+puts noise on each entry.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps._updates import Part, PartialUpdates
-from clients.steps.base import CohortStep, StepConfig, Update
+from clients.local.model_check import refuse_other_model
+from clients.local.updates import Part, PartialUpdates
+from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.data.population import ClientData
-from fedrec.errors import ExperimentError
+from fedrec.data.client_data import ClientData
 from fedrec.models.base import Model
 from fedrec.models.pnbm import Pnbm
 from fedrec.neighbourhood.own_block import Rest, own_gradient
@@ -51,17 +53,14 @@ class PnbmStep(CohortStep):
 
     def __init__(self, config: PnbmStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Pnbm):
-            raise ExperimentError(
-                f"model {type(model).__name__!r} has no similarities to learn",
-                expected="model.name = 'pnbm'",
-                got=type(model).__name__,
-                fix="set model.name = 'pnbm', or another step",
-            )
+        refuse_other_model(model, Pnbm, "pnbm", lacks="similarities to learn")
         self.pnbm = model
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged)."""
         shared = _Shared(self.pnbm, parameters)
         parts, loss = self._trained(shared, data.positives, data.amounts(rated=True))
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
@@ -70,13 +69,19 @@ class PnbmStep(CohortStep):
         return Update(delta, len(data.positives) if self.config.epochs else 0, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`: all ratings at once; nothing is drawn."""
-        return Batches.cut([(data.positives, data.amounts(rated=True))] if self.config.epochs else [], _EVERYTHING)
+        """All batches of one client's local work, from the same random draws as `update`. All
+        ratings at once; nothing is drawn."""
+        return Batches.cut(
+            [(data.positives, data.amounts(rated=True))] if self.config.epochs else [], _EVERYTHING
+        )
 
     def train_block(
-        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
     ) -> PartialUpdates:
-        """See `CohortStep.train_block`; one client after the other, each on its own block."""
+        """Train every client of a block. One client after the other, each on its own block."""
         shared, changes, losses = _Shared(self.pnbm, parameters), [], []
         for place, steps in enumerate(block.steps):
             count = int(block.sizes[0, place]) if steps else 0
@@ -89,11 +94,15 @@ class PnbmStep(CohortStep):
             losses.append(loss)
         return PartialUpdates(parameters, block, changes, tuple(losses))
 
-    def _trained(self, shared: _Shared, items: np.ndarray, ratings: np.ndarray) -> tuple[dict[str, Part], float]:
+    def _trained(
+        self, shared: _Shared, items: np.ndarray, ratings: np.ndarray
+    ) -> tuple[dict[str, Part], float]:
         """What a client changes, and its mean squared error before the last step."""
         if not self.config.epochs or not len(items):
             return {}, math.nan
-        return shared.trained(items, ratings.astype(np.float64), self.config.epochs, self.config.learning_rate)
+        return shared.trained(
+            items, ratings.astype(np.float64), self.config.epochs, self.config.learning_rate
+        )
 
 
 class _Shared:
@@ -103,14 +112,21 @@ class _Shared:
         self._config = model.config
         self._means = parameters["item.mean"][:, 0].double().numpy(force=True)
         self._slots = np.full(len(self._means), -1)
-        self._slots[model.chosen(parameters["item.count"]).numpy(force=True)] = np.arange(model.size)
-        names = ("similarity",) if self._config.rank is None else ("similarity.left", "similarity.right")
+        self._slots[model.chosen(parameters["item.count"]).numpy(force=True)] = np.arange(
+            model.size
+        )
+        names = (
+            ("similarity",)
+            if self._config.rank is None
+            else ("similarity.left", "similarity.right")
+        )
         self._learned = {name: parameters[name].numpy(force=True) for name in names}
 
     def trained(
         self, items: np.ndarray, ratings: np.ndarray, epochs: int, rate: float
     ) -> tuple[dict[str, Part], float]:
-        """The change of a client's parts after some steps, and its mean squared error before the last one."""
+        """The change of a client's parts after some steps, and its mean squared error before the
+        last one."""
         slots = self._slots[items]
         inside, deviations = slots >= 0, ratings - self._means[items]
         if not inside.any():
@@ -120,7 +136,9 @@ class _Shared:
         weight, total = start * (~inside).sum(), start * deviations[~inside].sum()
         rest = Rest(self._config.prior, weight, total, low, high)
         if self._config.rank is None:
-            before = {"similarity": self._learned["similarity"][rows[:, None], rows].astype(np.float64)}
+            before = {
+                "similarity": self._learned["similarity"][rows[:, None], rows].astype(np.float64)
+            }
         else:
             before = {name: table[rows].astype(np.float64) for name, table in self._learned.items()}
         after, errors = {name: value.copy() for name, value in before.items()}, np.zeros(1)
@@ -128,10 +146,15 @@ class _Shared:
             errors = self._descend(after, deviations[inside], rest, rate)
         placed = torch.from_numpy(rows)
         columns = placed if self._config.rank is None else None
-        parts = {name: Part(placed, columns, torch.from_numpy(value - before[name])) for name, value in after.items()}
+        parts = {
+            name: Part(placed, columns, torch.from_numpy(value - before[name]))
+            for name, value in after.items()
+        }
         return parts, float(np.square(errors).mean())
 
-    def _descend(self, own: dict[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float) -> np.ndarray:
+    def _descend(
+        self, own: dict[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float
+    ) -> np.ndarray:
         """One step, in place; gives the errors before it."""
         if self._config.rank is None:
             gradient, errors = own_gradient(own["similarity"], deviations, rest)

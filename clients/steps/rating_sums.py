@@ -1,44 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's own ratings as they are: deviations from the middle of the scale, and 1 for each rated item.
+"""A client's own ratings as they are, mapped to [-1, 1], and 1 for each rated item.
 
-Summed over clients these are sums and numbers of ratings. Clipped and noised like any other update they are
-differentially private, and `means-start` makes item means of them. Nothing is trained.
+Summed over clients these are sums and numbers of ratings. Clipped and noised like any other update
+they are differentially private, and `means-start` makes item means of them. Nothing is trained. No
+two clients' updates point away from each other, so replacing one moves their clipped sum by sqrt(2)
+S at most (`fedrec.neighbourhood.means`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
-from fedrec.data.population import ClientData
+from clients.step import Step, StepConfig, Update
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
+from fedrec.neighbourhood.means import scaled
 
 
 class RatingSumsConfig(StepConfig):
-    """Settings of adding up ratings; with `epochs = 0` nothing is sent, with any other number once."""
+    """Settings of adding up ratings; with `epochs = 0` nothing is sent, with any other number
+    once."""
 
+    scale: tuple[float, float] = (1.0, 5.0)
+    """Lowest and highest rating; public. A rating outside is taken for the nearer end."""
     most_ratings: int | None = Field(default=None, ge=1)
     """Of more ratings so many are sent, drawn at random; default: all."""
 
+    @model_validator(mode="after")
+    def _is_a_scale(self) -> Self:
+        if not self.scale[0] < self.scale[1]:
+            raise ValueError("a scale from a lower to a higher rating")
+        return self
+
 
 class RatingSums(Step):
-    """Sends deviations and indicators, as changes of `item.mean` and `item.count`.
+    """Sends ratings in [-1, 1] and indicators, as changes of `item.mean` and `item.count`.
 
-    A user with n ratings has an update of L2 norm between sqrt(n) and sqrt(n (1 + h^2)), h being half the scale's
-    width.
+    A user with n ratings has an update of L2 norm between sqrt(n) and sqrt(2 n).
     """
 
     Config = RatingSumsConfig
+    contributions = "non-negative"
     config: RatingSumsConfig
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`.
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged).
 
         Raises:
             ExperimentError: the model has no item means.
@@ -57,7 +73,7 @@ class RatingSums(Step):
             if self.config.most_ratings is not None and len(items) > self.config.most_ratings:
                 drawn = np.sort(random.choice(len(items), self.config.most_ratings, replace=False))
             rows = torch.from_numpy(items[drawn]).to(self.device)
-            values = torch.from_numpy(ratings[drawn]).to(self.device)
-            delta["item.mean"][rows, 0] = values - parameters["item.mean"][rows, 0]
+            values = torch.from_numpy(scaled(ratings[drawn], self.config.scale)).to(self.device)
+            delta["item.mean"][rows, 0] = values.to(delta["item.mean"].dtype)
             delta["item.count"][rows, 0] = 1.0
         return Update(delta, len(items), math.nan)

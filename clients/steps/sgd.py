@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local mini-batch SGD on one client's data (PrivRec algorithm 1, lines 9 to 18).
 
-`update` is the reference: one client at a time, full tables, autograd. `train_block` does the same for many clients at
-once (`fedrec.cohort`), and `train_in_kernel` in native code (`fedrec.cohort.kernel`), from the same random draws.
+`update` is the reference: one client at a time, full tables, autograd. `train_block` does the same
+for many clients at once (`fedrec.cohort`), and `train_in_kernel` in native code
+(`fedrec.cohort.kernel`), from the same random draws.
 
-Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so they are settings.
-The paper turns ratings of 3 and below into negatives; here `low-rated` chooses, and unobserved items are drawn as
-further negatives, because ranking is against items the user never saw. There, all parameters move in every step with
-one learning rate. By `rates` and `late-parameters` some may move faster, slower or only after the others have adapted:
-a network that may move the embedding of each item at will learns its positives by heart instead of their common taste
-(ANIL, Raghu et al. 2020, and FedRep, Collins et al. 2021, treat body and head of a network differently likewise).
+Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so
+they are settings. The paper turns ratings of 3 and below into negatives; here `low-rated` chooses,
+and unobserved items are drawn as further negatives, because ranking is against items the user never
+saw. There, all parameters move in every step with one learning rate. By `rates` and
+`late-parameters` some may move faster, slower or only after the others have adapted: a network that
+may move the embedding of each item at will learns its positives by heart instead of their common
+taste (ANIL, Raghu et al. 2020, and FedRep, Collins et al. 2021, treat body and head of a network
+differently likewise).
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -24,17 +26,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps._descent import DescentConfig, LocalDescent
-from clients.steps._examples import labelled
-from clients.steps.base import CohortStep, Update
+from clients.local.descent import DescentConfig, LocalDescent
+from clients.local.examples import labelled
+from clients.local.patterns import fits, rates_by_name, refuse_idle
+from clients.step import CohortStep, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
 from fedrec.cohort.kernel.suitability import kernel_refusal
+from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.cohort.trained import Trained
-from fedrec.data.population import ClientData
-from fedrec.errors import ExperimentError
+from fedrec.data.client_data import ClientData
 from fedrec.pretext.encoder import recommender_part
 
 
@@ -42,20 +44,24 @@ class SgdConfig(DescentConfig):
     """Settings of local SGD."""
 
     negatives: int = Field(default=4, ge=0)
-    """Unobserved items per positive (ranking only), drawn uniformly outside the training positives."""
+    """Unobserved items per positive (ranking only), drawn uniformly outside the training
+    positives."""
     negatives_policy: Literal["round", "epoch"] = "round"
-    """`round`: one pool per round; `epoch`: drawn anew for each epoch, touching more of the catalogue."""
+    """`round`: one pool per round; `epoch`: drawn anew for each epoch, touching more of the
+    catalogue."""
     low_rated: Literal["ignore", "negative"] = "ignore"
     """What a training row that is not positive counts as (ranking only)."""
     rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Factors on the learning rate by pattern of parameter names, such as `{"item.id" = 500.0}`; 0 keeps a parameter as
-    it is. No parameter may fit two patterns, as tables have no order."""
+    """Factors on the learning rate by pattern of parameter names, such as `{"item.id" = 500.0}`; 0
+    keeps a parameter as it is. No parameter may fit two patterns, as tables have no order."""
     late_parameters: tuple[str, ...] = ()
-    """Patterns of parameters that move in the last `late-epochs` epochs only, when the others have adapted."""
+    """Patterns of parameters that move in the last `late-epochs` epochs only, when the others have
+    adapted."""
     late_epochs: int = Field(default=1, ge=0)
     """Number of epochs in which the late parameters move too."""
     private_parameters: tuple[str, ...] = ()
-    """Patterns of parameters that stay on the device between rounds and are never sent, such as `layer4.*`."""
+    """Patterns of parameters that stay on the device between rounds and are never sent, such as
+    `layer4.*`."""
 
 
 class Sgd(CohortStep):
@@ -65,95 +71,107 @@ class Sgd(CohortStep):
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdConfig
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged)."""
         trained = recommender_part(parameters)
         sgd = self._settings(list(trained))
         descent = LocalDescent(trained, sgd)
-        users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
         examples, loss = 0, float("nan")
         for epoch, (items, labels) in enumerate(self._epochs(data, random)):
             held = self._held(sgd, epoch)
             examples = len(items)
             starts = range(0, examples, self.config.batch_size)
             batches = [slice(start, start + self.config.batch_size) for start in starts]
-            losses = [descent.step(self._loss(users, items[batch], labels[batch]), held) for batch in batches]
+            losses = [
+                descent.step(self._loss(users, items[batch], labels[batch]), held)
+                for batch in batches
+            ]
             loss = float(torch.stack(losses).mean()) if losses else loss
         return Update(descent.delta(parameters), examples, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`: the same draws as in `update`."""
+        """All batches of one client's local work, from the same random draws as `update`."""
         return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
 
     def train_block(
-        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """See `CohortStep.train_block`."""
+        """Train every client of a block."""
         trained = recommender_part(parameters)
         found = descend(self.model, trained, block, self._settings(list(trained)), own=own)
         return replace(found, start=parameters)
 
     def kernel_refusal(self) -> str | None:
-        """See `CohortStep.kernel_refusal`."""
+        """Why native code cannot take this step, in a few words; None: it can, and
+        `train_in_kernel` does it."""
         return kernel_refusal(self.model, self.config.sgd(), self.device)
 
     def train_in_kernel(
-        self, parameters: Mapping[str, Tensor], block: Block, own: Mapping[str, Tensor] | None = None
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """See `CohortStep.train_in_kernel`."""
-        from fedrec.cohort.kernel.training import train_block  # Numba, which who trains otherwise need not wait for
+        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
+        from fedrec.cohort.kernel.training import (
+            train_block,  # Numba, which who trains otherwise need not wait for
+        )
 
         declared, trained = self.model.declared_kernel(), recommender_part(parameters)
         if declared is None:
-            raise TypeError(f"Expected a model that declares a kernel, got {type(self.model).__name__}.")
+            raise TypeError(
+                f"Expected a model that declares a kernel, got {type(self.model).__name__}."
+            )
         found = train_block(declared, trained, block, self._settings(list(trained)), own)
         return replace(found, start=parameters)
 
     def private_names(self, names: list[str]) -> list[str]:
-        """See `Step.private_names`."""
-        return [name for name in names if _fits(name, self.config.private_parameters)]
+        """The parameters among `names` that stay on the device between rounds and are never
+        sent."""
+        return [name for name in names if fits(name, self.config.private_parameters)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """See `Step.private_patterns`."""
+        """Patterns of parameter names of which each is meant to fit some private one."""
         return self.config.private_parameters
 
     @property
     def keeps(self) -> bool:
-        """See `Step.keeps`."""
+        """Whether something stays on the device: some parameters (unless a subclass knows better,
+        whether it says which), or the number of rounds that it took part in."""
         return bool(self.config.private_parameters)
 
     def _settings(self, names: list[str]) -> SgdSettings:
         """Settings of the gradient steps for the parameters of these names."""
         late, late_epochs = self._late(names), self.config.late_epochs
-        return replace(self.config.sgd(), rates=self._rates(names), late=late, late_epochs=late_epochs)
+        return replace(
+            self.config.sgd(),
+            rates=rates_by_name(names, self.config.rates),
+            late=late,
+            late_epochs=late_epochs,
+        )
 
     def _held(self, sgd: SgdSettings, epoch: int) -> frozenset[str]:
         """The parameters that stand still in an epoch, from 0."""
         return sgd.late if epoch < self.config.epochs - sgd.late_epochs else frozenset()
 
-    def _rates(self, names: list[str]) -> dict[str, float]:
-        """Factor on the learning rate of each parameter."""
-        _check_patterns(names, self.config.rates, "rates")
-        factors = {}
-        for name in names:
-            fitting = [pattern for pattern in self.config.rates if _fits(name, [pattern])]
-            if len(fitting) > 1:
-                raise ExperimentError(
-                    f"parameter {name!r} fits several patterns of step.rates",
-                    expected="one of them",
-                    got=" and ".join(map(repr, fitting)),
-                    fix="narrow one, for example `layer[1-4].*`",
-                )
-            factors[name] = self.config.rates[fitting[0]] if fitting else 1.0
-        return factors
-
     def _late(self, names: list[str]) -> frozenset[str]:
         """The late parameters."""
-        _check_patterns(names, self.config.late_parameters, "late-parameters")
-        return frozenset(name for name in names if _fits(name, self.config.late_parameters))
+        refuse_idle(names, self.config.late_parameters, "late-parameters")
+        return frozenset(name for name in names if fits(name, self.config.late_parameters))
 
-    def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _epochs(
+        self, data: ClientData, random: np.random.Generator
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Items and labels of each epoch, in the order of training."""
         pool = None
         for _ in range(self.config.epochs):
@@ -162,24 +180,21 @@ class Sgd(CohortStep):
             order = random.permutation(len(pool[0]))
             yield pool[0][order], pool[1][order]
 
-    def _examples(self, data: ClientData, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return labelled(data, self.model.schema, self.config.negatives, self.config.low_rated, random)
+    def _examples(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return labelled(
+            data, self.model.schema, self.config.negatives, self.config.low_rated, random
+        )
 
     def _loss(
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         """The loss of one client on a batch, as a function of its parameters."""
-        batch, wanted = torch.tensor(items[None], device=self.device), torch.tensor(labels[None], device=self.device)
-        return lambda parameters: self.model.loss(self.model.predict(parameters, users, batch), wanted)
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-
-def _check_patterns(names: list[str], patterns: Iterable[str], key: str) -> None:
-    for pattern in patterns:
-        if not any(_fits(name, [pattern]) for name in names):
-            raise ExperimentError(
-                f"no parameter fits step.{key}", expected=f"a pattern of {', '.join(names)}", got=repr(pattern)
-            )
+        batch, wanted = (
+            torch.tensor(items[None], device=self.device),
+            torch.tensor(labels[None], device=self.device),
+        )
+        return lambda parameters: self.model.loss(
+            self.model.predict(parameters, users, batch), wanted
+        )

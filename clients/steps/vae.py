@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of the variational autoencoder on the client's own history (Fang et al. 2022, equations 7 and 19).
+"""Local training of the variational autoencoder on the client's own history (Fang et al. 2022,
+equations 7 and 19).
 
-A client is one example: its whole history. In each epoch it draws dropout and code anew and takes one gradient step on
-minus the evidence lower bound. With one epoch the update is a gradient, and the server's optimiser does the rest; that
-is batch training with the cohort as the batch.
+A client is one example: its whole history. In each epoch it draws dropout and code anew and takes
+one gradient step on minus the evidence lower bound. With one epoch the update is a gradient, and
+the server's optimiser does the rest; that is batch training with the cohort as the batch.
 
-Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here beta rises linearly
-over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for MovieLens-100K). A divergence that counts
-once for each user and a reconstruction that adds up all its items are as in the paper; `per-item` divides both by the
-number of items, so that users with long histories do not pull harder than others.
+Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here
+beta rises linearly over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for
+MovieLens-100K). A divergence that counts once for each user and a reconstruction that adds up all
+its items are as in the paper; `per-item` divides both by the number of items, so that users with
+long histories do not pull harder than others.
 """
 
 from __future__ import annotations
@@ -21,22 +23,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps._descent import LocalDescent
-from clients.steps._factors import Recorder
-from clients.steps._histories import HistoryBatches, HistoryBlock, HistoryObjective
-from clients.steps._updates import FactoredUpdates
-from clients.steps.base import CohortStep, StepConfig, Update
+from clients.local.descent import LocalDescent
+from clients.local.histories import HistoryBatches, HistoryBlock, HistoryObjective
+from clients.local.per_example_gradients import Recorder
+from clients.local.updates import FactoredUpdates
+from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.descent import descend
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.data.population import ClientData
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.models.vae import Draw, Vae
-from fedrec.priors.config import PriorsConfig
 from fedrec.priors.user_level import user_priors
+from fedrec.privacy.personal.priors import PriorsConfig
 
 
 class VaeStepConfig(StepConfig):
@@ -53,7 +55,8 @@ class VaeStepConfig(StepConfig):
     per_item: bool = False
     """Whether a client's loss is divided by the number of its items."""
     priors: PriorsConfig | None = None
-    """Priors of the users' codes from their metadata (equation 11), without noise; default: standard normal."""
+    """Priors of the users' codes from their metadata (equation 11), without noise; default:
+    standard normal."""
 
 
 class VaeStep(CohortStep):
@@ -69,17 +72,29 @@ class VaeStep(CohortStep):
         self.priors = user_priors(config.priors, None, self.vae)
 
     def in_round(self, round_number: int) -> VaeStep:
-        """See `Step.in_round`: with the round's beta."""
+        """The step as it is in a training round, from 1; the same in each, unless its settings
+        follow the rounds. With the round's beta."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
         return VaeStep(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`; a client without a positive item changes nothing."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). A client without a positive item changes nothing."""
         if not len(data.positives):
-            return Update({name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan)
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
+            )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history, loss = self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device), math.nan
-        beta, prior = self.config.beta, None if self.priors is None else self.priors.prior(data, self.device)
+        history, loss = (
+            self.vae.history(data.positives, data.amounts(self.vae.rated)).to(self.device),
+            math.nan,
+        )
+        beta, prior = (
+            self.config.beta,
+            None if self.priors is None else self.priors.prior(data, self.device),
+        )
         share = 1 / len(data.positives) if self.config.per_item else 1.0
         for _ in range(self.config.epochs):
             draw = self.vae.draw((1, 1), generator_of(random)).to(self.device)
@@ -91,26 +106,39 @@ class VaeStep(CohortStep):
         return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """See `CohortStep.batches`: the same draws as in `update`; no step without a positive item."""
+        """All batches of one client's local work, from the same random draws as `update`. The same
+        draws as in `update`; no step without a positive item."""
         epochs = self.config.epochs if len(data.positives) else 0
         draws = [self.vae.draw((1, 1), generator_of(random)) for _ in range(epochs)]
         amounts = data.amounts(self.vae.rated)
         prior = None if self.priors is None else self.priors.of(data)
-        return HistoryBatches.of(data.positives, amounts, draws, random, client=data.client, prior=prior)
+        return HistoryBatches.of(
+            data.positives, amounts, draws, random, client=data.client, prior=prior
+        )
 
-    def block(self, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
-        """See `CohortStep.block`."""
+    def block(
+        self,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
+        """Put clients together, see `Block.of`."""
         return HistoryBlock.of(users, batches, device, self.vae)
 
     def train_block(self, parameters: Mapping[str, Tensor], block: Block) -> Outcome:
-        """See `CohortStep.train_block`; one epoch is one backward pass for all clients together."""
+        """Train every client of a block. One epoch is one backward pass for all clients
+        together."""
         config = self.config
         objective = HistoryObjective(self.vae, config.beta, config.per_item)
         if config.epochs != 1 or not isinstance(block, HistoryBlock):
-            return descend(self.model, parameters, block, SgdSettings(config.learning_rate), objective)
+            return descend(
+                self.model, parameters, block, SgdSettings(config.learning_rate), objective
+            )
         recorder, trains = Recorder(), block.histories.any(1)
         log_chances, distances = block.parts(self.vae, parameters, recorder)
-        losses = objective.shares(block) * (config.beta * distances - (log_chances * block.histories).sum(-1))
+        losses = objective.shares(block) * (
+            config.beta * distances - (log_chances * block.histories).sum(-1)
+        )
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
         told = torch.where(trains, losses.detach(), math.nan)

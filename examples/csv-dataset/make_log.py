@@ -12,11 +12,12 @@ from pathlib import Path
 
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import read_interactions
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 
 
 def write_log(data: Interactions, file: Path) -> None:
-    """One line per play, in the order of the interactions; the genre is an item's first category, if it has one."""
+    """One line per play, in the order of the interactions; the genre is an item's first category,
+    if it has one."""
     genres = data.item_features.features[0].padded()[:, 0] if data.item_features.features else None
     names = data.item_features.features[0].categories if genres is not None else ()
     with open(file, "w", newline="", encoding="utf-8") as text:
@@ -32,4 +33,7 @@ def write_log(data: Interactions, file: Path) -> None:
 
 if __name__ == "__main__":
     name, target = sys.argv[1:]
-    write_log(read_interactions(load({"name": "log", "rounds": 1, "dataset": {"name": name}})), Path(target))
+    write_log(
+        read_interactions(load({"name": "log", "rounds": 1, "dataset": {"name": name}})),
+        Path(target),
+    )

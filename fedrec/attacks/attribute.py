@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference: how well a user's attribute (such as gender) can be told from what an attacker sees of it.
+"""Attribute inference: how well a user's attribute (such as gender) can be told from what an
+attacker sees of it.
 
-The attacker knows the attribute of some users, trains a classifier on what it sees of them, and asks it about the
-others. This is done in folds, so that every user is asked about once. The figure is balanced accuracy, the mean of the
-shares of right answers in each class: accuracy alone is high for a classifier that always answers with the most
-frequent class.
+The attacker knows the attribute of some users, trains a classifier on what it sees of them, and
+asks it about the others. This is done in folds, so that every user is asked about once. The figure
+is balanced accuracy, the mean of the shares of right answers in each class: accuracy alone is high
+for a classifier that always answers with the most frequent class.
 
-Where this differs from the poster "targeted DP": it names a neural attacker and says nothing else of it. What the
-attacker sees, its network and its training are ours (`fedrec.attacks.classifier`).
+Where this differs from the poster "targeted DP": it names a neural attacker and says nothing else
+of it. What the attacker sees, its network and its training are ours (`fedrec.attacks.classifier`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Inference:
     Attributes:
         users: how many users were asked about.
         classes: number of users in each class.
-        balanced_accuracy: over all users, each answered by the fold that did not train on it; MOVER interval from the
-            classes' Wilson intervals. Chance is 1 over the number of classes.
+        balanced_accuracy: over all users, each answered by the fold that did not train on it; MOVER
+            interval from the classes' Wilson intervals. Chance is 1 over the number of classes.
         folds: balanced accuracy within each fold; their spread contains that of the training.
         accuracy: share of right answers; always answering the largest class gives `majority`.
         majority: share of the largest class.
@@ -74,10 +75,12 @@ def infer_attribute(
 
     Args:
         described: `float [users, columns]`, what the attacker sees of each user; finite.
-        labels: `int64 [users]`, the attribute as codes from 0, each class with at least `folds` users.
+        labels: `int64 [users]`, the attribute as codes from 0, each class with at least `folds`
+            users.
         attacker: `"neural"` or `"logistic"`.
-        scaling: `"rows"` gives each description length 1, for sets; `"columns"` gives each column mean 0 and standard
-            deviation 1 over the users whose attribute is known, for numbers of different size.
+        scaling: `"rows"` gives each description length 1, for sets; `"columns"` gives each column
+            mean 0 and standard deviation 1 over the users whose attribute is known, for numbers of
+            different size.
         folds: number of folds, at least 2.
         seed: of the streams `"attribute-folds"` and `"attribute-classifier"`.
         training: how the classifier is trained.
@@ -87,7 +90,12 @@ def infer_attribute(
         ValueError: shapes differ, a description is not finite, or there are fewer than two folds.
     """
     described = np.asarray(described, dtype=np.float32)
-    if described.ndim != 2 or len(described) != len(labels) or folds < 2 or not np.isfinite(described).all():
+    if (
+        described.ndim != 2
+        or len(described) != len(labels)
+        or folds < 2
+        or not np.isfinite(described).all()
+    ):
         raise ValueError("Expected one finite description per label, and two folds or more.")
     counts = np.bincount(labels)
     if len(counts) < 2 or counts.min() < folds:
@@ -102,13 +110,16 @@ def infer_attribute(
     for place in range(folds):
         known, asked = fold != place, fold == place
         learn, test = _scaled(described[known], described[asked], scaling)
-        model = Classifier(attacker, described.shape[1], len(counts), training or Training(), seed, place)
+        model = Classifier(
+            attacker, described.shape[1], len(counts), training or Training(), seed, place
+        )
         chances[asked] = model.fit(learn, labels[known]).scores(test)
     return judged(chances, labels, fold)
 
 
 def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """`int64 [users]`: each user's fold; in every fold each class has its share of users, to within one."""
+    """`int64 [users]`: each user's fold; in every fold each class has its share of users, to within
+    one."""
     random, fold = stream(seed, "attribute-folds"), np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
@@ -116,12 +127,20 @@ def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
     return fold
 
 
-def _scaled(known: np.ndarray, asked: np.ndarray, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+def _scaled(
+    known: np.ndarray, asked: np.ndarray, scaling: Scaling
+) -> tuple[np.ndarray, np.ndarray]:
     if scaling == "rows":
-        return tuple(part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12) for part in (known, asked))  # type: ignore[return-value]
+        return tuple(
+            part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
+            for part in (known, asked)
+        )  # type: ignore[return-value]
     mean, sd = known.mean(axis=0), known.std(axis=0)
     moves = sd > 1e-6 * max(float(sd.max(initial=0)), 1e-30)
-    return tuple(np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10) for part in (known, asked))  # type: ignore[return-value]
+    return tuple(
+        np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10)
+        for part in (known, asked)
+    )  # type: ignore[return-value]
 
 
 def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inference:
@@ -130,14 +149,19 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
     Args:
         chances: `float [users, classes]`; the largest is the answer.
         labels: `int64 [users]`, the truth.
-        fold: `int64 [users]`, the fold in which each user was asked about; every class occurs in each.
+        fold: `int64 [users]`, the fold in which each user was asked about; every class occurs in
+            each.
     """
     right = chances.argmax(axis=1) == labels
     counts = np.bincount(labels)
     hits = np.bincount(labels[right], minlength=len(counts))
     pairs = list(zip(hits.tolist(), counts.tolist(), strict=True))
     within = [
-        float(np.mean([right[(fold == place) & (labels == label)].mean() for label in range(len(counts))]))
+        float(
+            np.mean(
+                [right[(fold == place) & (labels == label)].mean() for label in range(len(counts))]
+            )
+        )
         for place in range(int(fold.max()) + 1)
     ]
     return Inference(
@@ -152,7 +176,8 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
 
 
 def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> float:
-    """Mean of the folds' areas; scores of different classifiers are not compared with each other."""
+    """Mean of the folds' areas; scores of different classifiers are not compared with each
+    other."""
     areas = []
     for place in range(int(fold.max()) + 1):
         own, positive = scores[fold == place], labels[fold == place] == 1

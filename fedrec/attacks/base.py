@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a membership attack that looks at one trained system; `fedrec attack run NAME EXPERIMENT` runs it."""
+"""The contract of a membership attack that looks at one trained system;
+`fedrec attack run NAME EXPERIMENT` runs it."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ class Attacked:
 
     Attributes:
         users: `int64`, ascending; about half of them trained the system.
-        population: their data; the partition is that of the experiment before members were drawn, so it tells nothing.
+        population: their data; the partition is that of the experiment before members were drawn,
+            so it tells nothing.
         parameters: the system's global parameters, read-only.
-        scores: gives blocks of some users and the system's scores of the catalogue for them, `float32 [n, items]`.
+        scores: gives blocks of some users and the system's scores of the catalogue for them,
+            `float32 [n, items]`.
     """
 
     users: np.ndarray
@@ -36,8 +39,8 @@ class Attacked:
 class Attack(ABC):
     """Tells users who trained a system from users who did not.
 
-    A subclass lives in a file of its own in `fedrec/attacks/members/`, its configuration class above it. Its answer is
-    a function of what it sees, its settings and the seed.
+    A subclass lives in a file of its own in `fedrec/attacks/members/`, its configuration class
+    above it. Its answer is a function of what it sees, its settings and the seed.
 
     Args:
         config: its settings.
@@ -52,8 +55,10 @@ class Attack(ABC):
 
     @abstractmethod
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """`float64 [users]`, one number per user of `attacked.users`: the higher, the more likely it trained."""
+        """`float64 [users]`, one number per user of `attacked.users`: the higher, the more likely
+        it trained."""
 
     def threshold(self, suspicion: np.ndarray) -> float:
-        """Above which a user is called a member; by default the median, as about half of the users are."""
+        """Above which a user is called a member; by default the median, as about half of the users
+        are."""
         return float(np.median(suspicion))

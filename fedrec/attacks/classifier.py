@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attribute attacker's classifier: a small neural network, or without hidden layer logistic regression.
+"""The attribute attacker's classifier: a small neural network, or without hidden layer logistic
+regression.
 
-Trained by Adam on class-balanced cross-entropy. A part of the training users chooses when to stop, so the attacker
-needs nobody to tune it, and an attacker that overfits does not look like a system that is private.
+Trained by Adam on class-balanced cross-entropy. A part of the training users chooses when to stop,
+so the attacker needs nobody to tune it, and an attacker that overfits does not look like a system
+that is private.
 """
 
 from __future__ import annotations
@@ -52,17 +54,25 @@ class Classifier:
         columns: width of a description.
         classes: number of classes.
         training: how it is trained.
-        seed: of the stream `"attribute-classifier"`; `address` names one of several classifiers below it.
+        seed: of the stream `"attribute-classifier"`; `address` names one of several classifiers
+            below it.
     """
 
     def __init__(
-        self, attacker: Attacker, columns: int, classes: int, training: Training, seed: int, *address: int
+        self,
+        attacker: Attacker,
+        columns: int,
+        classes: int,
+        training: Training,
+        seed: int,
+        *address: int,
     ) -> None:
         self.classes, self.training = classes, training
         self._random = torch_stream(seed, "attribute-classifier", *address)
         widths = [columns, training.hidden, classes] if attacker == "neural" else [columns, classes]
         self._layers = [
-            (self._uniform(fan_in, fan_out), torch.zeros(fan_out)) for fan_in, fan_out in itertools.pairwise(widths)
+            (self._uniform(fan_in, fan_out), torch.zeros(fan_out))
+            for fan_in, fan_out in itertools.pairwise(widths)
         ]
 
     def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
@@ -86,10 +96,14 @@ class Classifier:
             shuffled = learn[torch.randperm(len(learn), generator=self._random)]
             for batch in shuffled.split(self.training.batch):
                 optimiser.zero_grad()
-                F.cross_entropy(self._logits(inputs[batch]), wanted[batch], weight=weight).backward()
+                F.cross_entropy(
+                    self._logits(inputs[batch]), wanted[batch], weight=weight
+                ).backward()
                 optimiser.step()
             with torch.no_grad():
-                loss = float(F.cross_entropy(self._logits(inputs[check]), wanted[check], weight=weight))
+                loss = float(
+                    F.cross_entropy(self._logits(inputs[check]), wanted[check], weight=weight)
+                )
             if loss < best:
                 best, kept, waited = loss, [leaf.detach().clone() for leaf in leaves], 0
             elif (waited := waited + 1) > self.training.patience:

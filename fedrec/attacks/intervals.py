@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Confidence intervals of proportions.
 
-Clopper and Pearson 1934 (exact: never covers less than it says), for proportions that a claim rests on; Wilson 1927
-(close to its level on average), for proportions that describe; Newcombe 1998 (MOVER), for the mean of two proportions.
+Clopper and Pearson 1934 (exact: never covers less than it says), for proportions that a claim rests
+on; Wilson 1927 (close to its level on average), for proportions that describe; Newcombe 1998
+(MOVER), for the mean of two proportions.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> In
 
 
 def exact_lower(successes: int, trials: int, tail: float) -> float:
-    """One-sided exact lower limit: a smaller proportion gives this many successes with a chance below `tail`."""
+    """One-sided exact lower limit: a smaller proportion gives this many successes with a chance
+    below `tail`."""
     return float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
 
 
 def exact_upper(successes: int, trials: int, tail: float) -> float:
     """One-sided exact upper limit, see `exact_lower`."""
-    return float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
+    return (
+        float(betaincinv(successes + 1, trials - successes, 1 - tail))
+        if successes < trials
+        else 1.0
+    )
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
@@ -49,16 +55,21 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     share, square = successes / trials, z * z / trials
     centre = (share + square / 2) / (1 + square)
     half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
-    return (0.0 if successes == 0 else centre - half), (1.0 if successes == trials else centre + half)
+    return (0.0 if successes == 0 else centre - half), (
+        1.0 if successes == trials else centre + half
+    )
 
 
-def mean_of_two(first: tuple[int, int], second: tuple[int, int], confidence: float = 0.95) -> Interval:
+def mean_of_two(
+    first: tuple[int, int], second: tuple[int, int], confidence: float = 0.95
+) -> Interval:
     """Interval of the mean of two independent proportions, each given as (successes, trials)."""
     return mean_of((first, second), confidence)
 
 
 def mean_of(proportions: Sequence[tuple[int, int]], confidence: float = 0.95) -> Interval:
-    """Interval of the mean of independent proportions, each given as (successes, trials); without trials it is 1/2."""
+    """Interval of the mean of independent proportions, each given as (successes, trials); without
+    trials it is 1/2."""
     low = high = centre = 0.0
     for successes, trials in proportions:
         share = successes / trials if trials else 0.5

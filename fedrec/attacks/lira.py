@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likelihood-ratio attack (Carlini et al. 2022, algorithm 1 and section VI) with federations in place of models.
+"""The likelihood-ratio attack (Carlini et al. 2022, algorithm 1 and section VI) with federations in
+place of models.
 
-Shadow systems are trained on random halves of the users. For each user, the signals of systems that were trained with
-it and of those that were not are fitted by two normal distributions; the attack's score is the log ratio of their
-densities at the target system's signal (online), or how improbable so large a signal is without the user (offline).
+Shadow systems are trained on random halves of the users. For each user, the signals of systems that
+were trained with it and of those that were not are fitted by two normal distributions; the attack's
+score is the log ratio of their densities at the target system's signal (online), or how improbable
+so large a signal is without the user (offline).
 
-Where this differs from the paper: one "example" is one user with all its data; the signal is a mean over the user's
-positives (`fedrec.attacks.signals`); there is no augmentation, so one signal per user and system.
+Where this differs from the paper: one "example" is one user with all its data; the signal is a mean
+over the user's positives (`fedrec.attacks.signals`); there is no augmentation, so one signal per
+user and system.
 """
 
 from __future__ import annotations
@@ -23,21 +26,28 @@ _SMALLEST_SD = 1e-12
 
 
 def lira_scores(
-    target: np.ndarray, shadows: np.ndarray, member: np.ndarray, *, mode: Mode = "online", variance: Variance = "global"
+    target: np.ndarray,
+    shadows: np.ndarray,
+    member: np.ndarray,
+    *,
+    mode: Mode = "online",
+    variance: Variance = "global",
 ) -> np.ndarray:
     """Score of each user; higher means "member".
 
     Args:
         target: `float [users]`, signals under the target system.
         shadows: `float [runs, users]`, signals under the shadow systems.
-        member: `bool [runs, users]`, who trained which; each user needs two of each kind (offline: two without).
-        mode: `"online"` compares both fits; `"offline"` uses only systems that the user did not train, which an
-            attacker can train before he knows whom to attack.
-        variance: `"user"` fits a variance per user; `"global"` pools it over users, better with few shadow systems.
+        member: `bool [runs, users]`, who trained which; each user needs two of each kind (offline:
+            two without).
+        mode: `"online"` compares both fits; `"offline"` uses only systems that the user did not
+            train, which an attacker can train before he knows whom to attack.
+        variance: `"user"` fits a variance per user; `"global"` pools it over users, better with few
+            shadow systems.
 
     Returns:
-        `float64 [users]`: online, log density ratio (0 is undecided); offline, minus the log of the chance that a
-        system without the user shows so large a signal (log 2 is the middle).
+        `float64 [users]`: online, log density ratio (0 is undecided); offline, minus the log of the
+        chance that a system without the user shows so large a signal (log 2 is the middle).
 
     Raises:
         ValueError: shapes differ, or a user has too few systems of a kind.
@@ -45,7 +55,8 @@ def lira_scores(
     target, shadows = np.asarray(target, np.float64), np.asarray(shadows, np.float64)
     if shadows.shape != member.shape or shadows.shape[1:] != target.shape:
         raise ValueError(
-            f"Expected [users] and [runs, users] twice, got {target.shape}, {shadows.shape}, {member.shape}."
+            f"Expected [users] and [runs, users] twice, got {target.shape}, {shadows.shape},"
+            f" {member.shape}."
         )
     mean, sd = _fit(shadows, ~member, variance)
     if mode == "offline":
@@ -55,11 +66,14 @@ def lira_scores(
 
 
 def undecided(scores: np.ndarray, mode: Mode) -> float:
-    """The threshold of the answer "member": online 0; offline the median, as half are known to be members."""
+    """The threshold of the answer "member": online 0; offline the median, as half are known to be
+    members."""
     return 0.0 if mode == "online" else float(np.median(scores))
 
 
-def _fit(signals: np.ndarray, chosen: np.ndarray, variance: Variance) -> tuple[np.ndarray, np.ndarray]:
+def _fit(
+    signals: np.ndarray, chosen: np.ndarray, variance: Variance
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation `[users]` over the chosen runs of each user."""
     counts = chosen.sum(axis=0)
     if counts.min(initial=2) < 2:
@@ -67,7 +81,11 @@ def _fit(signals: np.ndarray, chosen: np.ndarray, variance: Variance) -> tuple[n
     mean = np.where(chosen, signals, 0.0).sum(axis=0) / counts
     squares = np.where(chosen, np.square(signals - mean), 0.0).sum(axis=0)
     freedom = counts - 1
-    spread = squares / freedom if variance == "user" else np.full(len(mean), squares.sum() / freedom.sum())
+    spread = (
+        squares / freedom
+        if variance == "user"
+        else np.full(len(mean), squares.sum() / freedom.sum())
+    )
     return mean, np.sqrt(np.maximum(spread, _SMALLEST_SD**2))
 
 

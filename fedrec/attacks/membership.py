@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The membership attack of PrivRec (Wang et al. 2021, section 4.6), with a shadow system and a random forest.
+"""The membership attack of PrivRec (Wang et al. 2021, section 4.6), with a shadow system and a
+random forest.
 
-A user is described by what the paper gives the attacker: its features and its top-10 recommendation list. A random
-forest learns, from users of a shadow system of whom the attacker knows it, which descriptions belong to members.
+A user is described by what the paper gives the attacker: its features and its top-10 recommendation
+list. A random forest learns, from users of a shadow system of whom the attacker knows it, which
+descriptions belong to members.
 
 Where this differs from the paper:
 
-- How the list enters the forest is not stated there. `Encoding` chooses; the default puts all of them side by side.
-- Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned nothing then answers
-  "member" nearly always. The paper prints accuracy alone. We print balanced accuracy and AUC beside it, and `balanced`
-  weighs the two kinds equally.
-- Whether lists hold items that a user already has, and whether the model is fine-tuned first, is not stated. What the
-  attacker is said to know (features, global model) means: neither; the driver offers both.
+- How the list enters the forest is not stated there. `Encoding` chooses; the default puts all of
+  them side by side.
+- Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned
+  nothing then answers "member" nearly always. The paper prints accuracy alone. We print balanced
+  accuracy and AUC beside it, and `balanced` weighs the two kinds equally.
+- Whether lists hold items that a user already has, and whether the model is fine-tuned first, is
+  not stated. What the attacker is said to know (features, global model) means: neither; the driver
+  offers both.
 """
 
 from __future__ import annotations
@@ -37,15 +41,20 @@ class Describer:
         users: features of the users; each category becomes a 0/1 column.
         items: features of the items, for the pooled encoding.
         popularity: `float [items]`, how popular each item is among the users the attacker knows.
-        encoding: `"multi-hot"`: one column per item, 1 where it is in the list; `"pooled"`: share of the list's items
-            with each item category, and the popularity rank (0 most popular, 1 least) at each place of the list, with
-            its mean, smallest and largest; `"both"`.
+        encoding: `"multi-hot"`: one column per item, 1 where it is in the list; `"pooled"`: share
+            of the list's items with each item category, and the popularity rank (0 most popular, 1
+            least) at each place of the list, with its mean, smallest and largest; `"both"`.
     """
 
-    def __init__(self, users: FeatureTable, items: FeatureTable, popularity: np.ndarray, encoding: Encoding) -> None:
+    def __init__(
+        self, users: FeatureTable, items: FeatureTable, popularity: np.ndarray, encoding: Encoding
+    ) -> None:
         self.users, self.encoding = users, encoding
         self._items = np.concatenate(
-            [np.empty((items.rows, 0), np.float32), *(one_hot(f.padded(), len(f.categories)) for f in items.features)],
+            [
+                np.empty((items.rows, 0), np.float32),
+                *(one_hot(f.padded(), len(f.categories)) for f in items.features),
+            ],
             axis=1,
         )
         order = np.argsort(-np.asarray(popularity, dtype=np.float64), kind="stable")
@@ -53,7 +62,8 @@ class Describer:
         self._rank[order] = np.arange(items.rows) / max(1, items.rows - 1)
 
     def describe(self, users: np.ndarray, lists: np.ndarray) -> np.ndarray:
-        """`float32 [n, columns]` of users `int64 [n]` and their lists `int64 [n, k]`, best item first."""
+        """`float32 [n, columns]` of users `int64 [n]` and their lists `int64 [n, k]`, best item
+        first."""
         columns = [one_hot(f.padded()[users], len(f.categories)) for f in self.users.features]
         if self.encoding in ("multi-hot", "both"):
             columns.append(one_hot(lists, len(self._rank)))
@@ -65,19 +75,26 @@ class Describer:
 
 
 def one_hot(codes: np.ndarray, categories: int) -> np.ndarray:
-    """`float32 [n, categories]`, 1 where a category is among a row's codes `int64 [n, width]`; -1 is none."""
+    """`float32 [n, categories]`, 1 where a category is among a row's codes `int64 [n, width]`; -1
+    is none."""
     table = np.zeros((len(codes), categories + 1), dtype=np.float32)
     np.put_along_axis(table, codes, 1.0, axis=1)  # -1 is the last column, which goes
     return table[:, :categories]
 
 
 def top_lists(scores: np.ndarray, length: int = 10) -> np.ndarray:
-    """`int64 [n, length]`: items with the highest scores `float [n, items]`, best first; ties go to the lower index."""
+    """`int64 [n, length]`: items with the highest scores `float [n, items]`, best first; ties go to
+    the lower index."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :length]
 
 
 def train_forest(
-    described: np.ndarray, member: np.ndarray, *, seed: int, trees: int = 100, balanced: bool = False
+    described: np.ndarray,
+    member: np.ndarray,
+    *,
+    seed: int,
+    trees: int = 100,
+    balanced: bool = False,
 ) -> RandomForestClassifier:
     """The attack model.
 
@@ -102,7 +119,9 @@ def train_forest(
         ) from None
     state = int(seed_sequence(seed, "attack-forest").generate_state(1)[0])
     weight = "balanced" if balanced else None
-    return RandomForestClassifier(n_estimators=trees, class_weight=weight, random_state=state).fit(described, member)
+    return RandomForestClassifier(n_estimators=trees, class_weight=weight, random_state=state).fit(
+        described, member
+    )
 
 
 def forest_scores(forest: RandomForestClassifier, described: np.ndarray) -> np.ndarray:

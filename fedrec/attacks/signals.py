@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One number per user that is larger when a model fits the user's own data better.
 
-Carlini et al. 2022 use `log(p / (1 - p))` of the right class, because it is nearly normal. Our models' scores for
-ranking are that number already. A user has several positives: we take their mean.
+Carlini et al. 2022 use `log(p / (1 - p))` of the right class, because it is nearly normal. Our
+models' scores for ranking are that number already. A user has several positives: we take their
+mean.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from fedrec.data.population import Population
 Signal = Literal["positives", "contrast"]
 
 
-def fit_signals(scores: np.ndarray, population: Population, users: np.ndarray, signal: Signal) -> np.ndarray:
+def fit_signals(
+    scores: np.ndarray, population: Population, users: np.ndarray, signal: Signal
+) -> np.ndarray:
     """How well scores fit the users' training rows.
 
     Args:
-        scores: `float [n, items]`, the model's scores of the catalogue for each user: logits, or predicted ratings.
+        scores: `float [n, items]`, the model's scores of the catalogue for each user: logits, or
+            predicted ratings.
         population: the users' data.
         users: `int64 [n]`.
-        signal: ranking: `"positives"`, the mean logit of a user's positives; `"contrast"`, the same minus the mean
-            logit of all other items, which takes out how high a model's logits are for everybody. For ratings either
-            is minus the mean squared error.
+        signal: ranking: `"positives"`, the mean logit of a user's positives; `"contrast"`, the same
+            minus the mean logit of all other items, which takes out how high a model's logits are
+            for everybody. For ratings either is minus the mean squared error.
 
     Returns:
         `float64 [n]`; 0 for a user without positives (without rows, for ratings).
@@ -35,7 +39,9 @@ def fit_signals(scores: np.ndarray, population: Population, users: np.ndarray, s
         data = population.client(user)
         own = scores[place].astype(np.float64)
         if population.task == "rating":
-            found[place] = -np.square(own[data.items] - data.labels).mean() if len(data.items) else 0.0
+            found[place] = (
+                -np.square(own[data.items] - data.labels).mean() if len(data.items) else 0.0
+            )
         elif len(data.positives):
             found[place] = own[data.positives].mean()
             if signal == "contrast" and len(data.positives) < len(own):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well an attacker tells members from others: the same figures, with intervals, for every membership attack.
+"""How well an attacker tells members from others: the same figures, with intervals, for every
+membership attack.
 
-Accuracy is what papers print, and says little: it depends on the share of members and on a threshold. So it stands
-beside balanced accuracy, the area under the ROC curve, and the share of members found at a small share of false alarms
-(Carlini et al. 2022, section III), which is what an attack on the few needs.
+Accuracy is what papers print, and says little: it depends on the share of members and on a
+threshold. So it stands beside balanced accuracy, the area under the ROC curve, and the share of
+members found at a small share of false alarms (Carlini et al. 2022, section III), which is what an
+attack on the few needs.
 """
 
 from __future__ import annotations
@@ -44,12 +46,15 @@ class Success:
 
     Attributes:
         members, others: how many users of each kind were attacked.
-        accuracy: share of right answers (Wilson's interval); the majority answer alone gets `majority`.
+        accuracy: share of right answers (Wilson's interval); the majority answer alone gets
+            `majority`.
         majority: the larger share of the two kinds.
-        balanced_accuracy: mean of the shares of right answers among members and among others; 1/2 is chance.
+        balanced_accuracy: mean of the shares of right answers among members and among others; 1/2
+            is chance.
         auc: area under the ROC curve (interval of DeLong et al. 1988); 1/2 is chance.
-        found: share of members whose score lies above the threshold that `alarms` of the others pass; Clopper-Pearson
-            at that threshold, whose own uncertainty is not in it. Chance is `false_alarms`.
+        found: share of members whose score lies above the threshold that `alarms` of the others
+            pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it. Chance is
+            `false_alarms`.
         false_alarms: share of the others that pass it, at most the wanted one.
         wanted: the wanted largest share of false alarms, such as .01.
     """
@@ -69,7 +74,8 @@ class Success:
         return asdict(self)
 
     def ceilings(self, epsilon: float, delta: float) -> dict[str, float]:
-        """The most that (epsilon, delta)-DP allows: see `balanced_accuracy_ceiling` and `found_ceiling`."""
+        """The most that (epsilon, delta)-DP allows: see `balanced_accuracy_ceiling` and
+        `found_ceiling`."""
         return {
             "balanced_accuracy": balanced_accuracy_ceiling(epsilon, delta),
             "found": found_ceiling(self.wanted, epsilon, delta),
@@ -77,7 +83,12 @@ class Success:
 
 
 def measure(
-    scores: np.ndarray, member: np.ndarray, *, threshold: float, wanted: float = 0.01, confidence: float = 0.95
+    scores: np.ndarray,
+    member: np.ndarray,
+    *,
+    threshold: float,
+    wanted: float = 0.01,
+    confidence: float = 0.95,
 ) -> Success:
     """Compare an attack's scores with the truth.
 
@@ -92,7 +103,13 @@ def measure(
         ValueError: lengths differ, a score is NaN, or there are no members or no others.
     """
     scores, member = np.asarray(scores, dtype=np.float64), np.asarray(member, dtype=bool)
-    if scores.shape != member.shape or scores.ndim != 1 or np.isnan(scores).any() or member.all() or not member.any():
+    if (
+        scores.shape != member.shape
+        or scores.ndim != 1
+        or np.isnan(scores).any()
+        or member.all()
+        or not member.any()
+    ):
         raise ValueError("Expected one number per user, and users of both kinds.")
     inside, outside = scores[member], scores[~member]
     right_in, right_out = int((inside > threshold).sum()), int((outside <= threshold).sum())
@@ -101,7 +118,9 @@ def measure(
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
-        accuracy=Figure.of((right_in + right_out) / users, wilson(right_in + right_out, users, confidence)),
+        accuracy=Figure.of(
+            (right_in + right_out) / users, wilson(right_in + right_out, users, confidence)
+        ),
         majority=max(sizes) / users,
         balanced_accuracy=Figure.of(
             (right_in / sizes[0] + right_out / sizes[1]) / 2,
@@ -115,12 +134,16 @@ def measure(
 
 
 def balanced_accuracy_ceiling(epsilon: float, delta: float) -> float:
-    """Largest balanced accuracy against an (epsilon, delta)-DP release: `(e^eps + delta) / (e^eps + 1)`."""
-    return 1.0 if math.isinf(epsilon) else (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+    """Largest balanced accuracy against an (epsilon, delta)-DP release:
+    `(e^eps + delta) / (e^eps + 1)`."""
+    return (
+        1.0 if math.isinf(epsilon) else (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+    )
 
 
 def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
-    """Largest share of members found: `min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR))`, at most 1."""
+    """Largest share of members found: `min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR))`, at
+    most 1."""
     if math.isinf(epsilon):
         return 1.0
     rise = math.exp(min(epsilon, 700.0)) * false_alarms + delta
@@ -128,7 +151,8 @@ def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def _cut(outside: np.ndarray, wanted: float) -> float:
-    """The smallest score of the others (or below all of them) that at most the wanted share of them exceeds."""
+    """The smallest score of the others (or below all of them) that at most the wanted share of them
+    exceeds."""
     allowed = math.floor(wanted * len(outside) + 1e-9)
     descending = np.sort(outside)[::-1]
     return -math.inf if allowed >= len(outside) else float(descending[allowed])

@@ -21,15 +21,20 @@ def among(histories: Histories, items: np.ndarray) -> Histories:
     new = place[histories.items]
     kept = new >= 0
     counts = np.bincount(histories.rows()[kept], minlength=histories.num_users)
-    return Histories(len(items), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), new[kept])
+    return Histories(
+        len(items), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), new[kept]
+    )
 
 
 def sums(histories: Histories, rows: torch.Tensor) -> torch.Tensor:
-    """Sum of the rows of each user's items, `[users, width]`; an item that a user has twice counts twice.
+    """Sum of the rows of each user's items, `[users, width]`; an item that a user has twice counts
+    twice.
 
     Args:
         histories: of any users.
         rows: `float [items, width]`, one row per item.
     """
-    items, offsets = (torch.from_numpy(part).to(rows.device) for part in (histories.items, histories.offsets[:-1]))
+    items, offsets = (
+        torch.from_numpy(part).to(rows.device) for part in (histories.items, histories.offsets[:-1])
+    )
     return torch.nn.functional.embedding_bag(items, rows, offsets, mode="sum")

@@ -29,7 +29,8 @@ class Histories:
         offsets: `int64 [users + 1]`; user u's items are `items[offsets[u]:offsets[u + 1]]`.
         items: `int64 [total]`, each in `[0, num_items)`; may repeat within a user.
         users: `int64 [users]`, distinct: which user of the dataset each one is; None: nobody knows.
-        user_features: side features of all users of the dataset, by the numbers in `users`; None: nothing is known.
+        user_features: side features of all users of the dataset, by the numbers in `users`; None:
+            nothing is known.
         item_features: side features of the items; None: nothing is known.
     """
 
@@ -53,7 +54,12 @@ class Histories:
         """Users `start` to `stop - 1`."""
         offsets = self.offsets[start : stop + 1]
         users = None if self.users is None else self.users[start:stop]
-        return replace(self, offsets=offsets - offsets[0], items=self.items[offsets[0] : offsets[-1]], users=users)
+        return replace(
+            self,
+            offsets=offsets - offsets[0],
+            items=self.items[offsets[0] : offsets[-1]],
+            users=users,
+        )
 
     def take(self, places: np.ndarray) -> Histories:
         """The users at some places, in that order."""
@@ -61,14 +67,19 @@ class Histories:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         items = self.items[np.repeat(self.offsets[places], counts) + within]
         users = None if self.users is None else self.users[places]
-        return replace(self, offsets=np.concatenate([[0], np.cumsum(counts)]), items=items, users=users)
+        return replace(
+            self, offsets=np.concatenate([[0], np.cumsum(counts)]), items=items, users=users
+        )
 
     def places(self, others: Histories) -> np.ndarray:
-        """`int64 [others]`: which of these users each of the others is; -1 where it is none, or nobody knows."""
+        """`int64 [others]`: which of these users each of the others is; -1 where it is none, or
+        nobody knows."""
         if self.users is None or others.users is None or not len(self.users):
             return np.full(others.num_users, -1, dtype=np.int64)
         order = np.argsort(self.users)
-        found = order[np.searchsorted(self.users, others.users, sorter=order).clip(max=len(order) - 1)]
+        found = order[
+            np.searchsorted(self.users, others.users, sorter=order).clip(max=len(order) - 1)
+        ]
         return np.where(self.users[found] == others.users, found, -1)
 
     def matrix(self) -> torch.Tensor:
@@ -79,12 +90,18 @@ class Histories:
 
     def distinct(self) -> Histories:
         """The same users with each item at most once per user, ascending."""
-        users, items = np.divmod(np.unique(self.rows() * self.num_items + self.items), self.num_items)
+        keys = np.sort(
+            self.rows() * self.num_items + self.items
+        )  # np.unique would hash: 80 times as long
+        users, items = np.divmod(keys[np.diff(keys, prepend=-1) > 0], self.num_items)
         counts = np.bincount(users, minlength=self.num_users)
-        return replace(self, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items=items)
+        return replace(
+            self, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items=items
+        )
 
     def csr(self, dtype: type[np.floating] = np.float32) -> Sparse:
-        """Binary sparse `[users, items]` with sorted columns; an item that a user has several times counts once."""
+        """Binary sparse `[users, items]` with sorted columns; an item that a user has several times
+        counts once."""
         once = self.distinct()
         ones = np.ones(len(once.items), dtype)
         return sparse.csr_array((ones, once.items, once.offsets), (self.num_users, self.num_items))
@@ -96,21 +113,24 @@ class Baseline(ABC):
     A subclass lives in a file of its own in `fedrec/baselines/`, its configuration class above it.
 
     Attributes:
-        stand_in: the baseline that takes its place where the data are too large for it; empty: none does.
+        stand_in: the baseline that takes its place where the data are too large for it; empty: none
+            does.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     stand_in: ClassVar[str] = ""
     device: torch.device = torch.device("cpu")
-    """Where it may compute; set before `fit`. Scores may be there too; a system that does not use torch ignores it."""
+    """Where it may compute; set before `fit`. Scores may be there too; a system that does not use
+    torch ignores it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @property
     def transductive(self) -> bool:
-        """Whether it has to be fitted with the known items of the users that it is to score, too."""
+        """Whether it has to be fitted with the known items of the users that it is to score,
+        too."""
         return False
 
     def too_large(self, num_users: int, num_items: int) -> str:
@@ -123,7 +143,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def scores(self, histories: Histories) -> torch.Tensor:
-        """Scores `float32 [users, items]` for users given by what they are known to like (a block of users)."""
+        """Scores `float32 [users, items]` for users given by what they are known to like (a block
+        of users)."""
 
     def stated(self) -> Stated | None:
         """What is said of its privacy, once it is fitted; None: nothing, it has none."""
@@ -161,7 +182,8 @@ class RatingBaseline(Baseline):
         """Predicted ratings, `float64 [rows]`.
 
         Args:
-            known: all that is known of the users that are asked about: the ratings of their training rows.
+            known: all that is known of the users that are asked about: the ratings of their
+                training rows.
             users: `int64 [rows]`, as in `known`.
             items: `int64 [rows]`.
         """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What centralised baselines are fitted to and measured on: the same rows and lists as the federated systems."""
+"""What centralised baselines are fitted to and measured on: the same rows and lists as the
+federated systems."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ import numpy as np
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
-from fedrec.blame import Unchanged, blaming, refuse_wrong
+from fedrec.components.errors import Unchanged, blaming, refuse_wrong
+from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.population import Population
 from fedrec.errors import DataError
-from fedrec.experiment import Masked
+from fedrec.experiment.schema import Masked
 from fedrec.metrics.beyond_accuracy import ListStatistics
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.reconstruction import reconstruction_metrics
-from fedrec.registry import BASELINE, resolve
+from fedrec.metrics.sampled import sampled_metrics
 
 _LOG = logging.getLogger("fedrec")
 
@@ -29,12 +31,17 @@ _MASK_BYTES = 2**29  # of all clients' masks, up to which they are made once for
 
 
 def make_baseline(
-    name: str, options: Mapping[str, Any], *, seed: int | None = None, device: torch.device | None = None
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    device: torch.device | None = None,
 ) -> Baseline:
     """A baseline from its settings.
 
     Args:
-        name: its name, or what the experiment calls it, with the baseline's name in `options["name"]`.
+        name: its name, or what the experiment calls it, with the baseline's name in
+            `options["name"]`.
         options: its settings.
         seed: of the experiment, for baselines whose own seed is left out; None: these take 0.
         device: for those that compute on one; default: the CPU.
@@ -52,8 +59,11 @@ def make_baseline(
     return baseline
 
 
-def settings_that_fit(settings: Settings, num_users: int, num_items: int, say: Callable[[str], None]) -> Settings:
-    """Settings of the baselines for which the data are not too large, and of those that stand in for the others.
+def settings_that_fit(
+    settings: Settings, num_users: int, num_items: int, say: Callable[[str], None]
+) -> Settings:
+    """Settings of the baselines for which the data are not too large, and of those that stand in
+    for the others.
 
     Args:
         settings: of baselines, by label.
@@ -69,7 +79,10 @@ def settings_that_fit(settings: Settings, num_users: int, num_items: int, say: C
             found[label] = options
             continue
         instead = baseline.stand_in
-        say(f"baseline {label} is left out: {reason}" + (f"; {instead} stands in" if instead else ""))
+        say(
+            f"baseline {label} is left out: {reason}"
+            + (f"; {instead} stands in" if instead else "")
+        )
         if instead and instead not in settings:
             found[instead] = {}
     return found
@@ -78,9 +91,10 @@ def settings_that_fit(settings: Settings, num_users: int, num_items: int, say: C
 class RankingProtocol:
     """What the held-out clients of a population are ranked on; the same for every baseline.
 
-    A baseline is fitted to the positive train rows of the training clients; a held-out client is known to it by the
-    positives of its own train rows. A transductive one is fitted to those of the held-out clients, too. A positive that
-    occurs in several held-out rows counts that often in `hits@k` and `ndcg@k`.
+    A baseline is fitted to the positive train rows of the training clients; a held-out client is
+    known to it by the positives of its own train rows. A transductive one is fitted to those of the
+    held-out clients, too. A positive that occurs in several held-out rows counts that often in
+    `hits@k` and `ndcg@k`.
 
     Args:
         population: the clients; its task is ranking.
@@ -90,6 +104,7 @@ class RankingProtocol:
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
         masked: which known items whole lists leave out, where training rows are perturbed.
+        sampled: number of drawn items that each positive is also ranked among; None: none.
 
     Raises:
         DataError: no held-out row is positive.
@@ -105,7 +120,9 @@ class RankingProtocol:
         block: int = 256,
         protocol: Literal["reconstruction"] | None = None,
         masked: Masked = "real",
+        sampled: int | None = None,
     ) -> None:
+        self._sampled = sampled
         self.clients = population.evaluated_clients(held_out) if clients is None else clients
         if not len(self.clients):
             raise DataError(
@@ -117,33 +134,44 @@ class RankingProtocol:
         self._population, self._ks, self._protocol = population, ks, protocol
         self._held_out: Literal["test", "validation"] = held_out
         self._masked: Masked = masked
-        self._blocks = [self.clients[start : start + block] for start in range(0, len(self.clients), block)]
+        self._blocks = [
+            self.clients[start : start + block] for start in range(0, len(self.clients), block)
+        ]
         self.training = _histories(population, population.partition.training_clients)
         self._masks: dict[int, _Masks] = {}
         masks = 1 if protocol is not None else 4
         self._keeps = masks * len(self.clients) * population.interactions.num_items <= _MASK_BYTES
 
     def fit(self, baseline: Baseline) -> None:
-        """Fit a baseline to the training clients, a transductive one to all clients that it is to score as well."""
+        """Fit a baseline to the training clients, a transductive one to all clients that it is to
+        score as well."""
         given = self.training
         if baseline.transductive:
-            given = _histories(self._population, np.union1d(self._population.partition.training_clients, self.clients))
+            given = _histories(
+                self._population,
+                np.union1d(self._population.partition.training_clients, self.clients),
+            )
         with blaming(BASELINE.name, baseline, "in fit"):
             untouched = Unchanged({"items": given.items, "offsets": given.offsets})
             baseline.fit(given)
             untouched.refuse(BASELINE.name, baseline, "in fit")
 
     def statistics(self) -> ListStatistics | None:
-        """Statistics of whole lists, still empty; None where a protocol without lists is asked for."""
+        """Statistics of whole lists, still empty; None where a protocol without lists is asked
+        for."""
         if self._protocol is not None:
             return None
         likes = self.training.csr().sum(0) / max(self.training.num_users, 1)
         return ListStatistics(torch.from_numpy(likes), self._ks)
 
     def rank(
-        self, baseline: Baseline, progress: Progress | None = None, statistics: ListStatistics | None = None
+        self,
+        baseline: Baseline,
+        progress: Progress | None = None,
+        statistics: ListStatistics | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Metrics of a fitted baseline, `float64 [clients]` each; NaN for a client without a held-out positive.
+        """Metrics of a fitted baseline, `float64 [clients]` each; NaN for a client without a
+        held-out positive.
 
         Args:
             baseline: it is fitted.
@@ -160,7 +188,9 @@ class RankingProtocol:
             done += len(part)
             if progress is not None:
                 progress(done, len(self.clients))
-        return {metric: torch.cat([table[metric] for table in tables]).cpu() for metric in tables[0]}
+        return {
+            metric: torch.cat([table[metric] for table in tables]).cpu() for metric in tables[0]
+        }
 
     def measure(self, baseline: Baseline) -> dict[str, torch.Tensor]:
         """`fit` and `rank`."""
@@ -172,7 +202,15 @@ class RankingProtocol:
         on_device = {name: mask.to(scores.device) for name, mask in masks.items()}
         if self._protocol is not None:
             return reconstruction_metrics(scores, on_device["history"], self._ks)
-        return ranking_metrics(scores, **on_device, ks=self._ks)
+        found = ranking_metrics(scores, **on_device, ks=self._ks)
+        if self._sampled is None:
+            return found
+        own = {
+            name: mask
+            for name, mask in on_device.items()
+            if name in ("seen", "relevant", "weights")
+        }
+        return found | sampled_metrics(scores, **own, ks=self._ks, sampled=self._sampled)
 
     def _masks_of(self, number: int) -> _Masks:
         """Masks of a block, kept for the next baseline where memory allows."""
@@ -183,7 +221,10 @@ class RankingProtocol:
             found: _Masks = {"history": torch.from_numpy(self._population.whole_history(clients))}
         else:
             lists = self._population.held_out(clients, self._held_out)
-            found = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "known", "relevant")}
+            found = {
+                name: torch.from_numpy(getattr(lists, name))
+                for name in ("seen", "known", "relevant")
+            }
             found["masked"] = torch.from_numpy(lists.masked(self._masked))
             if lists.weight is not None:
                 found["weights"] = torch.from_numpy(lists.weight)
@@ -202,7 +243,11 @@ class RatingProtocol:
     """
 
     def __init__(
-        self, population: Population, *, held_out: Literal["test", "validation"], clients: np.ndarray | None = None
+        self,
+        population: Population,
+        *,
+        held_out: Literal["test", "validation"],
+        clients: np.ndarray | None = None,
     ) -> None:
         self.clients = population.evaluated_clients(held_out) if clients is None else clients
         self._training = _ratings(population, population.partition.training_clients)
@@ -219,7 +264,8 @@ class RatingProtocol:
 
 
 def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
-    """What a fitted baseline's paper states of its privacy, and what holds; the words go to the log."""
+    """What a fitted baseline's paper states of its privacy, and what holds; the words go to the
+    log."""
     stated = baseline.stated()
     if stated is None:
         return {}
@@ -236,7 +282,9 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
         expected, shape = (liked.num_users, liked.num_items), tuple(getattr(scores, "shape", ()))
         if not isinstance(scores, torch.Tensor) or shape != expected:
             got = f"{type(scores).__name__} {list(shape)}"
-            refuse_wrong(BASELINE.name, baseline, "in scores", expected=f"a tensor {list(expected)}", got=got)
+            refuse_wrong(
+                BASELINE.name, baseline, "in scores", expected=f"a tensor {list(expected)}", got=got
+            )
         if bool(torch.isnan(scores).any()):
             refuse_wrong(BASELINE.name, baseline, "in scores", expected="numbers", got="NaN")
         untouched.refuse(BASELINE.name, baseline, "in scores")
@@ -245,7 +293,9 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
 
 def _histories(population: Population, clients: np.ndarray) -> Histories:
     data = population.interactions
-    return Histories(data.num_items, *population.liked(clients), clients, data.user_features, data.item_features)
+    return Histories(
+        data.num_items, *population.liked(clients), clients, data.user_features, data.item_features
+    )
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:

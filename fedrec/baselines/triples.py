@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user, an item that the user likes, and another that the user does not: what pairwise losses are trained on."""
+"""A user, an item that the user likes, and another that the user does not: what pairwise losses are
+trained on."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class Triples:
     """Draws triples.
 
     Args:
-        liked: binary `[users, items]`, columns ascending within a row. Users without a liked item, or without any
-            other, are never drawn.
+        liked: binary `[users, items]`, columns ascending within a row. Users without a liked item,
+            or without any other, are never drawn.
         draw: what is drawn uniformly: users, and then one of the user's items, or liked pairs.
         random: where they come from.
 
@@ -25,7 +26,9 @@ class Triples:
         DataError: nobody has both a liked item and another.
     """
 
-    def __init__(self, liked: Sparse, draw: Literal["users", "pairs"], random: np.random.Generator) -> None:
+    def __init__(
+        self, liked: Sparse, draw: Literal["users", "pairs"], random: np.random.Generator
+    ) -> None:
         counts = np.diff(liked.indptr)
         self._liked, self._counts, self._draw, self._random = liked, counts, draw, random
         self._owner = np.repeat(np.arange(len(counts)), counts)
@@ -36,10 +39,13 @@ class Triples:
         within = np.arange(liked.nnz) - np.repeat(liked.indptr[:-1], counts)
         self._before = self._owner * (liked.shape[1] + 1) + liked.indices - within
         if not len(self._users):
-            raise DataError("there is nothing to rank", expected="a user with liked and other items", got="none")
+            raise DataError(
+                "there is nothing to rank", expected="a user with liked and other items", got="none"
+            )
 
     def epoch(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """As many triples as there are liked pairs, in batches: users, liked items and others, `int64 [batch]` each."""
+        """As many triples as there are liked pairs, in batches: users, liked items and others,
+        `int64 [batch]` each."""
         random, total = self._random, len(self._pairs)
         if self._draw == "users":
             users = random.choice(self._users, total)
@@ -55,6 +61,9 @@ class Triples:
     def others(self, users: np.ndarray) -> np.ndarray:
         """An item that each user does not like, drawn uniformly, `int64 [users]`."""
         rank = self._random.integers(0, self._free[users])
-        # As many liked items lie before the rank-th other one as have no more than `rank` others before them.
-        skipped = np.searchsorted(self._before, users * (self._liked.shape[1] + 1) + rank, side="right")
+        # As many liked items lie before the rank-th other one as have no more than `rank` others
+        # before them.
+        skipped = np.searchsorted(
+            self._before, users * (self._liked.shape[1] + 1) + rank, side="right"
+        )
         return rank + skipped - self._liked.indptr[users]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What systems with a row of parameters per user share: what becomes of users who were not there when it was fitted.
+"""What systems with a row of parameters per user share: what becomes of users who were not there
+when it was fitted.
 
-`transductive`: users who are evaluated are trained with, on their known items. `fold-in`: they are not; everything but
-their own row is left as it is, and that is made from their known items when they are scored. A transductive system
-folds in whoever it still does not know.
+`transductive`: users who are evaluated are trained with, on their known items. `fold-in`: they are
+not; everything but their own row is left as it is, and that is made from their known items when
+they are scored. A transductive system folds in whoever it still does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class UserRowsConfig(Config):
     """Settings that all systems with a row per user have."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
-    """Users who are evaluated and are no training users: trained with (`transductive`), or not (`fold-in`)."""
+    """Users who are evaluated and are no training users: trained with (`transductive`), or not
+    (`fold-in`)."""
     seed: int = Field(default=0, ge=0)
     """Of everything that is drawn."""
 
@@ -42,7 +44,8 @@ class UserRowsBaseline(Baseline):
 
     @property
     def transductive(self) -> bool:
-        """See `Baseline.transductive`."""
+        """Whether it has to be fitted with the known items of the users that it is to score,
+        too."""
         return self.config.unseen_users == "transductive"
 
     def rows(self, histories: Histories) -> np.ndarray:
@@ -57,9 +60,11 @@ class UserRowsBaseline(Baseline):
 
     @abstractmethod
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users who were not trained with, each from its own items alone."""
+        """`float32 [users, width]`: rows of users who were not trained with, each from its own
+        items alone."""
 
 
 def own_seed(items: np.ndarray) -> int:
-    """A seed that depends on a user's items alone, so that the user's neighbours in a block make no difference."""
+    """A seed that depends on a user's items alone, so that the user's neighbours in a block make no
+    difference."""
     return zlib.crc32(np.sort(items).astype(np.int64).tobytes())

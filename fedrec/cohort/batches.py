@@ -16,7 +16,8 @@ class Batches:
     """All batches of a client's local work, in order.
 
     Attributes:
-        items: `int64 [S, B]`, S gradient steps of at most B examples; places beyond a batch's size hold 0.
+        items: `int64 [S, B]`, S gradient steps of at most B examples; places beyond a batch's size
+            hold 0.
         labels: `float32 [S, B]`.
         sizes: `int64 [S]`, number of examples in each batch, in `[0, B]`.
         examples: number of examples in the last epoch.
@@ -31,9 +32,11 @@ class Batches:
 
     @classmethod
     def cut(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]], batch_size: int) -> Batches:
-        """Cut each epoch's (items, labels), already in the order of training, into batches; the last may be smaller.
+        """Cut each epoch's (items, labels), already in the order of training, into batches; the
+        last may be smaller.
 
-        Where the batch size is far beyond what the client has, as for a step on everything, the rectangle is narrower.
+        Where the batch size is far beyond what the client has, as for a step on everything, the
+        rectangle is narrower.
         """
         batch_size = _width(batch_size, max((len(items) for items, _ in epochs), default=0))
         steps = [-(-len(items) // batch_size) for items, _ in epochs]
@@ -49,13 +52,21 @@ class Batches:
             if count:
                 sizes[stop - 1] = length - (count - 1) * batch_size
             start = stop
-        return cls(items, labels, sizes, len(epochs[-1][0]) if epochs else 0, steps[-1] if steps else 0)
+        return cls(
+            items, labels, sizes, len(epochs[-1][0]) if epochs else 0, steps[-1] if steps else 0
+        )
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
-        """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding, `bool [S, N]`."""
+        """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,
+        `bool [S, N]`."""
         return self.items, np.arange(self.items.shape[1]) < self.sizes[:, None]
 
 
 def _width(batch_size: int, longest: int) -> int:
-    """The width of a client's rectangle: by its own data alone, or its rounding would depend on its company."""
-    return min(batch_size, max(_NARROW, 1 << (longest - 1).bit_length())) if longest else min(batch_size, _NARROW)
+    """The width of a client's rectangle: by its own data alone, or its rounding would depend on its
+    company."""
+    return (
+        min(batch_size, max(_NARROW, 1 << (longest - 1).bit_length()))
+        if longest
+        else min(batch_size, _NARROW)
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of clients that are trained together: their batches padded to one rectangle, built once before the loop."""
+"""A block of clients that are trained together: their batches padded to one rectangle, built once
+before the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 
-_SPARSE = 64  # numbers of a catalogue per item named; with more, marking the named ones takes longer than sorting
+# numbers of a catalogue per item named; with more, marking the named ones takes longer than sorting
+_SPARSE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +24,12 @@ class Block:
 
     Attributes:
         users: per user feature the clients' category codes, `int64 [C, width]`.
-        active: `active[t]` is the number of clients that still train in step t; they are the first ones.
+        active: `active[t]` is the number of clients that still train in step t; they are the first
+            ones.
         items: `int64 [S, C, B]`, items of the examples.
-        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end, `[C * R]`, of every
-            item that a step needs: those of its examples, in their order, and then any others (`Batches.references`).
+        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end,
+            `[C * R]`, of every item that a step needs: those of its examples, in their order, and
+                then any others (`Batches.references`).
         labels: `float32 [S, C, B]`.
         sizes: `int64 [S, C]`, number of examples in each batch; what comes after them is padding.
         touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.
@@ -46,7 +50,12 @@ class Block:
     last_epoch: tuple[int, ...]
 
     @classmethod
-    def of(cls, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Block:
+    def of(
+        cls,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Block:
         """Put clients together.
 
         Args:
@@ -74,7 +83,9 @@ class Block:
         for place, own in enumerate(touched):
             table[place, : len(own)] = own
         rows += (np.arange(len(batches)) * table.shape[1])[:, None]
-        codes = tuple(torch.from_numpy(np.stack(feature)).to(device) for feature in zip(*users, strict=True))
+        codes = tuple(
+            torch.from_numpy(np.stack(feature)).to(device) for feature in zip(*users, strict=True)
+        )
         items, rows, labels, sizes, table = (
             torch.from_numpy(array).to(device) for array in (items, rows, labels, sizes, table)
         )
@@ -90,7 +101,8 @@ class Block:
 
     @cached_property
     def weights(self) -> Tensor:
-        """`float32 [S, C, B]`: one over the size of the batch, 0 for padding; a mean loss is a sum with these."""
+        """`float32 [S, C, B]`: one over the size of the batch, 0 for padding; a mean loss is a sum
+        with these."""
         places = torch.arange(self.items.shape[2], device=self.items.device)
         return (places < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
 
@@ -108,14 +120,17 @@ class Block:
             `float64 [C]`; NaN for a client without steps.
         """
         own = zip(losses.double().numpy(force=True).T, self.steps, self.last_epoch, strict=True)
-        return np.array([one[end - last : end].sum() / last if last else np.nan for one, end, last in own])
+        return np.array(
+            [one[end - last : end].sum() / last if last else np.nan for one, end, last in own]
+        )
 
     def __len__(self) -> int:
         return len(self.examples)
 
 
 def _numbered(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct items, ascending, and the place of each item among them: as `np.unique`, in a tenth of its time."""
+    """Distinct items, ascending, and the place of each item among them: as `np.unique`, in a tenth
+    of its time."""
     size = int(items.max(initial=-1)) + 1
     if size > _SPARSE * len(items):
         return np.unique(items, return_inverse=True)

@@ -11,20 +11,22 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
+from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import Group, SgdSettings
-from fedrec.cohort.trained import Trained
 from fedrec.models.base import Model
 
 
 class Objective(Protocol):
     """What local training minimises."""
 
-    def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
         """Loss of a step, `[active]`.
 
         Args:
-            parameters: of the first `active` clients, `[active, ...]` each; of an item table the rows that the step
-                needs, `[active, N, d]`, in the order of `Block.places`.
+            parameters: of the first `active` clients, `[active, ...]` each; of an item table the
+                rows that the step needs, `[active, N, d]`, in the order of `Block.places`.
             block: the clients.
             step: which step.
             active: how many clients still train.
@@ -38,7 +40,9 @@ class Recommending:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
         """See `Objective`."""
         users = tuple(codes[:active] for codes in block.users)
         items = block.items[step, :active]
@@ -63,19 +67,26 @@ def descend(
         block: the clients.
         sgd: settings of the gradient steps.
         objective: what is minimised; None: the model's own loss.
-        own: where clients start from parameters of their own instead, `[C, ...]` each, unchanged; no item tables.
+        own: where clients start from parameters of their own instead, `[C, ...]` each, unchanged;
+            no item tables.
 
     Returns:
         The trained parameters of every client.
 
     Raises:
-        ValueError: rows that are in no batch change (weight decay, momentum or a pull), and item tables differ in their
-            rates or in being late; one number per client could not say how such rows change.
+        ValueError: rows that are in no batch change (weight decay, momentum or a pull), and item
+            tables differ in their rates or in being late; one number per client could not say how
+            such rows change.
     """
     item_tables = [name for name in model.item_tables if name in start]
     if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
-        raise ValueError("Expected item tables of one rate, all late or none, with decay, momentum or a pull.")
-    cohort, objective = _Cohort.of(start, own or {}, block, sgd, item_tables), objective or Recommending(model)
+        raise ValueError(
+            "Expected item tables of one rate, all late or none, with decay, momentum or a pull."
+        )
+    cohort, objective = (
+        _Cohort.of(start, own or {}, block, sgd, item_tables),
+        objective or Recommending(model),
+    )
     losses = torch.zeros(len(block.active), len(block), device=block.touched.device)
     for step, active in enumerate(block.active):
         losses[step, :active] = cohort.step(objective, step, active)
@@ -92,7 +103,8 @@ class _Cohort:
         block: the clients.
         tables: the touched rows of the item tables, `[C, R, d]`.
         dense: all other parameters, `[C, ...]`.
-        untouched: `[C, 1]`, what a row that is in no batch is multiplied by: it decays or is pulled like any other.
+        untouched: `[C, 1]`, what a row that is in no batch is multiplied by: it decays or is pulled
+            like any other.
     """
 
     block: Block
@@ -114,26 +126,34 @@ class _Cohort:
         for name, value in start.items():
             if name in item_tables:
                 rows = value[block.touched]
-                tables[name] = Group(rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block)
+                tables[name] = Group(
+                    rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block
+                )
             else:
                 begin = own.get(name, value.expand(cohort, *value.shape))
                 dense[name] = Group(begin.clone(), begin, sgd, name, block)
         factors = torch.ones(cohort, 1, device=block.touched.device)
-        return cls(block, tables, dense, Group(factors, 1.0, sgd, next(iter(item_tables), ""), block))
+        return cls(
+            block, tables, dense, Group(factors, 1.0, sgd, next(iter(item_tables), ""), block)
+        )
 
     def step(self, objective: Objective, step: int, active: int) -> Tensor:
         """One step of the first `active` clients; returns each one's loss before it."""
         places = self.block.places[step, :active].flatten()
         rows = {name: group.rows(places, active) for name, group in self.tables.items()}
         leaves = {name: group.value[:active].detach() for name, group in self.dense.items()}
-        moving = [name for name, group in (*self.dense.items(), *self.tables.items()) if group.moves(step)]
+        moving = [
+            name for name, group in (*self.dense.items(), *self.tables.items()) if group.moves(step)
+        ]
         given = {**leaves, **rows}
         for name in moving:
             given[name].requires_grad_()
         loss = objective(given, self.block, step, active)
         gradients: dict[str, Tensor | None] = {}
         if loss.requires_grad:  # otherwise nothing moves in this step
-            found = torch.autograd.grad(loss.sum(), [given[name] for name in moving], allow_unused=True)
+            found = torch.autograd.grad(
+                loss.sum(), [given[name] for name in moving], allow_unused=True
+            )
             gradients = dict(zip(moving, found, strict=True))
         for name, group in self.dense.items():
             group.descend(gradients.get(name), active, step)

@@ -9,12 +9,13 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.row_sum import RowAccumulator
+from fedrec.protocol.sparse_update import SparseAccumulator
 
 
 @runtime_checkable
 class Outcome(Protocol):
-    """Norms, weighted sums and single clients' parameters of a block of C trained clients; see `Trained`."""
+    """Norms, weighted sums and single clients' parameters of a block of C trained clients; see
+    `Trained`."""
 
     @property
     def start(self) -> Mapping[str, Tensor]:
@@ -27,18 +28,21 @@ class Outcome(Protocol):
         ...
 
     def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from, or tells none."""
+        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
+        or tells none."""
         ...
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters; None: of all."""
+        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
+        None: of all."""
         ...
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are no item tables."""
+        """Add share times update of every client to the `float64` totals of parameters that are no
+        item tables."""
         ...
 
-    def add_rows(self, name: str, total: RowAccumulator, shares: Tensor) -> None:
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """The same of an item table, to the running sum of its changes."""
         ...
 

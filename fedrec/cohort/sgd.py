@@ -37,7 +37,8 @@ class SgdSettings:
 
     @property
     def plain(self) -> bool:
-        """Whether a parameter without a gradient stays as it is, so that only the rows of a batch need an update."""
+        """Whether a parameter without a gradient stays as it is, so that only the rows of a batch
+        need an update."""
         return not (self.momentum or self.weight_decay or self.proximal_mu)
 
     def rate(self, name: str) -> float:
@@ -71,7 +72,9 @@ class Group:
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
-        self._begins = self.block.begins(self.sgd.late_epochs) if self.name in self.sgd.late else None
+        self._begins = (
+            self.block.begins(self.sgd.late_epochs) if self.name in self.sgd.late else None
+        )
 
     def moves(self, step: int) -> bool:
         """Whether the gradient of this step can matter to any client."""
@@ -80,11 +83,13 @@ class Group:
         return self.rate > 0 and (self._begins is None or bool((self._begins <= step).any()))
 
     def rows(self, places: Tensor, active: int) -> Tensor:
-        """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`, a copy."""
+        """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`,
+        a copy."""
         return self._flat.index_select(0, places).view(active, -1, self.value.shape[-1])
 
     def descend_rows(self, gradient: Tensor | None, places: Tensor, active: int, step: int) -> None:
-        """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered twice gets both."""
+        """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered
+        twice gets both."""
         if gradient is None:
             self.descend(None, active, step)
             return
@@ -93,7 +98,9 @@ class Group:
             self._flat.index_add_(0, places, flat, alpha=-self.rate)
             return
         whole = torch.zeros_like(self.value)
-        whole.view(-1, whole.shape[-1]).index_add_(0, places, gradient.reshape(-1, gradient.shape[-1]))
+        whole.view(-1, whole.shape[-1]).index_add_(
+            0, places, gradient.reshape(-1, gradient.shape[-1])
+        )
         self.descend(whole[:active], active, step)
 
     def descend(self, gradient: Tensor | None, active: int, step: int) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everybody may know before any client is asked: the items, their features, and which user features there are.
+"""What everybody may know before any client is asked: the items, their features, and which user
+features there are.
 
-In a simulation the dataset tells; on real clients each sees its own interactions only, and item 17 must be the same
-item for all of them. The operator of a deployment writes this file and hands it to every node.
+In a simulation the dataset tells; on real clients each sees its own interactions only, and item 17
+must be the same item for all of them. The operator of a deployment writes this file and hands it to
+every node.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
-from fedrec.files import write_atomically
+from fedrec.runtime.atomic_files import write_atomically
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,9 @@ class Catalogue:
         return cls(
             item_ids=interactions.item_ids.astype(str),
             item_features=interactions.item_features,
-            user_features=tuple((f.name, f.categories) for f in interactions.user_features.features),
+            user_features=tuple(
+                (f.name, f.categories) for f in interactions.user_features.features
+            ),
             rated=interactions.ratings is not None,
             timed=interactions.times is not None,
         )
@@ -57,11 +61,17 @@ class Catalogue:
         """
         if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
             raise ValueError("items are a list in which an item stands once")
-        names = [feature.name for feature in self.item_features.features], [name for name, _ in self.user_features]
+        names = (
+            [feature.name for feature in self.item_features.features],
+            [name for name, _ in self.user_features],
+        )
         if any(len(set(own)) < len(own) for own in names):
             raise ValueError("a feature stands once")
         known = [categories for _, categories in self.user_features]
-        for categories in [*known, *(feature.categories for feature in self.item_features.features)]:
+        for categories in [
+            *known,
+            *(feature.categories for feature in self.item_features.features),
+        ]:
             if not all(isinstance(category, str) for category in categories):
                 raise ValueError("categories are texts")
 
@@ -74,7 +84,9 @@ class Catalogue:
         table = {
             "items": self.item_ids.tolist(),
             "item-features": [_table(feature) for feature in self.item_features.features],
-            "user-features": [{"name": name, "categories": list(known)} for name, known in self.user_features],
+            "user-features": [
+                {"name": name, "categories": list(known)} for name, known in self.user_features
+            ],
             "rated": self.rated,
             "timed": self.timed,
         }
@@ -91,11 +103,27 @@ class Catalogue:
             table = json.loads(path.read_text(encoding="utf-8"))
             items = np.array(table["items"], dtype=np.str_)
             features = tuple(_feature(entry) for entry in table["item-features"])
-            users = tuple((str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"])
-            found = cls(items, FeatureTable(len(items), features), users, bool(table["rated"]), bool(table["timed"]))
+            users = tuple(
+                (str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"]
+            )
+            found = cls(
+                items,
+                FeatureTable(len(items), features),
+                users,
+                bool(table["rated"]),
+                bool(table["timed"]),
+            )
             found.check()
             return found
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise DataError(
                 f"{path} is not a catalogue",
                 expected="a file as `fedrec deploy init --experiment` writes it",
@@ -114,5 +142,8 @@ def _table(feature: Feature) -> dict[str, Any]:
 
 
 def _feature(entry: dict[str, Any]) -> Feature:
-    offsets, codes = np.array(entry["offsets"], dtype=np.int64), np.array(entry["codes"], dtype=np.int64)
+    offsets, codes = (
+        np.array(entry["offsets"], dtype=np.int64),
+        np.array(entry["codes"], dtype=np.int64),
+    )
     return Feature(str(entry["name"]), tuple(entry["categories"]), offsets, codes)

@@ -43,7 +43,9 @@ class Feature:
                 expected=f"non-decreasing offsets from 0 to {len(self.codes)}",
                 got=f"{len(self.offsets)} offsets",
             )
-        if len(self.codes) and not (self.codes.min() >= 0 and self.codes.max() < len(self.categories)):
+        if len(self.codes) and not (
+            self.codes.min() >= 0 and self.codes.max() < len(self.categories)
+        ):
             raise DataError(
                 f"feature {self.name!r} has a code outside its categories",
                 expected=f"codes in [0, {len(self.categories)})",
@@ -57,7 +59,8 @@ class Feature:
 
     @classmethod
     def multiple(cls, name: str, labels: Sequence[Sequence[object]]) -> Feature:
-        """A feature with any number of labels per row; categories are the sorted distinct labels."""
+        """A feature with any number of labels per row; categories are the sorted distinct
+        labels."""
         counts = np.fromiter((len(row) for row in labels), np.int64, count=len(labels))
         flat = np.array([str(label) for row in labels for label in row], dtype=np.str_)
         categories, codes = np.unique(flat, return_inverse=True)
@@ -116,7 +119,9 @@ class FeatureTable:
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
-            raise DataError("two features have one name", expected="distinct names", got=", ".join(names))
+            raise DataError(
+                "two features have one name", expected="distinct names", got=", ".join(names)
+            )
         for feature in self.features:
             if feature.rows != self.rows:
                 raise DataError(

@@ -18,8 +18,9 @@ from fedrec.errors import DataError
 class Interactions:
     """Interactions between users and items, validated and immutable.
 
-    Users and items are dense indices `0..users-1` and `0..items-1`; `user_ids` and `item_ids` give back the names of
-    the source. Rows keep the order of the source. The same pair may occur in several rows (repeated use).
+    Users and items are dense indices `0..users-1` and `0..items-1`; `user_ids` and `item_ids` give
+    back the names of the source. Rows keep the order of the source. The same pair may occur in
+    several rows (repeated use).
 
     Attributes:
         name: the dataset's name.
@@ -30,12 +31,14 @@ class Interactions:
         user_features: side features, one row per user.
         item_features: side features, one row per item.
         ratings: `float32 [rows]`, finite, or None when the source has no ratings.
-        times: `int64 [rows]`, seconds since 1970 or any number that orders a user's interactions, or None.
-        published_test: `bool [rows]`, the rows that the publisher holds out for testing, or None where it has no such
-            file.
+        times: `int64 [rows]`, seconds since 1970 or any number that orders a user's interactions,
+            or None.
+        published_test: `bool [rows]`, the rows that the publisher holds out for testing, or None
+            where it has no such file.
 
     Raises:
-        DataError: lengths differ, an index is out of range, a rating is not finite, or a name is given twice.
+        DataError: lengths differ, an index is out of range, a rating is not finite, or a name is
+            given twice.
     """
 
     name: str
@@ -75,9 +78,15 @@ class Interactions:
         self._check_indices("users", self.users, self.user_ids, self.user_features)
         self._check_indices("items", self.items, self.item_ids, self.item_features)
         if self.ratings is not None and not np.isfinite(self.ratings).all():
-            raise DataError(f"{self.name}: a rating is not finite", expected="finite numbers", got="NaN or infinity")
+            raise DataError(
+                f"{self.name}: a rating is not finite",
+                expected="finite numbers",
+                got="NaN or infinity",
+            )
 
-    def _check_indices(self, what: str, index: np.ndarray, ids: np.ndarray, features: FeatureTable) -> None:
+    def _check_indices(
+        self, what: str, index: np.ndarray, ids: np.ndarray, features: FeatureTable
+    ) -> None:
         if len(index) and not (index.min() >= 0 and index.max() < len(ids)):
             raise DataError(
                 f"{self.name}: an index in {what!r} is out of range",
@@ -91,7 +100,9 @@ class Interactions:
                 got=f"{features.rows} rows",
             )
         if len(pd.unique(pd.Series(ids))) != len(ids):
-            raise DataError(f"{self.name}: two {what} have one id", expected="distinct ids", got="a repeated id")
+            raise DataError(
+                f"{self.name}: two {what} have one id", expected="distinct ids", got="a repeated id"
+            )
 
     def __len__(self) -> int:
         return len(self.users)
@@ -108,12 +119,14 @@ class Interactions:
 
     @cached_property
     def user_order(self) -> np.ndarray:
-        """`int64 [rows]`: row numbers grouped by user, users ascending, each user's rows in the source's order."""
+        """`int64 [rows]`: row numbers grouped by user, users ascending, each user's rows in the
+        source's order."""
         return np.argsort(self.users, kind="stable")
 
     @cached_property
     def user_offsets(self) -> np.ndarray:
-        """`int64 [num_users + 1]`: user u's rows are `user_order[user_offsets[u]:user_offsets[u + 1]]`."""
+        """`int64 [num_users + 1]`: user u's rows are
+        `user_order[user_offsets[u]:user_offsets[u + 1]]`."""
         counts = np.bincount(self.users, minlength=self.num_users)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -122,21 +135,31 @@ class Interactions:
         return self.user_order[self.user_offsets[user] : self.user_offsets[user + 1]]
 
     def fingerprint(self) -> str:
-        """SHA-256 over the set of (user id, item id, rating) rows: the same for any row order, times and machine."""
+        """SHA-256 over the set of (user id, item id, rating) rows: the same for any row order,
+        times and machine."""
         ratings = self.ratings if self.ratings is not None else np.zeros(1, np.float32)
-        bits = (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)  # adding zero makes -0 and 0 one number
+        bits = (
+            (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
+        )  # adding zero makes -0 and 0 one number
         rows = _mixed(_hashed(self.user_ids)[self.users])
         rows = _mixed(rows ^ _hashed(self.item_ids)[self.items])
         rows = np.sort(_mixed(rows ^ bits))
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
 
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
-        """Some of the rows (row numbers, or a slice), in that order; users and items keep their numbers."""
-        columns = {name: getattr(self, name) for name in ("users", "items", "ratings", "times", "published_test")}
-        return replace(self, **{name: values[rows] for name, values in columns.items() if values is not None})
+        """Some of the rows (row numbers, or a slice), in that order; users and items keep their
+        numbers."""
+        columns = {
+            name: getattr(self, name)
+            for name in ("users", "items", "ratings", "times", "published_test")
+        }
+        return replace(
+            self, **{name: values[rows] for name, values in columns.items() if values is not None}
+        )
 
     def frame(self) -> pd.DataFrame:
-        """The rows as a table with the source's names: user, item, and rating and time where there are any."""
+        """The rows as a table with the source's names: user, item, and rating and time where there
+        are any."""
         columns = {"user": self.user_ids[self.users], "item": self.item_ids[self.items]}
         if self.ratings is not None:
             columns["rating"] = self.ratings
@@ -147,12 +170,15 @@ class Interactions:
 
 def _hashed(ids: np.ndarray) -> np.ndarray:
     """`uint64`, one hash per id, of the id as text; 5 and "5" are one id."""
-    digests = b"".join(hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in ids.tolist())
+    digests = b"".join(
+        hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in ids.tolist()
+    )
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """A one-to-one scrambling of 64-bit numbers (the finaliser of SplitMix64), so that XOR of columns cannot cancel."""
+    """A one-to-one scrambling of 64-bit numbers (the finaliser of SplitMix64), so that XOR of
+    columns cannot cancel."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Negative items for training, drawn outside a client's training positives only.
 
-Widely used federated code draws them outside the training *and held-out* positives. Then a held-out item is the one
-item that never becomes a negative, and a score that merely counts how often an item was drawn finds it: a leak that
-reaches Hits@10 = 1 without any learning. So held-out items must stay possible negatives, and this function must never
-be told of them.
+Widely used federated code draws them outside the training *and held-out* positives. Then a held-out
+item is the one item that never becomes a negative, and a score that merely counts how often an item
+was drawn finds it: a leak that reaches Hits@10 = 1 without any learning. So held-out items must
+stay possible negatives, and this function must never be told of them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import numpy as np
 from fedrec.errors import DataError
 
 
-def draw_negatives(positives: np.ndarray, num_items: int, count: int, generator: np.random.Generator) -> np.ndarray:
+def draw_negatives(
+    positives: np.ndarray, num_items: int, count: int, generator: np.random.Generator
+) -> np.ndarray:
     """Draw items uniformly, with replacement, from those outside `positives`.
 
-    Exact and without rejection: a rank among the non-positives is drawn, and shifted past the positives that precede
-    it. Time and memory depend on `count` and on the number of positives, not on the catalogue.
+    Exact and without rejection: a rank among the non-positives is drawn, and shifted past the
+    positives that precede it. Time and memory depend on `count` and on the number of positives, not
+    on the catalogue.
 
     Args:
-        positives: `int64 [p]`, ascending and distinct, each in `[0, num_items)`: the client's *training* positives.
+        positives: `int64 [p]`, ascending and distinct, each in `[0, num_items)`: the client's
+            *training* positives.
         num_items: size of the catalogue.
         count: how many to draw, >= 0.
         generator: source of randomness.
@@ -44,7 +48,8 @@ def draw_negatives(positives: np.ndarray, num_items: int, count: int, generator:
 
 
 def nth_outside(positives: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """`int64`: the items outside `positives` (ascending, distinct) that have these ranks, from 0, among all such."""
+    """`int64`: the items outside `positives` (ascending, distinct) that have these ranks, from 0,
+    among all such."""
     # positives[i] - i non-positives lie before the i-th positive.
     free_before = positives - np.arange(len(positives))
     return rank + np.searchsorted(free_before, rank, side="right")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of a perturbation: training rows in, the rows that are learned from instead out.
 
-It runs once, before the first round, and its result is the same in every round and on every node: drawing anew would
-publish a profile as often as its client is sampled. It sees no held-out row.
+It runs once, before the first round, and its result is the same in every round and on every node:
+drawing anew would publish a profile as often as its client is sampled. It sees no held-out row.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedrec import registry
-from fedrec.blame import blaming, refuse_wrong
+from fedrec.components import registry
+from fedrec.components.errors import blaming, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition
-from fedrec.experiment import Experiment
+from fedrec.experiment.schema import Experiment
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,8 @@ class TrainingData:
 
     Attributes:
         rows: the training rows alone, in the dataset's order; users and items keep their numbers.
-        clients: `int64`, ascending: training clients. The rows of other users serve on-device fine-tuning only.
+        clients: `int64`, ascending: training clients. The rows of other users serve on-device
+            fine-tuning only.
         rated: whether ratings are learned from; otherwise nobody reads the rating of a row.
     """
 
@@ -42,9 +43,12 @@ class Perturbed:
     """What is learned from in place of the training rows.
 
     Attributes:
-        rows: of the same users and items as the training rows, but maybe others, more or fewer rows.
-        origin: `int64 [rows]`, the training row that each was made from; -1: from none in particular.
-        figures: what the perturbation tells of itself; `fedrec perturb` and `fedrec synthesise` print it.
+        rows: of the same users and items as the training rows, but maybe others, more or fewer
+            rows.
+        origin: `int64 [rows]`, the training row that each was made from; -1: from none in
+            particular.
+        figures: what the perturbation tells of itself; `fedrec perturb` and `fedrec synthesise`
+            print it.
     """
 
     rows: Interactions
@@ -55,12 +59,13 @@ class Perturbed:
 class Perturbation(ABC):
     """Changes what clients learn from.
 
-    A subclass lives in a file of its own in `fedrec/perturb/members/`, its configuration class above it. Its result is
-    a function of the data, its settings and the seed.
+    A subclass lives in a file of its own in `fedrec/perturb/members/`, its configuration class
+    above it. Its result is a function of the data, its settings and the seed.
 
     Args:
         config: its settings.
-        seed: of the experiment; random decisions come from `fedrec.rng.stream(seed, "perturb", ...)`.
+        seed: of the experiment; random decisions come from
+            `fedrec.rng.stream(seed, "perturb", ...)`.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -79,7 +84,8 @@ class Perturbation(ABC):
 
     @abstractmethod
     def words(self) -> list[str]:
-        """Sentences that must stand beside the results of a run: what is guaranteed, and what is not."""
+        """Sentences that must stand beside the results of a run: what is guaranteed, and what is
+        not."""
 
 
 def perturbation_of(experiment: Experiment) -> Perturbation | None:
@@ -92,8 +98,11 @@ def perturbation_of(experiment: Experiment) -> Perturbation | None:
         return cls(experiment.settings(kind), experiment.seed)
 
 
-def apply_perturbation(experiment: Experiment, interactions: Interactions, partition: Partition) -> Perturbed | None:
-    """What an experiment's clients learn from in place of their training rows; None where these stay as they are.
+def apply_perturbation(
+    experiment: Experiment, interactions: Interactions, partition: Partition
+) -> Perturbed | None:
+    """What an experiment's clients learn from in place of their training rows; None where these
+    stay as they are.
 
     Raises:
         ComponentError: the perturbation failed, or gave rows of other users or items.
@@ -102,7 +111,9 @@ def apply_perturbation(experiment: Experiment, interactions: Interactions, parti
     if perturbation is None:
         return None
     rated = experiment.task == "rating" or experiment.positive_above is not None
-    data = TrainingData(interactions.with_rows(partition.train_rows), partition.training_clients, rated)
+    data = TrainingData(
+        interactions.with_rows(partition.train_rows), partition.training_clients, rated
+    )
     with blaming(registry.PERTURBATION.name, perturbation, "with these training rows"):
         found = perturbation.perturb(data)
     _refuse_misfits(perturbation, found, data.rows)
@@ -111,7 +122,9 @@ def apply_perturbation(experiment: Experiment, interactions: Interactions, parti
 
 def _refuse_misfits(perturbation: Perturbation, found: Any, given: Interactions) -> None:
     def refuse(expected: str, got: str) -> None:
-        refuse_wrong(registry.PERTURBATION.name, perturbation, "from perturb()", expected=expected, got=got)
+        refuse_wrong(
+            registry.PERTURBATION.name, perturbation, "from perturb()", expected=expected, got=got
+        )
 
     if not isinstance(found, Perturbed) or not isinstance(found.rows, Interactions):
         refuse("a fedrec.data.perturbation.Perturbed with Interactions", type(found).__name__)
@@ -120,11 +133,16 @@ def _refuse_misfits(perturbation: Perturbation, found: Any, given: Interactions)
     if sizes[0] != sizes[1]:
         refuse("{} users and {} items".format(*sizes[0]), "{} and {}".format(*sizes[1]))
     lost = [
-        name for name in ("ratings", "times") if getattr(given, name) is not None and getattr(found.rows, name) is None
+        name
+        for name in ("ratings", "times")
+        if getattr(given, name) is not None and getattr(found.rows, name) is None
     ]
     if lost:
         refuse(f"rows with {' and '.join(lost)}, as there were", "rows without")
     origin = np.asarray(found.origin)
     known = len(origin) == 0 or (origin.min() >= -1 and origin.max() < len(given))
     if len(origin) != len(found.rows) or not known:
-        refuse(f"an origin of each of the {len(found.rows)} rows, in [-1, {len(given)})", f"{len(origin)} origins")
+        refuse(
+            f"an origin of each of the {len(found.rows)} rows, in [-1, {len(given)})",
+            f"{len(origin)} origins",
+        )

@@ -1,87 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interactions and a partition, seen as clients: what each device knows, and what it is tested on."""
+"""Interactions and a partition, seen as clients: what each device knows, and what it is tested
+on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from fedrec import registry
-from fedrec.blame import blaming, refuse_wrong
+from fedrec.components import registry
+from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, apply_perturbation
-from fedrec.data.repeats import time_weighted
+from fedrec.data.schema import Schema
 from fedrec.data.split import Partition
-from fedrec.distinct import distinct
+from fedrec.data.time_weighting import time_weighted
 from fedrec.errors import DataError
-from fedrec.experiment import Experiment, Masked
-from fedrec.models.base import Schema
+from fedrec.experiment.schema import Experiment
 from fedrec.rng import stream
-
-
-@dataclass(frozen=True, eq=False)
-class ClientData:
-    """One client's own training data.
-
-    Attributes:
-        client: the client's id (its user index).
-        features: per user feature the client's category codes, `int64 [codes]`.
-        items: `int64 [n]`, the items of its training rows.
-        labels: `float32 [n]`; ranking: 1 positive, 0 not; rating: the rating.
-        positives: `int64`, ascending, distinct: the positive items among them. Negatives are drawn outside of these,
-            and of nothing else: an item held out for testing must be as likely a negative as one never seen.
-        times: `int64 [n]`, when each training row happened; None where the dataset has no times.
-        ratings: `float32 [n]`, its rating; None where the dataset has none.
-    """
-
-    client: int
-    features: tuple[np.ndarray, ...]
-    items: np.ndarray
-    labels: np.ndarray
-    positives: np.ndarray
-    times: np.ndarray | None = None
-    ratings: np.ndarray | None = None
-
-    def order(self) -> np.ndarray:
-        """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order without times.
-
-        Rows of the same time keep the source's order.
-        """
-        return np.arange(len(self.items)) if self.times is None else np.argsort(self.times, kind="stable")
-
-    def amounts(self, rated: bool) -> np.ndarray:
-        """`float32`, how much each of the positives is liked: 1, or where `rated` its ratings weighted by time."""
-        if not rated:
-            return np.ones(len(self.positives), dtype=np.float32)
-        rows = np.flatnonzero(self.labels > 0)
-        ratings, times = (None if part is None else part[rows] for part in (self.ratings, self.times))
-        return time_weighted(np.zeros_like(rows), self.items[rows], ratings, times)[2]
-
-
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """What a block of users is tested on, as masks and weights over the catalogue.
-
-    Attributes:
-        seen: `bool [users, items]`, items the user interacted with in any part.
-        known: `bool [users, items]`, items of the training part.
-        learned: `bool [users, items]`, items of the rows that are learned from; `known` where nothing is perturbed.
-        relevant: `bool [users, items]`, held-out positives.
-        weight: `int64 [users, items]`, how many held-out positive rows each has, or None when none repeats.
-    """
-
-    seen: np.ndarray
-    known: np.ndarray
-    learned: np.ndarray
-    relevant: np.ndarray
-    weight: np.ndarray | None
-
-    def masked(self, how: Masked) -> np.ndarray:
-        """`bool [users, items]`: items that are left out of whole lists (`evaluation.masked`)."""
-        return {"real": self.known, "learned": self.learned}[how] if how != "both" else self.known | self.learned
+from fedrec.runtime.distinct import distinct
 
 
 class Population:
@@ -91,9 +30,10 @@ class Population:
         interactions: the dataset.
         partition: what is learned from and what is held out.
         task: `"ranking"` or `"rating"`.
-        positive_above: a row is positive when its rating is above this; None: every row is positive.
-        perturbed: what is learned from in place of the training rows, where these are perturbed first. Held-out
-            rows, and what counts as known or seen in a list, stay the real ones.
+        positive_above: a row is positive when its rating is above this; None: every row is
+            positive.
+        perturbed: what is learned from in place of the training rows, where these are perturbed
+            first. Held-out rows, and what counts as known or seen in a list, stay the real ones.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -121,7 +61,11 @@ class Population:
         self._labels = self._make_labels(interactions, positive_above)
         self._train = _Grouped(interactions, partition.train_rows)
         if perturbed is None:
-            self._learned, self._learned_labels, self._learned_train = interactions, self._labels, self._train
+            self._learned, self._learned_labels, self._learned_train = (
+                interactions,
+                self._labels,
+                self._train,
+            )
         else:
             self._learned, self._learned_train = perturbed.rows, _Grouped(perturbed.rows, None)
             self._learned_labels = self._make_labels(perturbed.rows, positive_above)
@@ -133,10 +77,14 @@ class Population:
         interactions = read_interactions(experiment)
         split_class = registry.resolve(registry.SPLIT, experiment.split.name)
         with blaming(registry.SPLIT.name, split_class, "with these interactions"):
-            partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(interactions)
+            partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(
+                interactions
+            )
         if not isinstance(partition, Partition):
             expected, got = "a fedrec.data.split.Partition", type(partition).__name__
-            refuse_wrong(registry.SPLIT.name, split_class, "from split()", expected=expected, got=got)
+            refuse_wrong(
+                registry.SPLIT.name, split_class, "from split()", expected=expected, got=got
+            )
         return cls(
             interactions,
             partition,
@@ -153,7 +101,9 @@ class Population:
     def schema(self) -> Schema:
         """What a model may know before it sees any client."""
         data = self.interactions
-        users = tuple((feature.name, len(feature.categories)) for feature in data.user_features.features)
+        users = tuple(
+            (feature.name, len(feature.categories)) for feature in data.user_features.features
+        )
         words = tuple(feature.categories for feature in data.user_features.features)
         return Schema(data.num_items, data.item_features, users, self.task, data.num_users, words)
 
@@ -162,7 +112,8 @@ class Population:
         return self.clients(np.array([client]))[0]
 
     def clients(self, clients: np.ndarray) -> list[ClientData]:
-        """The training data of some clients `int64 [clients]`; sooner there than those of one after the other."""
+        """The training data of some clients `int64 [clients]`; sooner there than those of one after
+        the other."""
         place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
         own = place * self.interactions.num_items + items  # a number for each client's each item
@@ -176,14 +127,35 @@ class Population:
         ratings = None if self._learned.ratings is None else self._learned.ratings[rows]
         found = []
         for one, client in enumerate(clients.tolist()):
-            span, positives = slice(*row_ends[one : one + 2]), liked[slice(*liked_ends[one : one + 2])]
+            span, positives = (
+                slice(*row_ends[one : one + 2]),
+                liked[slice(*liked_ends[one : one + 2])],
+            )
             features = tuple(feature[one] for feature in codes)
-            own_times, own_ratings = (None if part is None else part[span] for part in (times, ratings))
-            found.append(ClientData(client, features, items[span], labels[span], positives, own_times, own_ratings))
+            own_times, own_ratings = (
+                None if part is None else part[span] for part in (times, ratings)
+            )
+            avoided = self._avoided(client, positives) if self.partition.leaky_negatives else None
+            given = (
+                client,
+                features,
+                items[span],
+                labels[span],
+                positives,
+                own_times,
+                own_ratings,
+                avoided,
+            )
+            found.append(ClientData(*given))
         return found
 
+    def _avoided(self, client: int, positives: np.ndarray) -> np.ndarray:
+        """The client's positives and its items in any part of the data."""
+        return np.union1d(positives, self.interactions.items[self._all.rows_of(client)])
+
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for none."""
+        """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for
+        none."""
         return tuple(codes[clients] for codes in self._user_codes)
 
     def known_counts(self, clients: np.ndarray) -> np.ndarray:
@@ -198,7 +170,8 @@ class Population:
         """Positive items of the training rows of some clients as they are learned from, ragged.
 
         Returns:
-            `int64 [clients + 1]` offsets and `int64 [total]` items: place c has `items[offsets[c]:offsets[c + 1]]`.
+            `int64 [clients + 1]` offsets and `int64 [total]` items: place c has
+            `items[offsets[c]:offsets[c + 1]]`.
         """
         place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
@@ -206,28 +179,34 @@ class Population:
         return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[positive]]
 
     def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
-        """`float32 [clients, items]`: how much some clients like the positive items of their training rows.
+        """`float32 [clients, items]`: how much some clients like the positive items of their
+        training rows.
 
-        1, or where `rated` the ratings weighted by time (`fedrec.data.repeats`); 0 elsewhere.
+        1, or where `rated` the ratings weighted by time (`fedrec.data.time_weighting`); 0
+        elsewhere.
         """
         place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
         place, rows, data = place[positive], rows[positive], self._learned
-        ratings, times = (None if part is None else part[rows] for part in (data.ratings, data.times))
+        ratings, times = (
+            None if part is None else part[rows] for part in (data.ratings, data.times)
+        )
         users, items, amounts = time_weighted(place, data.items[rows], ratings, times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
         table[users, items] = amounts if rated else 1.0
         return table
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
-        """`int64`, ascending: clients that have something to be tested on (ranking: a held-out positive)."""
+        """`int64`, ascending: clients that have something to be tested on (ranking: a held-out
+        positive)."""
         rows = self._held_out_rows(held_out)
         if self.task == "ranking":
             rows = rows[self._labels[rows] > 0]
         return np.unique(self.interactions.users[rows])
 
     def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
-        """Masks over the catalogue for a block of clients; their memory grows with clients times items."""
+        """Masks over the catalogue for a block of clients; their memory grows with clients times
+        items."""
         shape = (len(clients), self.interactions.num_items)
         seen = np.zeros(shape, dtype=bool)
         seen[self._all.positions(clients)] = True
@@ -242,7 +221,9 @@ class Population:
         positive = self._labels[rows] > 0
         np.add.at(weight, (users[positive], self.interactions.items[rows[positive]]), 1)
         relevant = weight > 0
-        return HeldOut(seen, known, learned, relevant, weight if weight.max(initial=0) > 1 else None)
+        return HeldOut(
+            seen, known, learned, relevant, weight if weight.max(initial=0) > 1 else None
+        )
 
     def whole_history(self, clients: np.ndarray) -> np.ndarray:
         """`bool [clients, items]`: positive items of some clients in any part of the data."""
@@ -253,7 +234,8 @@ class Population:
         return table
 
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Users, items and ratings of the training rows of some clients, as they are learned from."""
+        """Users, items and ratings of the training rows of some clients, as they are learned
+        from."""
         _, rows = self._learned_train.entries(clients)
         return self._learned.users[rows], self._learned.items[rows], self._learned_labels[rows]
 
@@ -264,7 +246,9 @@ class Population:
         _, rows = self._grouped_held_out(held_out).entries(clients)
         return self.interactions.users[rows], self.interactions.items[rows], self._labels[rows]
 
-    def held_out_ratings(self, client: int, held_out: Literal["test", "validation"]) -> tuple[np.ndarray, np.ndarray]:
+    def held_out_ratings(
+        self, client: int, held_out: Literal["test", "validation"]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Items and ratings of one client's held-out rows, `int64 [n]` and `float32 [n]`."""
         rows = self._grouped_held_out(held_out).rows_of(client)
         return self.interactions.items[rows], self._labels[rows]
@@ -297,7 +281,8 @@ class Population:
 
 
 def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:
-    """So many of the clients, ascending; the same ones for the same clients, count and seed; None takes all."""
+    """So many of the clients, ascending; the same ones for the same clients, count and seed; None
+    takes all."""
     if count is None or count >= len(clients):
         return clients
     return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))
@@ -342,7 +327,9 @@ def read_interactions(experiment: Experiment) -> Interactions:
     """
     reader_class = registry.resolve(registry.DATASET, experiment.dataset.name)
     with blaming(registry.DATASET.name, reader_class, "when it was read"):
-        interactions = reader_class(experiment.dataset.name, experiment.settings(registry.DATASET)).read()
+        interactions = reader_class(
+            experiment.dataset.name, experiment.settings(registry.DATASET)
+        ).read()
     if not isinstance(interactions, Interactions):
         expected, got = "fedrec.data.interactions.Interactions", type(interactions).__name__
         refuse_wrong(registry.DATASET.name, reader_class, "from read()", expected=expected, got=got)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedrec.config import Config
+from fedrec.data.files.source import Source
+from fedrec.data.files.verification import require_complete_lines, require_match
 from fedrec.data.interactions import Interactions
-from fedrec.data.source import Source
-from fedrec.data.verify import require_complete_lines, require_match
 from fedrec.errors import DataError
 
 
@@ -19,20 +19,24 @@ class ReaderConfig(Config):
     """Settings that every dataset has."""
 
     path: Path | None = None
-    """Folder (or file) of the raw data; default: the folder of the dataset's name in the data directory."""
+    """Folder (or file) of the raw data; default: the folder of the dataset's name in the data
+    directory."""
     verify: bool = True
-    """Refuse data whose counts or checksum differ from the published ones; false for a deliberately changed copy."""
+    """Refuse data whose counts or checksum differ from the published ones; false for a deliberately
+    changed copy."""
 
 
 class Reader(ABC):
     """Reads one dataset into `Interactions`.
 
-    A subclass lives in a file of its own in `fedrec/data/readers/`, its configuration class above it.
+    A subclass lives in a file of its own in `fedrec/data/readers/`, its configuration class above
+    it.
 
     Attributes:
         title: the dataset in a few words, with its size.
         paper: which paper of `docs/papers` uses it, or who published it.
-        source: where it comes from and what must be in it; None for generated data and for a user's own table.
+        source: where it comes from and what must be in it; None for generated data and for a user's
+            own table.
         folder_name: name of its folder in the data directory; empty for the dataset's own name.
     """
 
@@ -61,11 +65,17 @@ class Reader(ABC):
         """
         path = self.config.path or self.default_folder()
         if not path.exists():
-            fix = f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to the folder above it"
+            fix = (
+                f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to"
+                " the folder above it"
+            )
             if self.source is not None and self.source.archives:
                 fix = f"fedrec data fetch {self.name}, or " + fix
             raise DataError(
-                f"the data of {self.name!r} are not there", expected=f"a folder {path}", got="nothing", fix=fix
+                f"the data of {self.name!r} are not there",
+                expected=f"a folder {path}",
+                got="nothing",
+                fix=fix,
             )
         return path
 
@@ -74,7 +84,8 @@ class Reader(ABC):
         return data_directory() / (self.folder_name or self.name)
 
     def file(self, name: str, *, lines: int | None = None) -> Path:
-        """One file of the raw data; `lines` is the published number of its lines, for the error message.
+        """One file of the raw data; `lines` is the published number of its lines, for the error
+        message.
 
         Raises:
             DataError: it is missing, or (unless verification is off) its last line is cut.
@@ -82,13 +93,19 @@ class Reader(ABC):
         path = self.folder() / name
         if not path.is_file():
             fix = f"complete the folder {path.parent}, or fedrec data import {self.name} PATH"
-            raise DataError(f"a file of {self.name!r} is missing", expected=f"a file {path}", got="nothing", fix=fix)
+            raise DataError(
+                f"a file of {self.name!r} is missing",
+                expected=f"a file {path}",
+                got="nothing",
+                fix=fix,
+            )
         if self.config.verify:
             require_complete_lines(path, lines)
         return path
 
     def verified(self, interactions: Interactions) -> Interactions:
-        """The same interactions, checked against the published counts and checksum unless verification is off.
+        """The same interactions, checked against the published counts and checksum unless
+        verification is off.
 
         Raises:
             DataError: a count or the checksum differs.

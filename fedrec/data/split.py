@@ -20,10 +20,13 @@ class Partition:
 
     Attributes:
         training_clients: `int64`, ascending; users that may be sampled for training rounds.
-        train_rows: `int64`, ascending; rows that a client may learn from. For a user outside `training_clients` these
-            serve on-device fine-tuning only.
+        train_rows: `int64`, ascending; rows that a client may learn from. For a user outside
+            `training_clients` these serve on-device fine-tuning only.
         validation_rows: `int64`, ascending; held out, to choose settings.
         test_rows: `int64`, ascending; held out, to report.
+        leaky_negatives: whether held-out items are kept out of the negatives that clients draw, as
+            published code for federated recommenders does. That tells which items are held out; see
+            `fedrec.data.negatives`.
 
     Raises:
         DataError: a row is in two parts.
@@ -33,6 +36,7 @@ class Partition:
     train_rows: np.ndarray
     validation_rows: np.ndarray
     test_rows: np.ndarray
+    leaky_negatives: bool = False
 
     def __post_init__(self) -> None:
         for field in ("training_clients", "train_rows", "validation_rows", "test_rows"):
@@ -45,14 +49,17 @@ class Partition:
         taken = np.zeros(rows.max(initial=-1) + 1, dtype=bool)
         taken[rows] = True
         if np.count_nonzero(taken) != len(rows):
-            raise DataError("a split put one row into two parts", expected="disjoint parts", got="a shared row")
+            raise DataError(
+                "a split put one row into two parts", expected="disjoint parts", got="a shared row"
+            )
 
 
 class Split(ABC):
     """Divides interactions into what is learned from and what is held out.
 
-    A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above it. It is a function
-    of the interactions, its configuration and the experiment's seed (stream `"split"`).
+    A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above
+    it. It is a function of the interactions, its configuration and the experiment's seed (stream
+    `"split"`).
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -66,5 +73,6 @@ class Split(ABC):
         """Divide the interactions.
 
         Raises:
-            DataError: the interactions lack what this split needs (times, enough rows per user, fold files).
+            DataError: the interactions lack what this split needs (times, enough rows per user,
+                fold files).
         """

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from fedrec.cohort.kernel.compilation import compiled
+from fedrec.runtime.compilation import compiled
 
 
 @compiled
-def descend_factors(users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most):
+def descend_factors(
+    users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most
+):
     """One pass over ratings: e = r - p_u . q_i + noise, clamped; p_u and q_i move at once.
 
     Args:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lists hold besides what is right: how much of the catalogue, how evenly, and how popular.
 
-Accuracy is a mean over users; these look at all users' lists of length k together, known items left out.
+Accuracy is a mean over users; these look at all users' lists of length k together, known items left
+out.
 
     coverage@k          share of the catalogue that is in somebody's list
-    gini@k              Gini coefficient of how often each item is in a list: 0 where all are equally often, 1 - 1/items
+    gini@k              Gini coefficient of how often each item is in a list: 0 where all are
+    equally often, 1 - 1/items
                         where all lists hold one item alone
-    popularity@k        mean over users of the mean share of training users who like an item of the list
-    popularity-lift@k   by which share that exceeds the same mean over the user's known liked items, minus 1
+    popularity@k        mean over users of the mean share of training users who like an item of the
+    list popularity-lift@k   by which share that exceeds the same mean over the user's known liked
+    items, minus 1
                         (Abdollahpouri et al. 2019); mean over users who have such items
 
-A user without a held-out positive counts like any other: a list is made for everybody who is evaluated.
+A user without a held-out positive counts like any other: a list is made for everybody who is
+evaluated.
 """
 
 from __future__ import annotations
@@ -48,10 +52,14 @@ class ListStatistics:
         longest = min(max(self._ks), scores.shape[1])
         candidates = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(known, -torch.inf)
         lists, offered = best_items(candidates, longest), (~known).sum(1, keepdim=True)
-        listed = torch.arange(longest) < offered  # whoever knows nearly everything has a shorter list
+        listed = (
+            torch.arange(longest) < offered
+        )  # whoever knows nearly everything has a shorter list
         shares = self._popularity[lists] * listed
         users, items = liked.nonzero(as_tuple=True)
-        amounts = torch.zeros(len(liked), dtype=torch.float64).index_add_(0, users, self._popularity[items])
+        amounts = torch.zeros(len(liked), dtype=torch.float64).index_add_(
+            0, users, self._popularity[items]
+        )
         self._known.append(amounts / torch.bincount(users, minlength=len(liked)))
         for k in self._ks:
             inside = listed[:, :k]
@@ -78,4 +86,8 @@ def gini(counts: Tensor) -> float:
     ascending = counts.double().sort().values
     number, total = len(ascending), ascending.sum()
     place = torch.arange(1, number + 1, dtype=torch.float64)
-    return float((2 * place - number - 1) @ ascending / (number * total)) if total > 0 else float("nan")
+    return (
+        float((2 * place - number - 1) @ ascending / (number * total))
+        if total > 0
+        else float("nan")
+    )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means of per-user metrics over groups of users: who is served well, and who is not.
 
-PrivRec (section 4.5.1) calls a user inactive who has fewer than 20 visited items in the test half. We count the
-training half, which is what the system knows of the user; the halves are equal, so the two counts differ by at most
-one.
+PrivRec (section 4.5.1) calls a user inactive who has fewer than 20 visited items in the test half.
+We count the training half, which is what the system knows of the user; the halves are equal, so the
+two counts differ by at most one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from fedrec.data.interactions import Interactions
 
 
 def user_groups(
-    interactions: Interactions, users: np.ndarray, known_counts: np.ndarray, inactive_below: int = 20
+    interactions: Interactions,
+    users: np.ndarray,
+    known_counts: np.ndarray,
+    inactive_below: int = 20,
 ) -> dict[str, np.ndarray]:
     """Groups of the evaluated users, by activity and by each single-valued user feature.
 
@@ -26,8 +29,8 @@ def user_groups(
         inactive_below: a user with fewer known interactions is inactive.
 
     Returns:
-        `bool [n]` per group: `"inactive"`, `"active"`, and one such as `"gender=F"` per category that occurs. A user
-        without a code belongs to no group of that feature.
+        `bool [n]` per group: `"inactive"`, `"active"`, and one such as `"gender=F"` per category
+        that occurs. A user without a code belongs to no group of that feature.
     """
     inactive = np.asarray(known_counts) < inactive_below
     groups = {"inactive": inactive, "active": ~inactive}
@@ -48,12 +51,17 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
         groups: `bool [rows]` per group, as from `user_groups`.
 
     Returns:
-        One row per group, in order; the columns of `per_user`, and first `count`, the number of users in the group who
-        have any value. The mean of nobody is NaN.
+        One row per group, in order; the columns of `per_user`, and first `count`, the number of
+        users in the group who have any value. The mean of nobody is NaN.
     """
     judged = per_user.notna().any(axis=1).to_numpy()
-    rows = [{"count": int((judged & member).sum()), **per_user[member].mean()} for member in groups.values()]
-    return pd.DataFrame(rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns])
+    rows = [
+        {"count": int((judged & member).sum()), **per_user[member].mean()}
+        for member in groups.values()
+    ]
+    return pd.DataFrame(
+        rows, index=pd.Index(groups, name="group"), columns=["count", *per_user.columns]
+    )
 
 
 def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
@@ -63,10 +71,15 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
         means: one row per group, as from `group_means`.
 
     Returns:
-        One row per kind: `"activity"` for active and inactive users, and each user feature; the metrics of `means`.
-        Groups in which nobody has a value do not count. NaN for a kind with fewer than two other groups.
+        One row per kind: `"activity"` for active and inactive users, and each user feature; the
+        metrics of `means`. Groups in which nobody has a value do not count. NaN for a kind with
+        fewer than two other groups.
     """
-    kinds = [str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index]
+    kinds = [
+        str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index
+    ]
     grouped = means.drop(columns="count").groupby(np.array(kinds), sort=False)
-    highest, lowest, values = (pd.DataFrame(found) for found in (grouped.max(), grouped.min(), grouped.count()))
+    highest, lowest, values = (
+        pd.DataFrame(found) for found in (grouped.max(), grouped.min(), grouped.count())
+    )
     return (highest - lowest).where(values > 1).rename_axis("kind")

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranking metrics for a block of users, in two views that must not be mixed.
 
-*Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is ranked on its own
-against all items that its user never interacted with, in any part; the user's other positives are not in the list.
-`hits@k` is the share of held-out positives that reach the first k places, `ndcg@k` the mean over them of
-1 / log2(rank + 1), or 0 beyond k; a list has one relevant item, so the ideal DCG is 1. Equation 13 does not say how a
-user's lists are combined; their mean is within [0, 1] and at most `hits@k`. The paper's tables grow faster in k than
-this definition can (by more than the change of hits divided by log2(k + 2)), so compare `hits@k` with them only.
+*Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is
+ranked on its own against all items that its user never interacted with, in any part; the user's
+other positives are not in the list. `hits@k` is the share of held-out positives that reach the
+first k places, `ndcg@k` the mean over them of 1 / log2(rank + 1), or 0 beyond k; a list has one
+relevant item, so the ideal DCG is 1. Equation 13 does not say how a user's lists are combined;
+their mean is within [0, 1] and at most `hits@k`. The paper's tables grow faster in k than this
+definition can (by more than the change of hits divided by log2(k + 2)), so compare `hits@k` with
+them only.
 
-Ties there are resolved by expectation under random tie-breaking. With g never-seen items scored higher and e scored
-equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that depends on the rank only, and its running
-sum C(r) = c(1) + ... + c(r), the expected gain is (C(g + e + 1) - C(g)) / (e + 1). So a constant score over n
-never-seen items gets exactly k / (n + 1) hits, and no order of the catalogue can flatter a model.
+Ties there are resolved by expectation under random tie-breaking. With g never-seen items scored
+higher and e scored equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that
+depends on the rank only, and its running sum C(r) = c(1) + ... + c(r), the expected gain is (C(g +
+e + 1) - C(g)) / (e + 1). So a constant score over n never-seen items gets exactly k / (n + 1) hits,
+and no order of the catalogue can flatter a model.
 
-*Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `map@k`, `mrr`). One list per user, over all items that are not
-in the training part; every held-out positive in it is relevant. The denominators are the number of relevant items
-(recall), k (precision) and the DCG of the best possible list of length k (`ndcg-list`). `map@k` is the sum of the
-precision at each relevant item among the first k, over the number of relevant items, as TREC has it (others divide by
-the smaller of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are broken by
-item index, lower first: deterministic, but a model with few distinct scores depends on the order of the catalogue here,
-unlike above.
+*Whole lists* (`recall@k`, `precision@k`, `ndcg-list@k`, `map@k`, `mrr`). One list per user, over
+all items that are not in the training part; every held-out positive in it is relevant. The
+denominators are the number of relevant items (recall), k (precision) and the DCG of the best
+possible list of length k (`ndcg-list`). `map@k` is the sum of the precision at each relevant item
+among the first k, over the number of relevant items, as TREC has it (others divide by the smaller
+of that and k). `mrr` is the reciprocal rank of the first relevant item in the full list. Ties are
+broken by item index, lower first: deterministic, but a model with few distinct scores depends on
+the order of the catalogue here, unlike above.
 """
 
 from __future__ import annotations
@@ -48,17 +52,19 @@ def ranking_metrics(
         scores: `float [users, items]`, higher is better; infinite values are allowed.
         seen: `bool [users, items]`, items of the user in any part; contains `relevant`.
         known: `bool [users, items]`, items of the user's training part.
-        relevant: `bool [users, items]`, held-out positives. Those that are also known (a repeated use) count in the
-            single-positive view only, for a whole list cannot contain them.
+        relevant: `bool [users, items]`, held-out positives. Those that are also known (a repeated
+            use) count in the single-positive view only, for a whole list cannot contain them.
         ks: lengths of the lists, each >= 1; more than the catalogue holds is allowed.
-        weights: `[users, items]`, how often each held-out positive counts in the single-positive view (row-level
-            evaluation of repeated use); default: once.
-        masked: `bool [users, items]`, items that whole lists leave out; default: the known ones. A relevant item among
-            them that is not known is missed: it counts in the denominators and can be in no list.
+        weights: `[users, items]`, how often each held-out positive counts in the single-positive
+            view (row-level evaluation of repeated use); default: once.
+        masked: `bool [users, items]`, items that whole lists leave out; default: the known ones. A
+            relevant item among them that is not known is missed: it counts in the denominators and
+                can be in no list.
 
     Returns:
-        `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`, `"ndcg-list@k"`,
-        `"map@k"` and `"mrr"`. A user without a held-out positive has NaN, to be left out of means.
+        `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`,
+        `"ndcg-list@k"`, `"map@k"` and `"mrr"`. A user without a held-out positive has NaN, to be
+        left out of means.
 
     Raises:
         ExperimentError: a score is NaN.
@@ -73,10 +79,14 @@ def ranking_metrics(
     }
 
 
-def _check(scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]) -> None:
+def _check(
+    scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]
+) -> None:
     shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
     if len(shapes) != 1 or scores.dim() != 2:
-        raise ValueError(f"Expected four tensors of one shape [users, items], got {sorted(shapes)}.")
+        raise ValueError(
+            f"Expected four tensors of one shape [users, items], got {sorted(shapes)}."
+        )
     if not ks or min(ks) < 1:
         raise ValueError(f"Expected list lengths >= 1, got ks={tuple(ks)!r}.")
     if bool((relevant & ~seen).any()):
@@ -92,7 +102,8 @@ def _check(scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Se
 
 
 def _discounts(longest: int, device: torch.device) -> Tensor:
-    """`float64 [longest + 1]`: running sum of 1 / log2(rank + 1) over the first n ranks, at index n."""
+    """`float64 [longest + 1]`: running sum of 1 / log2(rank + 1) over the first n ranks, at index
+    n."""
     gains = torch.arange(2, longest + 2, dtype=torch.float64, device=device).log2().reciprocal()
     return torch.cat([gains.new_zeros(1), gains.cumsum(0)])
 
@@ -112,23 +123,27 @@ def _single_positive(
         first, last = higher.clamp(max=k), (higher + equal + 1).clamp(max=k)
         share = weight / (equal + 1)
         metrics[f"hits@{k}"] = _sum_by_user(share * (last - first), users, len(scores)) / total
-        metrics[f"ndcg@{k}"] = _sum_by_user(share * (discounts[last] - discounts[first]), users, len(scores)) / total
+        metrics[f"ndcg@{k}"] = (
+            _sum_by_user(share * (discounts[last] - discounts[first]), users, len(scores)) / total
+        )
     return metrics
 
 
 def _competitors(
     scores: Tensor, seen: Tensor, users: Tensor, items: Tensor, weight: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Never-seen items above and level with each positive: `int64` counts, and the positives' users and weights.
+    """Never-seen items above and level with each positive: `int64` counts, and the positives' users
+    and weights.
 
-    Only the positives that can reach the first `longest` places are returned: a positive below the `longest`-th best
-    never-seen item gains nothing. So the best never-seen items suffice, and no row is ever sorted.
+    Only the positives that can reach the first `longest` places are returned: a positive below the
+    `longest`-th best never-seen item gains nothing. So the best never-seen items suffice, and no
+    row is ever sorted.
     """
     never_seen = scores.masked_fill(seen, -torch.inf)
     best = never_seen.topk(min(longest, scores.shape[1]), dim=1).values
     floor = best[:, -1]
     # Of those level with the floor, more may exist than the list of the best shows.
-    at_floor = (never_seen == floor[:, None]).sum(1)
+    at_floor = (never_seen == floor[:, None]).count_nonzero(dim=1)
     value = scores[users, items]
     reaches = value >= floor[users]
     users, value, weight = users[reaches], value[reaches, None], weight[reaches]
@@ -138,10 +153,14 @@ def _competitors(
 
 
 def _sum_by_user(values: Tensor, users: Tensor, num_users: int) -> Tensor:
-    return torch.zeros(num_users, dtype=torch.float64, device=values.device).index_add_(0, users, values)
+    return torch.zeros(num_users, dtype=torch.float64, device=values.device).index_add_(
+        0, users, values
+    )
 
 
-def _whole_list(scores: Tensor, masked: Tensor, relevant: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
+def _whole_list(
+    scores: Tensor, masked: Tensor, relevant: Tensor, ks: Sequence[int]
+) -> dict[str, Tensor]:
     candidates = scores.masked_fill(masked, -torch.inf)
     longest = min(max(ks), scores.shape[1])
     hit = (relevant & ~masked).gather(1, best_items(candidates, longest)).double()
@@ -169,13 +188,15 @@ def best_items(values: Tensor, longest: int) -> Tensor:
         longest: number of places, at most the number of items.
 
     Returns:
-        `int64 [users, longest]`: items by falling value, equal values by rising index; in any order where -infinity.
+        `int64 [users, longest]`: items by falling value, equal values by rising index; in any order
+            where -infinity.
     """
-    best = values.topk(longest, dim=1)
-    items = best.indices.sort(dim=1).values
-    # topk keeps any of those level with the last place; where some were left out, the lowest are taken instead.
-    floor = best.values[:, -1:]
-    left_out = (values == floor).sum(1) > (best.values == floor).sum(1)
+    best = values.topk(min(longest + 1, values.shape[1]), dim=1)
+    items = best.indices[:, :longest].sort(dim=1).values
+    # topk keeps any of those level with the last place; where the next one is level, some were left
+    # out, and the lowest are taken instead.
+    floor, after = best.values[:, longest - 1 : longest], best.values[:, longest:]
+    left_out = (after == floor).any(1)
     rows = (left_out & (floor[:, 0] > -torch.inf)).nonzero()[:, 0]
     if len(rows):
         above, level = values[rows] > floor[rows], values[rows] == floor[rows]
@@ -186,9 +207,14 @@ def best_items(values: Tensor, longest: int) -> Tensor:
 
 
 def _first_relevant(candidates: Tensor, relevant: Tensor) -> Tensor:
-    """`int64 [users]`: rank of the best relevant item in the full list, from 1; arbitrary where there is none."""
+    """`int64 [users]`: rank of the best relevant item in the full list, from 1; arbitrary where
+    there is none."""
     top = candidates.masked_fill(~relevant, -torch.inf).amax(1, keepdim=True)
     index = torch.arange(candidates.shape[1], device=candidates.device)
-    first = index.expand_as(candidates).masked_fill(~(relevant & (candidates == top)), len(index)).amin(1, keepdim=True)
+    first = (
+        index.expand_as(candidates)
+        .masked_fill(~(relevant & (candidates == top)), len(index))
+        .amin(1, keepdim=True)
+    )
     ahead = (candidates > top) | ((candidates == top) & (index < first))
-    return ahead.sum(1) + 1
+    return ahead.count_nonzero(dim=1) + 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted ratings: MAE and RMSE, per user and pooled over all ratings.
 
-The two means differ: pooled figures (those of MetaMF and PNBM) weigh a user by the number of held-out ratings, the mean
-over users weighs all users alike.
+The two means differ: pooled figures (those of MetaMF and PNBM) weigh a user by the number of
+held-out ratings, the mean over users weighs all users alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def rating_errors(predicted: np.ndarray, actual: np.ndarray) -> dict[str, float]
     difference = _differences(predicted, actual)
     if not len(difference):
         return {"mae": float("nan"), "rmse": float("nan")}
-    return {"mae": float(np.abs(difference).mean()), "rmse": float(np.sqrt(np.square(difference).mean()))}
+    return {
+        "mae": float(np.abs(difference).mean()),
+        "rmse": float(np.sqrt(np.square(difference).mean())),
+    }
 
 
 def rating_errors_by_user(
@@ -54,7 +57,9 @@ def rating_errors_by_user(
 
 def _differences(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     if predicted.shape != actual.shape:
-        raise ValueError(f"Expected as many predictions as ratings, got {predicted.shape} and {actual.shape}.")
+        raise ValueError(
+            f"Expected as many predictions as ratings, got {predicted.shape} and {actual.shape}."
+        )
     difference = np.asarray(predicted, dtype=np.float64) - np.asarray(actual, dtype=np.float64)
     nans = int(np.isnan(difference).sum())
     if nans:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well a user's whole history is given back: the catalogue is ranked with nothing masked.
 
-This is no measure of recommendation, as most of what counts as right was given to the model. It exists because it alone
-explains how Fang et al. (DP-VAE, table 8) can print a Recall@20 above their Recall@50: with `hits / min(|Q|, R)` (their
-equation 22) that needs most users to have more than 20 items in Q. Its names begin with `reconstruction-`, so that no
-figure of it can be taken for one of held-out items.
+This is no measure of recommendation, as most of what counts as right was given to the model. It
+exists because it alone explains how Fang et al. (DP-VAE, table 8) can print a Recall@20 above their
+Recall@50: with `hits / min(|Q|, R)` (their equation 22) that needs most users to have more than 20
+items in Q. Its names begin with `reconstruction-`, so that no figure of it can be taken for one of
+held-out items.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ def reconstruction_metrics(scores: Tensor, history: Tensor, ks: Sequence[int]) -
         ks: lengths of the lists, each >= 1.
 
     Returns:
-        `float64 [users]` for each of `"reconstruction-recall@k"`, hits over the smaller of |Q| and k, and
-        `"reconstruction-ndcg@k"`, over the best list of that length. NaN for a user without history.
+        `float64 [users]` for each of `"reconstruction-recall@k"`, hits over the smaller of |Q| and
+        k, and `"reconstruction-ndcg@k"`, over the best list of that length. NaN for a user without
+        history.
 
     Raises:
         ExperimentError: a score is NaN.
     """
     if bool(torch.isnan(scores).any()):
         raise ExperimentError(
-            "a model cannot be ranked", expected="scores that are numbers", got="NaN", fix="lower the learning rate"
+            "a model cannot be ranked",
+            expected="scores that are numbers",
+            got="NaN",
+            fix="lower the learning rate",
         )
     longest = min(max(ks), scores.shape[1])
-    hits = history.gather(1, scores.sort(dim=1, descending=True, stable=True).indices[:, :longest]).double()
-    gains = torch.arange(2, longest + 2, dtype=torch.float64, device=scores.device).log2().reciprocal()
+    hits = history.gather(
+        1, scores.sort(dim=1, descending=True, stable=True).indices[:, :longest]
+    ).double()
+    gains = (
+        torch.arange(2, longest + 2, dtype=torch.float64, device=scores.device).log2().reciprocal()
+    )
     recalled, dcg, ideal = hits.cumsum(1), (hits * gains).cumsum(1), gains.cumsum(0)
     number, found = history.sum(1), {}
     for k in ks:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A denoising autoencoder over whole histories (Mult-DAE, Liang et al. 2018, section 2.2.2).
 
-The network of `fedrec.models.vae` with the code where the encoder's mean is: nothing is drawn but the dropout, there is
-no variance and no prior to be pulled to. Steps for the variational autoencoder train it; `beta` is of no effect, and
-priors of the users' codes are refused.
+The network of `fedrec.models.vae` with the code where the encoder's mean is: nothing is drawn but
+the dropout, there is no variance and no prior to be pulled to. Steps for the variational
+autoencoder train it; `beta` is of no effect, and priors of the users' codes are refused.
 
-Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al. 2022 (tables 4 and
-11) say of their autoencoder only that its code has 20 numbers.
+Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al.
+2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ class Ae(Vae):
         return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """See `HistoryModel.history_scores`."""
+        """Scores of the whole catalogue."""
         return self.decode(parameters, self.code(parameters, histories))
 
     def parts(
-        self, parameters: Parameters, histories: Tensor, draw: Draw, prior: Prior | None = None, tap: Tap | None = None
+        self,
+        parameters: Parameters,
+        histories: Tensor,
+        draw: Draw,
+        prior: Prior | None = None,
+        tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Vae.parts`; the divergence is zero.
+        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C,
+        B]`. The divergence is zero.
 
         Raises:
             ExperimentError: there are priors, of codes that have no distribution.
@@ -55,4 +61,6 @@ class Ae(Vae):
                 fix="leave out step.priors",
             )
         codes = self.code(parameters, histories, draw.kept, tap)
-        return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(codes.shape[:-1])
+        return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(
+            codes.shape[:-1]
+        )

@@ -1,69 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a model: parameters as a dictionary, and a forward pass with a leading cohort dimension.
+"""The contract of a model: parameters as a dictionary, and a forward pass with a leading cohort
+dimension.
 
-A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to predictions, where every
-parameter has a leading dimension C, one slice per client. Training one client after the other is the case C = 1.
+A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to
+predictions, where every parameter has a leading dimension C, one slice per client. Training one
+client after the other is the case C = 1.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.cohort.kernel.declaration import KernelModel
-from fedrec.cohort.layers import weighted_cross_entropy
+from fedrec.components.contract_check import speaks_for
 from fedrec.config import Config
-from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.signatures import speaks_for
+from fedrec.nn.declaration import KernelModel
+from fedrec.nn.layers import weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 
-_SCORED_AT_ONCE = 4096  # clients times items pushed through a model at once; their activations stay in cache
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What a model may know before it sees any client.
-
-    Attributes:
-        num_items: size of the catalogue.
-        item_features: public side features of the items.
-        user_features: names of the users' features and their number of categories, in order.
-        task: `"ranking"` (labels 0 and 1) or `"rating"` (labels are ratings).
-        num_users: number of user ids; for models that know users by id.
-        user_words: labels of the categories of each of the users' features, in order.
-    """
-
-    num_items: int
-    item_features: FeatureTable
-    user_features: tuple[tuple[str, int], ...]
-    task: Literal["ranking", "rating"]
-    num_users: int = 0
-    user_words: tuple[tuple[str, ...], ...] = ()
-
-    def described(self, names: Sequence[str] = ()) -> tuple[list[int], list[tuple[str, ...]]]:
-        """Places of the users' features of these names (none: of all), and the labels of each one's categories.
-
-        Raises:
-            ExperimentError: there is no such feature, or none at all.
-        """
-        known = [name for name, _ in self.user_features]
-        unknown = [name for name in names if name not in known]
-        if unknown or not known or len(self.user_words) != len(known):
-            raise ExperimentError(
-                "users have no such features",
-                expected=", ".join(names) or "features of the users",
-                got=", ".join(known) or "users without features",
-            )
-        places = [known.index(name) for name in names or known]
-        return places, [self.user_words[place] for place in places]
+_SCORED_AT_ONCE = (
+    4096  # clients times items pushed through a model at once; their activations stay in cache
+)
 
 
 class Model(ABC):
@@ -72,10 +37,11 @@ class Model(ABC):
     A subclass lives in a file of its own in `fedrec/models/`, its configuration class above it.
 
     Attributes:
-        item_tables: names of the parameters with one row per item, `[num_items, d]`. A client touches few of their
-        rows,
+        item_tables: names of the parameters with one row per item, `[num_items, d]`. A client
+        touches few of their rows,
             so local training may pass compact ones and say by `rows` where an item's row is.
-        generated: whether `predict` takes parameters that a server generates for each client, from those of `initial`.
+        generated: whether `predict` takes parameters that a server generates for each client, from
+            those of `initial`.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -88,11 +54,16 @@ class Model(ABC):
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator` on the CPU."""
+        """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator`
+        on the CPU."""
 
     @abstractmethod
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Predictions before the output activation.
 
@@ -100,7 +71,8 @@ class Model(ABC):
             parameters: each `[C, ...]`.
             users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
             items: `int64 [C, B]`.
-            rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items themselves.
+            rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items
+                themselves.
 
         Returns:
             `[C, B]`: logits for ranking, ratings for rating.
@@ -109,48 +81,59 @@ class Model(ABC):
     def kernel(self) -> KernelModel | None:
         """What the model is, for training in native code; None: nothing that native code knows.
 
-        It has to say the same as `predict` and `loss`. A subclass that overrides one of these has to override this too:
-        see `declared_kernel`.
+        It has to say the same as `predict` and `loss`. A subclass that overrides one of these has
+        to override this too: see `declared_kernel`.
         """
         return None
 
     def declared_kernel(self) -> KernelModel | None:
-        """What `kernel` gives, unless `predict` or `loss` come from a subclass of the class that it comes from."""
+        """What `kernel` gives, unless `predict` or `loss` come from a subclass of the class that it
+        comes from."""
         return self.kernel() if speaks_for(type(self), "kernel", ("predict", "loss")) else None
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or squared error.
+        """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or
+        squared error.
 
         With `weights`, `float32 [C, B]`, it is the weighted sum instead; padding has weight 0.
         """
         if weights is not None and self.schema.task == "ranking":
             return weighted_cross_entropy(predictions, labels, weights)
         labels = labels.to(torch.promote_types(labels.dtype, predictions.dtype))
-        measure = F.binary_cross_entropy_with_logits if self.schema.task == "ranking" else F.mse_loss
+        measure = (
+            F.binary_cross_entropy_with_logits if self.schema.task == "ranking" else F.mse_loss
+        )
         losses = measure(predictions, labels, reduction="none")
         return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 
     def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
-        """Scores of the whole catalogue for each slice of the cohort dimension, `[C, num_items]`."""
+        """Scores of the whole catalogue for each slice of the cohort dimension,
+        `[C, num_items]`."""
         some = next(iter(parameters.values()))
         clients, items = some.shape[0], torch.arange(self.schema.num_items, device=some.device)
-        found = some.new_empty(clients, len(items))  # parts that are joined in the end would lie scattered in memory
+        found = some.new_empty(
+            clients, len(items)
+        )  # parts that are joined in the end would lie scattered in memory
         at_once = max(1, _SCORED_AT_ONCE // clients)
         for start in range(0, len(items), at_once):
             part = items[start : start + at_once]
-            found[:, start : start + at_once] = self.predict(parameters, users, part.expand(clients, -1))
+            found[:, start : start + at_once] = self.predict(
+                parameters, users, part.expand(clients, -1)
+            )
         return found
 
 
 class HistoryModel(Model):
     """A recommender that knows a user by what it is known to like, instead of by features.
 
-    It has no prediction for an item alone; steps that train it give it whole histories, and so does evaluation.
+    It has no prediction for an item alone; steps that train it give it whole histories, and so does
+    evaluation.
     """
 
     @property
     def rated(self) -> bool:
-        """Whether histories hold ratings, weighted by time where one repeats, instead of 1; no by default."""
+        """Whether histories hold ratings, weighted by time where one repeats, instead of 1; no by
+        default."""
         return False
 
     @abstractmethod
@@ -159,15 +142,19 @@ class HistoryModel(Model):
 
         Args:
             parameters: each `[C, ...]`.
-            histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1, or a weight > 0;
-                0 elsewhere.
+            histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1,
+                or a weight > 0; 0 elsewhere.
 
         Returns:
             `[C, B, num_items]`.
         """
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Always refused.
 

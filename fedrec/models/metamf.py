@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meta matrix factorization (Lin et al., SIGIR 2020): a server that generates each user's own recommender.
+"""Meta matrix factorization (Lin et al., SIGIR 2020): a server that generates each user's own
+recommender.
 
-    c_u   = M^T u                                  collaborative vector, from a user embedding and a shared memory
-    h     = relu(W c_u + b)                        one hidden layer for each of the parts below
-    E_u   = U_u V_u                                item embeddings `[items, d]` of rank k, "rise-dimensional"
-    r_ui  = w2^T relu(W1^T e_ui + b1) + b2         the rating network of the user
+    c_u   = M^T u                                  collaborative vector, from a user embedding and a
+    shared memory h     = relu(W c_u + b)                        one hidden layer for each of the
+    parts below E_u   = U_u V_u                                item embeddings `[items, d]` of rank
+    k, "rise-dimensional" r_ui  = w2^T relu(W1^T e_ui + b1) + b2         the rating network of the
+    user
 
-U_u, V_u, W1, b1, w2 and b2 are affine functions of the hidden layers. The server keeps the user embeddings, the memory
-and these functions; a client gets U_u (the rows that it needs), V_u and the rating network, and nothing else.
+U_u, V_u, W1, b1, w2 and b2 are affine functions of the hidden layers. The server keeps the user
+embeddings, the memory and these functions; a client gets U_u (the rows that it needs), V_u and the
+rating network, and nothing else.
 
 Where this differs from the paper and its published code:
 
-- That code trains in one place on batches of ratings, and for each rating multiplies a one-hot vector with the user's
-  whole item table. Here `generate` makes the rows that a client names, and training is federated
-  (`strategies/metamf.py`).
-- The first layer of the rating network is linear in the embedding, so V_u W1 `[k, h]` is multiplied out first; E_u
-  itself, d numbers per item, is never made.
-- User embeddings start small (`user-std`) and not with standard deviation 1 as there. Users then start alike and are
-  told apart by what they rate; from far apart the generator learns ratings by heart (RMSE of 0.99 against 0.94).
+- That code trains in one place on batches of ratings, and for each rating multiplies a one-hot
+  vector with the user's whole item table. Here `generate` makes the rows that a client names, and
+  training is federated (`strategies/metamf.py`).
+- The first layer of the rating network is linear in the embedding, so V_u W1 `[k, h]` is multiplied
+  out first; E_u itself, d numbers per item, is never made.
+- User embeddings start small (`user-std`) and not with standard deviation 1 as there. Users then
+  start alike and are told apart by what they rate; from far apart the generator learns ratings by
+  heart (RMSE of 0.99 against 0.94).
 - Ranking: the same network, its output a logit.
 """
 
@@ -32,11 +36,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.cohort.layers import gather_rows
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.generated import Wanted
 from fedrec.models.base import Model, Parameters
+from fedrec.nn.layers import gather_rows
+from fedrec.protocol.generated import Wanted
 
 _HEADS = ("layer0", "layer1", "item")
 
@@ -63,10 +67,12 @@ class MetaMfConfig(Config):
 
 
 class MetaMf(Model):
-    """The generator on the server (`initial`, `generate`) and the recommender on the device (`predict`).
+    """The generator on the server (`initial`, `generate`) and the recommender on the device
+    (`predict`).
 
     Raises:
-        ExperimentError: a parameter of the device is missing, so somebody took the server's parameters for them.
+        ExperimentError: a parameter of the device is missing, so somebody took the server's
+            parameters for them.
     """
 
     Config = MetaMfConfig
@@ -76,32 +82,47 @@ class MetaMf(Model):
     config: MetaMfConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The server's parameters: normal user embeddings and memory (Glorot), uniform layers as in PyTorch."""
+        """The server's parameters: normal user embeddings and memory (Glorot), uniform layers as in
+        PyTorch."""
         config, schema = self.config, self.schema
         users = torch.randn(schema.num_users, config.user, generator=generator) * config.user_std
         memory = torch.randn(config.user, config.memory, generator=generator)
-        parameters = {"user.id": users, "memory": memory * math.sqrt(2 / (config.user + config.memory))}
+        parameters = {
+            "user.id": users,
+            "memory": memory * math.sqrt(2 / (config.user + config.memory)),
+        }
         for head in _HEADS:
-            parameters[f"{head}.hidden.weight"] = _uniform(generator, config.memory, config.memory, config.generator)
+            parameters[f"{head}.hidden.weight"] = _uniform(
+                generator, config.memory, config.memory, config.generator
+            )
             parameters[f"{head}.hidden.bias"] = _uniform(generator, config.memory, config.generator)
         width = config.generator
         for name, size in self._generated().items():
             parameters[f"{name}.matrix"] = _uniform(generator, width, width, size)
             parameters[f"{name}.offset"] = _uniform(generator, width, size)
         parameters["layer1.bias.offset"] += config.center
-        parameters["item.low.matrix"] = _uniform(generator, width, schema.num_items, config.rank, width)
+        parameters["item.low.matrix"] = _uniform(
+            generator, width, schema.num_items, config.rank, width
+        )
         parameters["item.low.offset"] = _uniform(generator, width, schema.num_items, config.rank)
         return parameters
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """See `Model.predict`; the parameters are generated ones, and users' features are not looked at."""
+        """Predictions before the output activation. The parameters are generated ones, and users'
+        features are not looked at."""
         _check(parameters)
         low = gather_rows(parameters["item.low"], items if rows is None else rows)
         first = torch.bmm(parameters["item.rise"], parameters["layer0.weight"])
         hidden = torch.relu(torch.baddbmm(parameters["layer0.bias"].unsqueeze(1), low, first))
-        return torch.baddbmm(parameters["layer1.bias"].unsqueeze(1), hidden, parameters["layer1.weight"]).squeeze(-1)
+        return torch.baddbmm(
+            parameters["layer1.bias"].unsqueeze(1), hidden, parameters["layer1.weight"]
+        ).squeeze(-1)
 
     def _generated(self) -> dict[str, int]:
         """The generated parameters but for the item table, and how many numbers each has."""
@@ -115,7 +136,9 @@ class MetaMf(Model):
         }
 
 
-def generate(parameters: Parameters, clients: Tensor, wanted: Wanted | None) -> tuple[dict[str, Tensor], Tensor]:
+def generate(
+    parameters: Parameters, clients: Tensor, wanted: Wanted | None
+) -> tuple[dict[str, Tensor], Tensor]:
     """What the server generates for some clients; differentiable with respect to its `parameters`.
 
     Args:
@@ -124,8 +147,8 @@ def generate(parameters: Parameters, clients: Tensor, wanted: Wanted | None) -> 
         wanted: the rows of the item table that each client needs; None: all.
 
     Returns:
-        Parameters of `MetaMf.predict`, `[C, ...]` each, but for the item table; and of that, `item.low`, the wanted
-        rows `[P, k]`, or all `[C, items, k]`.
+        Parameters of `MetaMf.predict`, `[C, ...]` each, but for the item table; and of that,
+        `item.low`, the wanted rows `[P, k]`, or all `[C, items, k]`.
 
     Raises:
         ExperimentError: these are not the parameters of `MetaMf`.
@@ -139,34 +162,54 @@ def generate(parameters: Parameters, clients: Tensor, wanted: Wanted | None) -> 
         )
     vectors = parameters["user.id"][clients] @ parameters["memory"]
     hidden = {
-        head: torch.relu(torch.addmm(parameters[f"{head}.hidden.bias"], vectors, parameters[f"{head}.hidden.weight"]))
+        head: torch.relu(
+            torch.addmm(
+                parameters[f"{head}.hidden.bias"], vectors, parameters[f"{head}.hidden.weight"]
+            )
+        )
         for head in _HEADS
     }
     flat = {
-        name: torch.addmm(parameters[f"{name}.offset"], hidden[name.partition(".")[0]], parameters[f"{name}.matrix"])
+        name: torch.addmm(
+            parameters[f"{name}.offset"],
+            hidden[name.partition(".")[0]],
+            parameters[f"{name}.matrix"],
+        )
         for name in ("layer0.weight", "layer0.bias", "layer1.weight", "layer1.bias", "item.rise")
     }
     rank, width = parameters["item.low.matrix"].shape[1], flat["layer0.bias"].shape[1]
     shapes = {"layer0.weight": (-1, width), "layer1.weight": (-1, 1), "item.rise": (rank, -1)}
-    values = {name: value.view(len(clients), *shapes.get(name, (-1,))) for name, value in flat.items()}
+    values = {
+        name: value.view(len(clients), *shapes.get(name, (-1,))) for name, value in flat.items()
+    }
     table, offset = parameters["item.low.matrix"], parameters["item.low.offset"]
     if wanted is None:
-        low = F.linear(hidden["item"], table.view(-1, table.shape[2])).view(len(clients), -1, rank) + offset
+        low = (
+            F.linear(hidden["item"], table.view(-1, table.shape[2])).view(len(clients), -1, rank)
+            + offset
+        )
     else:
         items = torch.from_numpy(wanted.items).to(table.device)
-        low = _LowRows.apply(table, hidden["item"], items, np.diff(wanted.offsets).tolist()) + offset[items]
+        low = (
+            _LowRows.apply(table, hidden["item"], items, np.diff(wanted.offsets).tolist())
+            + offset[items]
+        )
     return values, low
 
 
 class _LowRows(torch.autograd.Function):
-    """`table[i] @ hidden[c]` for every item i that client c wants: `[items, k, H]` and `[C, H]` give `[P, k]`.
+    """`table[i] @ hidden[c]` for every item i that client c wants: `[items, k, H]` and `[C, H]`
+    give `[P, k]`.
 
-    Client by client, because the rows of one fit the processor's caches, and those of all do not: six times as fast as
-    one batched product. Nothing depends on the size of the catalogue but the gradient's zeros.
+    Client by client, because the rows of one fit the processor's caches, and those of all do not:
+    six times as fast as one batched product. Nothing depends on the size of the catalogue but the
+    gradient's zeros.
     """
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, hidden: Tensor, items: Tensor, counts: list[int]) -> Tensor:
+    def forward(
+        ctx: Any, table: Tensor, hidden: Tensor, items: Tensor, counts: list[int]
+    ) -> Tensor:
         ctx.save_for_backward(table, hidden, items)
         ctx.counts = counts
         parts = [table[own] @ hidden[client] for client, own in enumerate(items.split(counts))]
@@ -190,7 +233,8 @@ def _uniform(generator: torch.Generator, fan_in: int, *shape: int) -> Tensor:
 def _check(parameters: Parameters) -> None:
     if "item.low" not in parameters:
         raise ExperimentError(
-            "meta matrix factorization predicts with parameters that the server generates for each client",
+            "meta matrix factorization predicts with parameters that the server generates for each"
+            " client",
             expected="strategy.name = 'metamf' and step.name = 'metamf'",
             got="the server's own parameters",
             fix="set both, and a split that tests training users, such as split.name = 'ratio'",

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix factorization with biases (Koren, Bell and Volinsky 2009, equation 4), the items shared and the users private.
+"""Matrix factorization with biases (Koren, Bell and Volinsky 2009, equation 4), the items shared
+and the users private.
 
     r_ui = b + b_u + b_i + q_i . p_u
 
-As a federated system (Ammad-ud-din et al. 2019; Chai et al. 2021): p_u and b_u are parameters that never leave the
-device (`step.private-parameters = ["user.*"]`), the rest is shared. A device that was never in a round starts from the
-shared values of p_u and b_u, which are equal for all and never change.
+As a federated system (Ammad-ud-din et al. 2019; Chai et al. 2021): p_u and b_u are parameters that
+never leave the device (`step.private-parameters = ["user.*"]`), the rest is shared. A device that
+was never in a round starts from the shared values of p_u and b_u, which are equal for all and never
+change.
 
-Where this differs from the papers: they solve for p_u or take one gradient step on it; here the local step's settings
-say (`epochs`, `late-parameters`, `rates`). For ranking the same sum is a logit. What
-toolkits call "SVD" is this with biases, and "MF" without (`biases = false`).
+Where this differs from the papers: they solve for p_u or take one gradient step on it; here the
+local step's settings say (`epochs`, `late-parameters`, `rates`). For ranking the same sum is a
+logit. What toolkits call "SVD" is this with biases, and "MF" without (`biases = false`).
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.cohort.kernel.declaration import KernelModel, Layer
-from fedrec.cohort.layers import gather_rows
 from fedrec.config import Config
-from fedrec.models.base import Model, Parameters, Schema
+from fedrec.data.schema import Schema
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.declaration import KernelModel, Layer
+from fedrec.nn.layers import gather_rows
 
 
 class MfConfig(Config):
@@ -68,12 +71,20 @@ class Mf(Model):
             "item.factors": torch.randn(items, width, generator=generator) * std,
             "item.bias": torch.zeros(items, 1),
         }
-        return {name: value for name, value in drawn.items() if self.config.biases or name.endswith("factors")}
+        return {
+            name: value
+            for name, value in drawn.items()
+            if self.config.biases or name.endswith("factors")
+        }
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """See `Model.predict`; users' features are not looked at."""
+        """Predictions before the output activation. Users' features are not looked at."""
         rows = items if rows is None else rows
         own = parameters["user.factors"].unsqueeze(-1)
         product = torch.bmm(gather_rows(parameters["item.factors"], rows), own)
@@ -83,7 +94,8 @@ class Mf(Model):
         return summed + parameters["user.bias"] + parameters["bias"]
 
     def kernel(self) -> KernelModel:
-        """See `Model.kernel`: q_i . p_u is one layer without features, whose weight is p_u."""
+        """What the model is, for training in native code; None: nothing that native code knows. Q_i
+        . p_u is one layer without features, whose weight is p_u."""
         return KernelModel(
             layers=(Layer("user.factors"),),
             activation="identity",

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A probabilistic neighbourhood model whose similarities clients learn together (PNBM, equations 1 to 3).
+"""A probabilistic neighbourhood model whose similarities clients learn together (PNBM, equations 1
+to 3).
 
-    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated, without i
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated,
+    without i
 
-What is shared are item means, counts of ratings, and similarities between the `items` most rated items. A user enters
-by its own ratings, on its device. Two items of which not both are among these have the similarity `start`; as all have
-in the beginning, when the prediction is the item's mean plus the user's mean deviation, drawn towards 0.
+What is shared are item means, counts of ratings, and similarities between the `items` most rated
+items. A user enters by its own ratings, on its device. Two items of which not both are among these
+have the similarity `start`; as all have in the beginning, when the prediction is the item's mean
+plus the user's mean deviation, drawn towards 0.
 
-Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where the scale of S means
-nothing); similarities may be of low rank, S = start + A B^T; and all of it is made for noise on sums of users' updates
-(`clients/steps/pnbm.py`, `strategies/means_start.py`).
+Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where the
+scale of S means nothing); similarities may be of low rank, S = start + A B^T; and all of it is made
+for noise on sums of users' updates (`clients/steps/pnbm.py`, `strategies/wrappers/means_start.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.config import Config
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel, Parameters, Schema
+from fedrec.models.base import HistoryModel, Parameters
 
 
 class PnbmConfig(Config):
@@ -31,14 +35,16 @@ class PnbmConfig(Config):
     scale: tuple[float, float] = (1.0, 5.0)
     """Lowest and highest rating; public."""
     items: int | None = Field(default=None, ge=2)
-    """The so many most rated items, by the counts of the first round, have similarities to each other; default: all."""
+    """The so many most rated items, by the counts of the first round, have similarities to each
+    other; default: all."""
     rank: int | None = Field(default=None, ge=1)
-    """Rank k of what is learned, S = start + A B^T with two tables `[items, k]`; default: S itself, `[items,
-    items]`."""
+    """Rank k of what is learned, S = start + A B^T with two tables `[items, k]`; default: S itself,
+    `[items, items]`."""
     start: float = Field(default=1.0, gt=0)
     """Similarity of any two items before something is learned."""
     prior: float = Field(default=5.0, ge=0)
-    """Added to the denominators: as if the user had so many ratings more, without deviation, at similarity 1."""
+    """Added to the denominators: as if the user had so many ratings more, without deviation, at
+    similarity 1."""
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial A and B."""
 
@@ -81,20 +87,25 @@ class Pnbm(HistoryModel):
 
     @property
     def rated(self) -> bool:
-        """See `HistoryModel.rated`."""
+        """Whether histories hold ratings, weighted by time where one repeats, instead of 1."""
         return True
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Means in the middle of the scale, no counts, and similarities that are all `start`, or nearly so."""
+        """Means in the middle of the scale, no counts, and similarities that are all `start`, or
+        nearly so."""
         items, config = self.schema.num_items, self.config
-        found = {"item.mean": torch.full((items, 1), sum(config.scale) / 2), "item.count": torch.zeros(items, 1)}
+        found = {
+            "item.mean": torch.full((items, 1), sum(config.scale) / 2),
+            "item.count": torch.zeros(items, 1),
+        }
         if config.rank is None:
             return {**found, "similarity": torch.full((self.size, self.size), config.start)}
         drawn = torch.randn(2, self.size, config.rank, generator=generator) * config.std
         return {**found, "similarity.left": drawn[0].clone(), "similarity.right": drawn[1].clone()}
 
     def chosen(self, counts: Tensor) -> Tensor:
-        """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; row r is that of the r-th."""
+        """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; row r is
+        that of the r-th."""
         if self.size == self.schema.num_items:
             return torch.arange(self.size, device=counts.device)
         return torch.argsort(counts[:, 0], descending=True, stable=True)[: self.size]
@@ -115,7 +126,11 @@ class Pnbm(HistoryModel):
         above = start * (deviations.sum(-1, keepdim=True) - deviations)
         below = start * (known.sum(-1, keepdim=True) - known)
         own = self.similarities(parameters)
-        own = own - torch.diag_embed(own.diagonal(dim1=-2, dim2=-1)) + start * torch.eye(self.size, device=own.device)
+        own = (
+            own
+            - torch.diag_embed(own.diagonal(dim1=-2, dim2=-1))
+            + start * torch.eye(self.size, device=own.device)
+        )
         for place, counts in enumerate(parameters["item.count"]):
             chosen = self.chosen(counts)
             above[place][:, chosen] += deviations[place][:, chosen] @ (own[place] - start).T

@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """PrivRec's recommendation network (Wang et al. 2021, section 2.1, equations 1 and 2).
 
-A user enters by side features only, never by an id, so that nothing shared identifies anyone and new users need no new
-parameters. An item enters by its id and its features. The embeddings are joined, pass through hidden layers, and end in
-one output.
+A user enters by side features only, never by an id, so that nothing shared identifies anyone and
+new users need no new parameters. An item enters by its id and its features. The embeddings are
+joined, pass through hidden layers, and end in one output.
 
 Where this differs from the paper:
 
-- Equation 1 has ReLU in the hidden layers, section 4.1 says sigmoid: `activation` chooses, ReLU by default.
+- Equation 1 has ReLU in the hidden layers, section 4.1 says sigmoid: `activation` chooses, ReLU by
+  default.
 - The widths of the four hidden layers are not given there; they default to 256, 128, 64, 32.
-- The paper makes each of the 18 genres a one-hot feature of its own. Here a feature with several values (genres) has
-  one embedding table, and an item's rows in it are averaged, so the input does not grow with the number of genres.
+- The paper makes each of the 18 genres a one-hot feature of its own. Here a feature with several
+  values (genres) has one embedding table, and an item's rows in it are averaged, so the input does
+  not grow with the number of genres.
 - f_u and f_v are embeddings alone, as algorithm 1 lists no other parameters (theta = {U, V, W, b}).
-- `item-bias` adds one number per item to the output, so that popularity need not be learned by the embeddings.
-- `item-start = "features"` starts the items' embeddings from what is public of them, so that a local adaptation means
-  something before anything was learned from users. The paper's are random, or come from its first stage.
+- `item-bias` adds one number per item to the output, so that popularity need not be learned by the
+  embeddings.
+- `item-start = "features"` starts the items' embeddings from what is public of them, so that a
+  local adaptation means something before anything was learned from users. The paper's are random,
+  or come from its first stage.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from functools import cached_property
@@ -28,14 +33,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.cohort.kernel.declaration import Activation, ItemFeature, KernelModel, Layer
-from fedrec.cohort.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model, Parameters, Schema
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.declaration import Activation, ItemFeature, KernelModel, Layer
+from fedrec.nn.layers import gather_rows, mixed_rows, perceptron, pooled_rows, row_shares
 
-_FEW_CATEGORIES = 64  # up to here a product with all rows of a table costs less than picking some of them
+_FEW_CATEGORIES = (
+    64  # up to here a product with all rows of a table costs less than picking some of them
+)
 
 
 class PrivRecConfig(Config):
@@ -50,11 +58,17 @@ class PrivRecConfig(Config):
     embedding_std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial embeddings."""
     item_bias: bool = False
-    """Whether each item has a bias of its own, `item.bias`, zero at first, which is added to the output."""
+    """Whether each item has a bias of its own, `item.bias`, zero at first, which is added to the
+    output."""
     item_start: Literal["random", "features"] = "random"
-    """`features`: the embeddings of the items start as the first principal components of their features."""
+    """`features`: the embeddings of the items start as the first principal components of their
+    features."""
+    features: bool = True
+    """Whether users and items enter by their features; `false`: there are ids of items alone
+    (FOFL-SELF)."""
     output_start: Literal["random", "zero"] = "random"
-    """`zero`: the weights of the last layer start at zero, so that a fresh model prefers no item, but for its bias."""
+    """`zero`: the weights of the last layer start at zero, so that a fresh model prefers no item,
+    but for its bias."""
 
 
 class PrivRec(Model):
@@ -66,24 +80,33 @@ class PrivRec(Model):
     config: PrivRecConfig
 
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:
-        super().__init__(config, schema)
+        super().__init__(config, schema if config.features else _bare(schema))
+        schema = self.schema
         if config.item_bias:
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]  # of this model, not of its class
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
         layers = range(len(config.hidden) + 1)
-        self._weights, self._biases = ([f"layer{n}.{kind}" for n in layers] for kind in ("weight", "bias"))
+        self._weights, self._biases = (
+            [f"layer{n}.{kind}" for n in layers] for kind in ("weight", "bias")
+        )
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero biases."""
+        """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero
+        biases."""
         tables = {f"user.{name}": size for name, size in self.schema.user_features}
         tables["item.id"] = self.schema.num_items
         tables |= {f"item.{f.name}": len(f.categories) for f in self.schema.item_features.features}
         width, std = self.config.embedding, self.config.embedding_std
-        parameters = {name: torch.randn(size, width, generator=generator).mul_(std) for name, size in tables.items()}
+        parameters = {
+            name: torch.randn(size, width, generator=generator).mul_(std)
+            for name, size in tables.items()
+        }
         widths = [width * len(tables), *self.config.hidden, 1]
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-            bound = math.sqrt(6 / fan_in if self.config.activation == "relu" else 6 / (fan_in + fan_out))
+            bound = math.sqrt(
+                6 / fan_in if self.config.activation == "relu" else 6 / (fan_in + fan_out)
+            )
             uniform = torch.rand(fan_in, fan_out, generator=generator)
             parameters[f"layer{layer}.weight"] = (2 * uniform - 1) * bound
             parameters[f"layer{layer}.bias"] = torch.zeros(fan_out)
@@ -96,11 +119,16 @@ class PrivRec(Model):
         return parameters
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """See `Model.predict`. The first layer is applied to the user part once per client, not once per item."""
+        """Predictions before the output activation. The first layer is applied to the user part
+        once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
-        user = _joined_means(tables, [own.unsqueeze(1) for own in users])
+        user = _joined_means(tables, [own.unsqueeze(1) for own in users[: len(tables)]])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
         item += [feature.rows(parameters, items) for feature in self._item_features]
         weights = [parameters[name] for name in self._weights]
@@ -108,11 +136,13 @@ class PrivRec(Model):
         parts = [user, item] if user else [item]
         logits = perceptron(parts, weights, biases, self.config.activation)
         if self.config.item_bias:
-            logits = logits + gather_rows(parameters["item.bias"], items if rows is None else rows).squeeze(-1)
+            logits = logits + gather_rows(
+                parameters["item.bias"], items if rows is None else rows
+            ).squeeze(-1)
         return logits
 
     def kernel(self) -> KernelModel:
-        """See `Model.kernel`."""
+        """What the model is, for training in native code; None: nothing that native code knows."""
         return self._kernel
 
     @cached_property
@@ -124,19 +154,31 @@ class PrivRec(Model):
             loss="logistic" if self.schema.task == "ranking" else "squared",
             user_tables=tuple(self._user_tables),
             item_table="item.id",
-            item_features=tuple(ItemFeature(f"item.{feature.name}", feature.padded()) for feature in features),
+            item_features=tuple(
+                ItemFeature(f"item.{feature.name}", feature.padded()) for feature in features
+            ),
             item_bias="item.bias" if self.config.item_bias else None,
         )
 
 
-def _principal_components(features: FeatureTable, width: int) -> Tensor:
-    """Scores `float32 [items, width]` of the items on the first principal components of their features.
+def _bare(schema: Schema) -> Schema:
+    """The same without features of users and items."""
+    none = FeatureTable(schema.num_items, ())
+    return dataclasses.replace(schema, item_features=none, user_features=(), user_words=())
 
-    An item's categories of one feature are an indicator vector of length 1; the vectors of its features are joined.
-    Components beyond the rank are zero. The largest loading of a component is positive, so signs do not depend on the
-    solver.
+
+def _principal_components(features: FeatureTable, width: int) -> Tensor:
+    """Scores `float32 [items, width]` of the items on the first principal components of their
+    features.
+
+    An item's categories of one feature are an indicator vector of length 1; the vectors of its
+    features are joined. Components beyond the rank are zero. The largest loading of a component is
+    positive, so signs do not depend on the solver.
     """
-    tables = [row_shares(torch.from_numpy(f.padded()), len(f.categories)).double() for f in features.features]
+    tables = [
+        row_shares(torch.from_numpy(f.padded()), len(f.categories)).double()
+        for f in features.features
+    ]
     if not tables:
         raise ExperimentError(
             "there is nothing to start the items from",
@@ -183,7 +225,8 @@ class _ItemFeature:
         return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
 
     def _of(self, items: Tensor) -> Tensor:
-        """`int64 [...]` gives how much each category counts, `float32 [..., R]`; if there are many, which are there."""
+        """`int64 [...]` gives how much each category counts, `float32 [..., R]`; if there are many,
+        which are there."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
         own, wanted = self._tables[0], items.reshape(-1)
@@ -193,7 +236,8 @@ class _ItemFeature:
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:
-        """Shares of the categories, `float32 [distinct, R]`, and each item's place in them, `int32 [items]`.
+        """Shares of the categories, `float32 [distinct, R]`, and each item's place in them,
+        `int32 [items]`.
 
         Where there are many categories, the codes of each item alone, `int64 [items, w]`.
         """

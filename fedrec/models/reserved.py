@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another model, whose item tables have rows that belong to no item: room for the canaries of an audit.
+"""Another model, whose item tables have rows that belong to no item: room for the canaries of an
+audit.
 
 The catalogue stays as it is, so these rows are never drawn as negatives, scored or recommended.
 """
@@ -12,11 +13,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.cohort.kernel.declaration import KernelModel
+from fedrec.components.registry import MODEL, resolve
 from fedrec.config import Config
-from fedrec.experiment import Section, component_settings
-from fedrec.models.base import Model, Parameters, Schema
-from fedrec.registry import MODEL, resolve
+from fedrec.data.schema import Schema
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.declaration import KernelModel
 
 
 class ReservedConfig(Config):
@@ -37,31 +39,42 @@ class Reserved(Model):
     def __init__(self, config: ReservedConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         section = Section.model_validate(config.base)
-        self.base: Model = resolve(MODEL, section.name)(component_settings(MODEL, section, at="model.base"), schema)
+        self.base: Model = resolve(MODEL, section.name)(
+            component_settings(MODEL, section, at="model.base"), schema
+        )
         self.item_tables = self.base.item_tables  # type: ignore[misc]  # those of the other model, not of this class
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """See `Model.initial`; the other model's own values are those it has without reserved rows."""
+        """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator`
+        on the CPU. The other model's own values are those it has without reserved rows."""
         parameters = self.base.initial(generator)
         for name in self.item_tables:
             table = parameters[name]
-            parameters[name] = torch.cat([table, table.new_zeros(self.config.rows, *table.shape[1:])])
+            parameters[name] = torch.cat(
+                [table, table.new_zeros(self.config.rows, *table.shape[1:])]
+            )
         return parameters
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """See `Model.predict`."""
+        """Predictions before the output activation."""
         return self.base.predict(parameters, users, items, rows)
 
     def kernel(self) -> KernelModel | None:
-        """See `Model.kernel`."""
+        """What the model is, for training in native code; None: nothing that native code knows."""
         return self.base.declared_kernel()
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """See `Model.loss`."""
+        """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or
+        squared error."""
         return self.base.loss(predictions, labels, weights)
 
     def scores(self, parameters: Parameters, users: tuple[Tensor, ...]) -> Tensor:
-        """See `Model.scores`."""
+        """Scores of the whole catalogue for each slice of the cohort dimension,
+        `[C, num_items]`."""
         return self.base.scores(parameters, users)

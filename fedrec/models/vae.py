@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multinomial variational autoencoder (Liang et al. 2018; Fang et al. 2022, sections 2.3 and 3.3, equation 19).
+"""The multinomial variational autoencoder (Liang et al. 2018; Fang et al. 2022, sections 2.3 and
+3.3, equation 19).
 
-A user enters by what it is known to like, never by an id. The encoder makes mean and log-variance of a Gaussian over a
-code z of K numbers, and the decoder turns z into one logit per item, whose softmax is the chance that the user's next
-interaction is with that item. A user is ranked with z at its mean.
+A user enters by what it is known to like, never by an id. The encoder makes mean and log-variance
+of a Gaussian over a code z of K numbers, and the decoder turns z into one logit per item, whose
+softmax is the chance that the user's next interaction is with that item. A user is ranked with z at
+its mean.
 
 Where this differs from the paper:
 
-- Its layer sizes are not given. One hidden layer on either side, `I h + h + 2 (h K + K) + K h + h + h I + I` numbers,
-  gives its three counts exactly: 275,802 (I = 1,682, h = 80, K = 20), 5,384,804 (26,744, 100, 30) and 3,587,070
-  (17,770, 100, 50). These are the sizes of the catalogues before its pre-processing.
-- Activation, dropout and input are not given either: tanh, dropout 0.5 and an input of length 1, as in Liang et al.
+- Its layer sizes are not given. One hidden layer on either side,
+  `I h + h + 2 (h K + K) + K h + h + h I + I` numbers, gives its three counts exactly: 275,802 (I =
+  1,682, h = 80, K = 20), 5,384,804 (26,744, 100, 30) and 3,587,070 (17,770, 100, 50). These are the
+  sizes of the catalogues before its pre-processing.
+- Activation, dropout and input are not given either: tanh, dropout 0.5 and an input of length 1, as
+  in Liang et al.
 - Equation 6 ends with log p(z | x) where equation 3 has log p(x | z); equation 3 is meant.
 """
 
@@ -28,11 +32,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel, Parameters, Schema
+from fedrec.models.base import HistoryModel, Parameters
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
-"""Told name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; gives the outputs that are used on."""
+"""Told name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; gives the outputs
+that are used on."""
 
 
 class VaeConfig(Config):
@@ -45,7 +51,8 @@ class VaeConfig(Config):
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""
     history: Literal["ratings"] | None = None
-    """`ratings`: items count by their ratings, the later ones more where one repeats. Default: each counts 1."""
+    """`ratings`: items count by their ratings, the later ones more where one repeats. Default: each
+    counts 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,31 +114,46 @@ class Vae(HistoryModel):
         parameters = {}
         for name, (fan_in, fan_out) in shapes.items():
             bound = math.sqrt(6 / (fan_in + fan_out))
-            parameters[f"{name}.weight"] = (2 * torch.rand(fan_in, fan_out, generator=generator) - 1) * bound
+            parameters[f"{name}.weight"] = (
+                2 * torch.rand(fan_in, fan_out, generator=generator) - 1
+            ) * bound
             parameters[f"{name}.bias"] = torch.zeros(fan_out)
         return parameters
 
     def encode(
-        self, parameters: Parameters, histories: Tensor, kept: Tensor | None = None, tap: Tap | None = None
+        self,
+        parameters: Parameters,
+        histories: Tensor,
+        kept: Tensor | None = None,
+        tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the users' codes, `[C, B, K]` each.
 
         Args:
             parameters: each `[C, ...]`.
-            histories: `float32 [C, B, items]`, how much each user likes each item, >= 0; rows are scaled to length 1.
+            histories: `float32 [C, B, items]`, how much each user likes each item, >= 0; rows are
+                scaled to length 1.
             kept: see `Draw`; None keeps all.
             tap: sees every affine layer.
         """
         hidden = self._hidden(parameters, histories, kept, tap)
-        return _affine(parameters, "mean", hidden, tap), _affine(parameters, "log-variance", hidden, tap)
+        return _affine(parameters, "mean", hidden, tap), _affine(
+            parameters, "log-variance", hidden, tap
+        )
 
     def code(
-        self, parameters: Parameters, histories: Tensor, kept: Tensor | None = None, tap: Tap | None = None
+        self,
+        parameters: Parameters,
+        histories: Tensor,
+        kept: Tensor | None = None,
+        tap: Tap | None = None,
     ) -> Tensor:
         """The mean of `encode` alone."""
         return _affine(parameters, "mean", self._hidden(parameters, histories, kept, tap), tap)
 
-    def _hidden(self, parameters: Parameters, histories: Tensor, kept: Tensor | None, tap: Tap | None) -> Tensor:
+    def _hidden(
+        self, parameters: Parameters, histories: Tensor, kept: Tensor | None, tap: Tap | None
+    ) -> Tensor:
         inputs = F.normalize(histories, dim=-1)
         if kept is not None:
             inputs = inputs * kept / (1 - self.config.dropout)
@@ -139,21 +161,26 @@ class Vae(HistoryModel):
 
     def decode(self, parameters: Parameters, codes: Tensor, tap: Tap | None = None) -> Tensor:
         """Logits of the items, `[C, B, items]`, for codes `[C, B, K]`."""
-        return _affine(parameters, "output", torch.tanh(_affine(parameters, "decoder", codes, tap)), tap)
+        return _affine(
+            parameters, "output", torch.tanh(_affine(parameters, "decoder", codes, tap)), tap
+        )
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """See `HistoryModel.history_scores`: the logits at the mean of the code."""
+        """Scores of the whole catalogue. The logits at the mean of the code."""
         return self.decode(parameters, self.code(parameters, histories))
 
     @property
     def rated(self) -> bool:
-        """See `HistoryModel.rated`."""
+        """Whether histories hold ratings, weighted by time where one repeats, instead of 1."""
         return self.config.history == "ratings"
 
     def history(self, items: np.ndarray, amounts: np.ndarray | None = None) -> Tensor:
-        """The history of one user, `float32 [1, 1, items]`, from the items that it likes, `int64`."""
+        """The history of one user, `float32 [1, 1, items]`, from the items that it likes,
+        `int64`."""
         history = torch.zeros(1, 1, self.schema.num_items)
-        history[0, 0, torch.from_numpy(items)] = 1.0 if amounts is None else torch.from_numpy(amounts)
+        history[0, 0, torch.from_numpy(items)] = (
+            1.0 if amounts is None else torch.from_numpy(amounts)
+        )
         return history
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Draw:
@@ -178,23 +205,33 @@ class Vae(HistoryModel):
             draw: the random numbers.
             beta: weight of the divergence from the prior, in [0, 1].
             prior: the users' priors; None: N(0, I), which is equation 7.
-            targets: `float32 [C, B, items]`, how often each item is to be reconstructed; None: the histories.
+            targets: `float32 [C, B, items]`, how often each item is to be reconstructed; None: the
+                histories.
         """
         log_chances, distance = self.parts(parameters, histories, draw, prior)
         reconstruction = (log_chances * (histories if targets is None else targets)).sum(-1)
         return beta * distance - reconstruction
 
     def parts(
-        self, parameters: Parameters, histories: Tensor, draw: Draw, prior: Prior | None = None, tap: Tap | None = None
+        self,
+        parameters: Parameters,
+        histories: Tensor,
+        draw: Draw,
+        prior: Prior | None = None,
+        tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C, B]`."""
+        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences
+        `[C, B]`."""
         mean, log_variance = self.encode(parameters, histories, draw.kept, tap)
         codes = mean + draw.noise * torch.exp(log_variance / 2)
-        return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(mean, log_variance, prior)
+        return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(
+            mean, log_variance, prior
+        )
 
 
 def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -> Tensor:
-    """Kullback-Leibler divergence of diagonal Gaussians from their priors, `[..., K] -> [...]`, in nats."""
+    """Kullback-Leibler divergence of diagonal Gaussians from their priors, `[..., K] -> [...]`, in
+    nats."""
     if prior is None:
         return (log_variance.exp() + mean.square() - 1 - log_variance).sum(-1) / 2
     scaled = (log_variance.exp() + (mean - prior.mean).square()) / prior.variance
@@ -203,5 +240,7 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
 
 def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
     """One affine layer, `[C, B, in] -> [C, B, out]`; a `tap` sees it."""
-    outputs = torch.baddbmm(parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"])
+    outputs = torch.baddbmm(
+        parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"]
+    )
     return outputs if tap is None else tap(name, inputs, outputs)

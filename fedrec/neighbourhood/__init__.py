@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item-item neighbourhood models: users' ratings, similarities between items, predictions, gradients, posterior
-samples."""
+"""Item-item neighbourhood models: users' ratings, similarities between items, predictions,
+gradients, posterior samples."""

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2 to 5).
+"""Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
+to 5).
 
-    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated, without i
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated,
+    without i
 
 Where this differs from the paper:
 
 - Equation 5 leaves out the sign of the similarity; it is here.
-- With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser: S shrinks, and nothing
-  else happens. A `prior` above 0 draws predictions towards the item's mean, the more the less a user has rated.
+- With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser: S
+  shrinks, and nothing else happens. A `prior` above 0 draws predictions towards the item's mean,
+  the more the less a user has rated.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class Bounds(NamedTuple):
         factor: largest magnitude of `d_uj - sign(s_ij) f`.
         floor: least denominator.
         prior: added to every denominator, >= 0.
-        low, high: the scale of ratings; a prediction beyond it counts as its end, where it has no gradient.
+        low, high: the scale of ratings; a prediction beyond it counts as its end, where it has no
+            gradient.
     """
 
     error: float = math.inf
@@ -64,9 +68,12 @@ def predicted(
         users: `int64 [rows]`.
         items: `int64 [rows]`.
         prior: added to the denominators.
-        limit: of a user's rated items only so many count, those of the largest similarity in magnitude.
+        limit: of a user's rated items only so many count, those of the largest similarity in
+            magnitude.
     """
-    from fedrec.neighbourhood.native import weighted_sums  # Numba, which who predicts nothing need not wait for
+    from fedrec.neighbourhood.native import (
+        weighted_sums,  # Numba, which who predicts nothing need not wait for
+    )
 
     own = known.centred(means)
     above, below = np.empty(len(users)), np.empty(len(users))
@@ -107,6 +114,14 @@ class Examples:
         found = np.zeros_like(similarity)
         own, users = self.own, self.users[drawn]
         loss = add_gradients(
-            similarity, own.offsets, own.items, own.values, self.means, users, drawn, tuple(bounds), found
+            similarity,
+            own.offsets,
+            own.items,
+            own.values,
+            self.means,
+            users,
+            drawn,
+            tuple(bounds),
+            found,
         )
         return found, float(loss)

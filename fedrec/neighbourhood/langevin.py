@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic gradient Langevin dynamics (Welling and Teh 2011), one sample from exp(-energy) (PNBM, equations 7 and
-11).
+"""Stochastic gradient Langevin dynamics (Welling and Teh 2011), one sample from exp(-energy) (PNBM,
+equations 7 and 11).
 
     x <- x - eta_t / 2 gradient(x) + z,    z ~ N(0, temperature eta_t),    eta_t = eta_1 t^-decay
 
-With a temperature other than 1 what is sampled is exp(-energy / temperature): a guarantee that rests on the sample has
-its epsilon divided by the temperature.
+With a temperature other than 1 what is sampled is exp(-energy / temperature): a guarantee that
+rests on the sample has its epsilon divided by the temperature.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ class Langevin:
     decay: float = 0.3
     temperature: float = 1.0
 
-    def sample(self, start: np.ndarray, gradient: Gradient, random: np.random.Generator) -> np.ndarray:
+    def sample(
+        self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
+    ) -> np.ndarray:
         """The chain's last point, an array of its own."""
         point = start.copy()
         for step in range(1, self.steps + 1):
             point = self.stepped(point, gradient, step, random)
         return point
 
-    def stepped(self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator) -> np.ndarray:
+    def stepped(
+        self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator
+    ) -> np.ndarray:
         """The point after a step, from 1; uses the one before up."""
         rate = self.rate * step**-self.decay
         change = gradient(point, random)

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item means from sums over users, which may have been clipped and may hold noise."""
+"""Item means from sums over users, which may have been clipped and may hold noise.
+
+What a user contributes for each of its ratings is the rating mapped to [-1, 1] and a 1. For any two
+ratings the inner product r r' + 1 of these pairs is at least 0, so replacing a user moves the
+clipped sum by sqrt(2) S and not 2 S (`fedrec.privacy.adjacency`). With deviations in the scale's
+own units, where r r' may be -4, that would not hold.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +14,42 @@ import numpy as np
 from fedrec.neighbourhood.profiles import Profiles
 
 
-def rating_sums(profiles: Profiles, middle: float, shares: np.ndarray) -> np.ndarray:
-    """`float64 [items, 2]`: sums over users of their deviations from `middle`, and numbers of ratings.
+def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
+    """Ratings mapped from the scale to [-1, 1], `float64`; what is outside is taken for its end."""
+    middle, half = (scale[0] + scale[1]) / 2, (scale[1] - scale[0]) / 2
+    return np.clip((values.astype(np.float64) - middle) / half, -1.0, 1.0)
+
+
+def rating_sums(profiles: Profiles, scale: tuple[float, float], shares: np.ndarray) -> np.ndarray:
+    """`float64 [items, 2]`: sums over users of their ratings, mapped to [-1, 1], and numbers of
+    ratings.
 
     Args:
         profiles: the ratings.
-        middle: of the scale of ratings; public.
+        scale: lowest and highest rating; public.
         shares: `float64 [users]`, what each user's part is multiplied by.
     """
     own = shares[profiles.users]
-    sums = np.bincount(profiles.items, own * (profiles.values - middle), profiles.num_items)
+    sums = np.bincount(profiles.items, own * scaled(profiles.values, scale), profiles.num_items)
     return np.stack([sums, np.bincount(profiles.items, own, profiles.num_items)], axis=1)
 
 
-def means_of(sums: np.ndarray, middle: float, damping: float, scale: tuple[float, float]) -> np.ndarray:
+def means_of(sums: np.ndarray, damping: float, scale: tuple[float, float]) -> np.ndarray:
     """Item means, `float64 [items]`, within the scale.
 
-    An item's mean is drawn towards the mean of all, as if it had `damping` ratings more that are equal to it. A count
-    below 0 is one of 0.
+    An item's mean is drawn towards the mean of all, as if it had `damping` ratings more that are
+    equal to it. A count below 0 is one of 0.
 
     Args:
         sums: `[items, 2]`, see `rating_sums`.
-        middle: what deviations are from.
         damping: number of ratings, >= 0.
         scale: lowest and highest rating.
     """
     counts = np.maximum(sums[:, 1], 0.0)
-    overall = float(np.clip(sums[:, 0].sum() / max(counts.sum(), 1.0), scale[0] - middle, scale[1] - middle))
+    overall = float(np.clip(sums[:, 0].sum() / max(counts.sum(), 1.0), -1.0, 1.0))
     weights = counts + damping
-    found = np.divide(sums[:, 0] + damping * overall, weights, out=np.full(len(sums), overall), where=weights > 0)
-    return np.clip(middle + found, *scale)
+    found = np.divide(
+        sums[:, 0] + damping * overall, weights, out=np.full(len(sums), overall), where=weights > 0
+    )
+    middle, half = (scale[0] + scale[1]) / 2, (scale[1] - scale[0]) / 2
+    return middle + half * np.clip(found, -1.0, 1.0)

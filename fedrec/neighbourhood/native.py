@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over a user's own ratings in compiled code: predictions of a neighbourhood model and their gradients."""
+"""Sums over a user's own ratings in compiled code: predictions of a neighbourhood model and their
+gradients."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.compilation import compiled
-from fedrec.cohort.kernel.memory import FAST
+from fedrec.runtime.compilation import FAST, compiled
 
 
 @compiled
@@ -25,8 +25,14 @@ def weighted_sums(similarity, offsets, items, deviations, users, targets, limit,
         above, below: `float64 [n]`, written.
     """
     for place in range(len(users)):
-        first, last, row = offsets[users[place]], offsets[users[place] + 1], similarity[targets[place]]
-        least = _least(row, items[first:last], targets[place], limit) if last - first > limit else 0.0
+        first, last, row = (
+            offsets[users[place]],
+            offsets[users[place] + 1],
+            similarity[targets[place]],
+        )
+        least = (
+            _least(row, items[first:last], targets[place], limit) if last - first > limit else 0.0
+        )
         total, weight = 0.0, 0.0
         for entry in range(first, last):
             value = row[items[entry]]
@@ -40,12 +46,15 @@ def weighted_sums(similarity, offsets, items, deviations, users, targets, limit,
 def _least(row, items, target, limit):
     """The smallest magnitude among the largest `limit` ones of the user's other items."""
     found = np.abs(row[items[items != target]])
-    return np.partition(found, len(found) - limit)[len(found) - limit] if len(found) > limit else 0.0
+    return (
+        np.partition(found, len(found) - limit)[len(found) - limit] if len(found) > limit else 0.0
+    )
 
 
 @compiled
 def add_gradients(similarity, offsets, items, deviations, means, users, examples, bounds, gradient):
-    """Add the gradients of half the squared errors of some ratings (equation 5, with the sign of each similarity).
+    """Add the gradients of half the squared errors of some ratings (equation 5, with the sign of
+    each similarity).
 
         df/ds_ij = (d_uj - sign(s_ij) f) / D,    D = prior + sum_j |s_ij|
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One user's part of the loss: a function of the similarities between the items that this user rated, and of no
-others."""
+"""One user's part of the loss: a function of the similarities between the items that this user
+rated, and of no others."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ class Rest(NamedTuple):
     high: np.ndarray
 
 
-def own_gradient(similarity: np.ndarray, deviations: np.ndarray, rest: Rest) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient of half the user's sum of squared errors (PNBM, equation 5, with signs), and the errors.
+def own_gradient(
+    similarity: np.ndarray, deviations: np.ndarray, rest: Rest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient of half the user's sum of squared errors (PNBM, equation 5, with signs), and the
+    errors.
 
     Args:
         similarity: `float64 [n, n]`, between the user's items; its diagonal counts as 0.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users' ratings in the form that neighbourhood models work on: one user's after the other's, each item once."""
+"""Users' ratings in the form that neighbourhood models work on: one user's after the other's, each
+item once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Profiles:
 
     Attributes:
         num_items: size of the catalogue.
-        offsets: `int64 [users + 1]`; user u's ratings are those from `offsets[u]` to `offsets[u + 1]`.
+        offsets: `int64 [users + 1]`; user u's ratings are those from `offsets[u]` to
+            `offsets[u + 1]`.
         items: `int64 [ratings]`, ascending and distinct within a user.
         values: `float64 [ratings]`.
     """
@@ -26,9 +28,19 @@ class Profiles:
     values: np.ndarray
 
     @classmethod
-    def of(cls, num_users: int, num_items: int, users: np.ndarray, items: np.ndarray, values: np.ndarray) -> Profiles:
-        """Group ratings, `[rows]` each; an item that a user rated several times has the mean of these ratings."""
-        pairs, place, counts = np.unique(users * num_items + items, return_inverse=True, return_counts=True)
+    def of(
+        cls,
+        num_users: int,
+        num_items: int,
+        users: np.ndarray,
+        items: np.ndarray,
+        values: np.ndarray,
+    ) -> Profiles:
+        """Group ratings, `[rows]` each; an item that a user rated several times has the mean of
+        these ratings."""
+        pairs, place, counts = np.unique(
+            users * num_items + items, return_inverse=True, return_counts=True
+        )
         means = np.bincount(place, values, len(pairs)) / np.maximum(counts, 1)
         own, rated = np.divmod(pairs, num_items)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=num_users))])
@@ -82,8 +94,8 @@ def item_means(profiles: Profiles, damping: float = 0.0) -> tuple[np.ndarray, fl
 
     Args:
         profiles: the ratings.
-        damping: number of ratings, each equal to the mean of all, that every item has beside its own. An item without
-            any has the mean of all.
+        damping: number of ratings, each equal to the mean of all, that every item has beside its
+            own. An item without any has the mean of all.
     """
     mean = float(profiles.values.mean()) if len(profiles.values) else 0.0
     counts = np.bincount(profiles.items, minlength=profiles.num_items) + damping

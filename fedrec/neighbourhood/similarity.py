@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarities between items from who rated them: cosine and Pearson correlation (PNBM, section 5.1, PCC and COS).
+"""Similarities between items from who rated them: cosine and Pearson correlation (PNBM, section
+5.1, PCC and COS).
 
     cos_ij = sum_u r_ui r_uj / sqrt(sum_u r_ui^2 sum_u r_uj^2)
     pcc_ij = the same with the item's mean taken off each rating
 
-The papers leave open over whom the sums of the denominator and the means go: over the users who rated both items
-(`co-raters`), or over all who rated the item (`all`). Without co-raters, or without variance among them, it is 0.
+The papers leave open over whom the sums of the denominator and the means go: over the users who
+rated both items (`co-raters`), or over all who rated the item (`all`). Without co-raters, or
+without variance among them, it is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def cosine(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
 
 
 def pearson(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
-    """Correlation of every pair of items over their co-raters, `float64 [items, items]`, zero on the diagonal.
+    """Correlation of every pair of items over their co-raters, `float64 [items, items]`, zero on
+    the diagonal.
 
     Args:
         profiles: the ratings.
@@ -44,11 +47,15 @@ def pearson(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
         return cosine(profiles.centred(sums / np.maximum(counts, 1)))
     rated = _rated(profiles)
     both = co_raters(profiles)
-    sums = _dense(profiles.matrix().T @ rated)  # [i, j]: sum of i's ratings by those who also rated j
+    sums = _dense(
+        profiles.matrix().T @ rated
+    )  # [i, j]: sum of i's ratings by those who also rated j
     squares = _dense(profiles.matrix(np.square(profiles.values)).T @ rated)
     products = _dense(profiles.matrix().T @ profiles.matrix())
     variances = np.maximum(both * squares - np.square(sums), 0.0)
-    variances[variances <= 1e-9 * both * squares] = 0.0  # of equal ratings nothing but rounding is left
+    variances[variances <= 1e-9 * both * squares] = (
+        0.0  # of equal ratings nothing but rounding is left
+    )
     return _ratio(both * products - sums * sums.T, np.sqrt(variances * variances.T))
 
 
@@ -59,12 +66,14 @@ def co_raters(profiles: Profiles) -> np.ndarray:
 
 
 def shrunk(similarity: np.ndarray, both: np.ndarray, shrinkage: float) -> np.ndarray:
-    """Similarities times n / (n + shrinkage), where n users rated both items (Koren 2008, section 2.2)."""
+    """Similarities times n / (n + shrinkage), where n users rated both items (Koren 2008, section
+    2.2)."""
     return similarity * (both / (both + shrinkage)) if shrinkage else similarity
 
 
 def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
-    """The same with all but each row's largest so many magnitudes set to 0; of equal ones the first items stay."""
+    """The same with all but each row's largest so many magnitudes set to 0; of equal ones the first
+    items stay."""
     if neighbours >= similarity.shape[1]:
         return similarity
     order = np.argsort(-np.abs(similarity), axis=1, kind="stable")

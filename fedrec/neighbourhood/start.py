@@ -18,8 +18,8 @@ FROM_DATA = ("cosine", "pearson")
 def initial_similarity(start: Start, profiles: Profiles, random: np.random.Generator) -> np.ndarray:
     """`float64 [items, items]`, zero on the diagonal.
 
-    `constant`: 1 everywhere, which predicts an item's mean plus the mean of the user's deviations. `uniform`: drawn
-    from (0, 1). `cosine` and `pearson`: of the ratings, over co-raters.
+    `constant`: 1 everywhere, which predicts an item's mean plus the mean of the user's deviations.
+    `uniform`: drawn from (0, 1). `cosine` and `pearson`: of the ratings, over co-raters.
     """
     size = profiles.num_items
     if start in FROM_DATA:
@@ -30,6 +30,7 @@ def initial_similarity(start: Start, profiles: Profiles, random: np.random.Gener
 
 
 def renormalised(similarity: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Rows scaled to sums of magnitudes `float64 [items]`, which changes no prediction; empty rows stay."""
+    """Rows scaled to sums of magnitudes `float64 [items]`, which changes no prediction; empty rows
+    stay."""
     present = np.abs(similarity).sum(axis=1)
     return similarity * np.divide(sums, present, out=np.ones_like(sums), where=present > 0)[:, None]

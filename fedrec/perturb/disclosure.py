@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a perturbed table still tells of the real one: measured, not guaranteed.
 
-*Kept* is the share of real (user, item) pairs that are in the perturbed table, *replaced* the share of its rows whose
-item their user does not really have.
+*Kept* is the share of real (user, item) pairs that are in the perturbed table, *replaced* the share
+of its rows whose item their user does not really have.
 
-*Linkage*: somebody holds all real profiles and the perturbed ones without names, and takes for each of these the real
-profile w of the largest overlap, each shared item weighted by idf = ln(users / users who have it), divided by
-sqrt(|w|) so that large profiles do not win by their size. Linked is the share of users who are found; ties count by the
-chance to pick the right one.
+*Linkage*: somebody holds all real profiles and the perturbed ones without names, and takes for each
+of these the real profile w of the largest overlap, each shared item weighted by idf = ln(users /
+users who have it), divided by sqrt(|w|) so that large profiles do not win by their size. Linked is
+the share of users who are found; ties count by the chance to pick the right one.
 
-*Recovery*: somebody who knows user, substitute and original of a random half of the users' replaced rows fits a linear
-map from what the perturbed table tells of substitute and user to the originals, and names the original of each row of
-the other half: top-1 and top-10, beside naming the most frequent originals of the first half for everybody.
+*Recovery*: somebody who knows user, substitute and original of a random half of the users' replaced
+rows fits a linear map from what the perturbed table tells of substitute and user to the originals,
+and names the original of each row of the other half: top-1 and top-10, beside naming the most
+frequent originals of the first half for everybody.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Disclosure:
         replaced: of the perturbed rows, those whose item their user does not really have.
         linked: of the users, those found by their perturbed profile.
         chance: the same by guessing.
-        recovered: of the replaced rows, those whose original a trained attacker names, in one and in ten tries.
+        recovered: of the replaced rows, those whose original a trained attacker names, in one and
+            in ten tries.
         frequent: the same by naming the most frequent originals.
     """
 
@@ -81,7 +83,9 @@ def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> Disclosur
 def binary(rows: Interactions) -> sparse.csr_array:
     """Which user has which item, `float64 [users, items]` of zeros and ones."""
     pairs = np.unique(rows.users * rows.num_items + rows.items)
-    return sparse.csr_array((np.ones(len(pairs)), np.divmod(pairs, rows.num_items)), (rows.num_users, rows.num_items))
+    return sparse.csr_array(
+        (np.ones(len(pairs)), np.divmod(pairs, rows.num_items)), (rows.num_users, rows.num_items)
+    )
 
 
 def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
@@ -133,7 +137,10 @@ def recovery(
     inputs = _described(rows, replaced, width)
     map_ = _ridge(inputs[known], originals[known], real.num_items, penalty)
     asked, truth = inputs[~known], originals[~known]
-    ranks = [_ranks(asked[at : at + 4096] @ map_, truth[at : at + 4096]) for at in range(0, len(asked), 4096)]
+    ranks = [
+        _ranks(asked[at : at + 4096] @ map_, truth[at : at + 4096])
+        for at in range(0, len(asked), 4096)
+    ]
     frequency = np.bincount(originals[known], minlength=real.num_items).astype(np.float64)
     order = np.empty(real.num_items, dtype=np.int64)
     order[np.argsort(-frequency, kind="stable")] = np.arange(real.num_items)
@@ -144,7 +151,9 @@ def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
     """What the table tells of some rows: factors of the item and of the user, and a constant."""
     least = min(rows.num_users, rows.num_items)
     start = np.ones(least)  # of the iteration, so that the same table gives the same factors
-    user, strength, item = (np.asarray(part) for part in svds(binary(rows), k=min(width, least - 1), v0=start))
+    user, strength, item = (
+        np.asarray(part) for part in svds(binary(rows), k=min(width, least - 1), v0=start)
+    )
     parts = (item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]
     parts = tuple(part / max(float(part.std()), 1e-12) for part in parts)
     return np.concatenate([*parts, np.ones((len(some), 1))], axis=1)
@@ -152,7 +161,9 @@ def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
 
 def _ridge(inputs: np.ndarray, labels: np.ndarray, classes: int, penalty: float) -> np.ndarray:
     """Weights `[inputs, classes]` of a ridge regression to indicators of the labels."""
-    indicators = sparse.csr_array((np.ones(len(labels)), (np.arange(len(labels)), labels)), (len(labels), classes))
+    indicators = sparse.csr_array(
+        (np.ones(len(labels)), (np.arange(len(labels)), labels)), (len(labels), classes)
+    )
     gram = inputs.T @ inputs + penalty * np.eye(inputs.shape[1])
     return np.linalg.solve(gram, (indicators.T @ inputs).T)
 

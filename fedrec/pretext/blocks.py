@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches and blocks that hold session views beside the usual examples, for self-supervised training in blocks."""
+"""Batches and blocks that hold session views beside the usual examples, for self-supervised
+training in blocks."""
 
 from __future__ import annotations
 
@@ -29,11 +30,14 @@ class SessionBatches(Batches):
     views: np.ndarray
 
     @classmethod
-    def deal(cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: ViewLayout) -> Self:
+    def deal(
+        cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: ViewLayout
+    ) -> Self:
         """Deal the views of each epoch evenly over the steps of the epoch, in order.
 
         Args:
-            plain: batches of examples, equally many in each epoch; they say how many steps there are.
+            plain: batches of examples, equally many in each epoch; they say how many steps there
+                are.
             views: `int64 [views, layout.width]` of each epoch.
             views_per_step: most views of a step, where there are no examples.
             layout: how a view lies in a row.
@@ -42,9 +46,14 @@ class SessionBatches(Batches):
         if len(plain.sizes):
             steps, examples = [plain.last_epoch] * len(views), plain.examples
         else:
-            steps, examples = [-(-len(own) // views_per_step) for own in views], len(views[-1]) if len(views) else 0
+            steps, examples = (
+                [-(-len(own) // views_per_step) for own in views],
+                len(views[-1]) if len(views) else 0,
+            )
             none = np.zeros((sum(steps), width))
-            plain = Batches(none.astype(np.int64), none.astype(np.float32), np.zeros(len(none), np.int64), 0, 0)
+            plain = Batches(
+                none.astype(np.int64), none.astype(np.float32), np.zeros(len(none), np.int64), 0, 0
+            )
         return cls(
             plain.items,
             plain.labels,
@@ -55,11 +64,14 @@ class SessionBatches(Batches):
         )
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Batches.references`; the items of the views come after those of the examples."""
+        """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,
+        `bool [S, N]`. The items of the views come after those of the examples."""
         items, real = super().references()
         steps, views, width = self.views.shape
         own = self.views.reshape(steps, views * width)
-        return np.concatenate([items, own.clip(min=0)], axis=1), np.concatenate([real, own >= 0], axis=1)
+        return np.concatenate([items, own.clip(min=0)], axis=1), np.concatenate(
+            [real, own >= 0], axis=1
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +79,25 @@ class SessionBlock(Block):
     """A block of clients with session views.
 
     Attributes:
-        views: `int64 [S, C, V, width]`, -1 for padding. In a step's item rows they come after the examples.
+        views: `int64 [S, C, V, width]`, -1 for padding. In a step's item rows they come after the
+            examples.
     """
 
     views: Tensor
 
     @classmethod
-    def of(cls, users: Sequence[tuple[np.ndarray, ...]], batches: Sequence[Batches], device: torch.device) -> Self:
-        """See `Block.of`; the batches are `SessionBatches`."""
+    def of(
+        cls,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+    ) -> Self:
+        """Put clients together. The batches are `SessionBatches`."""
         own = [batch for batch in batches if isinstance(batch, SessionBatches)]
-        steps, most = max(len(batch.views) for batch in own), max(batch.views.shape[1] for batch in own)
+        steps, most = (
+            max(len(batch.views) for batch in own),
+            max(batch.views.shape[1] for batch in own),
+        )
         views = np.full((steps, len(own), most, own[0].views.shape[2]), -1, dtype=np.int64)
         for place, batch in enumerate(own):
             views[: len(batch.views), place, : batch.views.shape[1]] = batch.views
@@ -86,7 +107,8 @@ class SessionBlock(Block):
 
 
 class SessionObjective:
-    """The loss of a step on session views, and on its examples if there is a `recommending` objective.
+    """The loss of a step on session views, and on its examples if there is a `recommending`
+    objective.
 
     Args:
         task: the self-supervised task (equation 10 of PrivRec).
@@ -94,10 +116,14 @@ class SessionObjective:
         weight: weight of that loss (lambda_DSSM, equation 11).
     """
 
-    def __init__(self, task: SessionTask, recommending: Recommending | None = None, weight: float = 1.0) -> None:
+    def __init__(
+        self, task: SessionTask, recommending: Recommending | None = None, weight: float = 1.0
+    ) -> None:
         self.task, self.recommending, self.weight = task, recommending, weight
 
-    def __call__(self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int) -> Tensor:
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
         """See `fedrec.cohort.descent.Objective`."""
         if not isinstance(block, SessionBlock):
             raise TypeError(f"Expected a SessionBlock, got {type(block).__name__}.")
@@ -108,12 +134,17 @@ class SessionObjective:
             return loss
         tables = {name: parameters[name] for name in self.recommending.model.item_tables}
         examples = {name: rows[:, : block.items.shape[2]] for name, rows in tables.items()}
-        return loss + self.weight * self.recommending({**parameters, **examples}, block, step, active)
+        return loss + self.weight * self.recommending(
+            {**parameters, **examples}, block, step, active
+        )
 
 
 def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:
-    """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the first get more."""
-    most = max((-(-len(own) // count) for own, count in zip(views, steps, strict=True) if count), default=0)
+    """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the
+    first get more."""
+    most = max(
+        (-(-len(own) // count) for own, count in zip(views, steps, strict=True) if count), default=0
+    )
     dealt = [np.full((count, most, width), -1, dtype=np.int64) for count in steps]
     for own, count, places in zip(views, steps, dealt, strict=True):
         sizes = len(own) // max(count, 1) + (np.arange(count) < len(own) % max(count, 1))

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encoders of sessions and items, as pure functions of parameters with a leading cohort dimension.
+"""The encoders of sessions and items, as pure functions of parameters with a leading cohort
+dimension.
 
-f_Sigma of PrivRec's equations 8 and 9 is a GRU (Cho et al. 2014; sessions: Hidasi et al. 2016) whose last hidden state
-stands for the session; f_Psi is a feed-forward network on an item's embedding.
+f_Sigma of PrivRec's equations 8 and 9 is a GRU (Cho et al. 2014; sessions: Hidasi et al. 2016)
+whose last hidden state stands for the session; f_Psi is a feed-forward network on an item's
+embedding.
 
-Where this differs from the paper: it gives no sizes. f_Psi has one hidden layer (ReLU), as wide as the GRU's state.
+Where this differs from the paper: it gives no sizes. f_Psi has one hidden layer (ReLU), as wide as
+the GRU's state.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ def recommender_part(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Fresh parameters, without the cohort dimension: GRU uniform in +-1/sqrt(hidden), He-uniform weights of f_Psi.
+    """Fresh parameters, without the cohort dimension: GRU uniform in +-1/sqrt(hidden), He-uniform
+    weights of f_Psi.
 
     Args:
         width: width of the item embedding, d.
@@ -32,8 +36,9 @@ def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict
         generator: source of randomness.
 
     Returns:
-        `session.gru.input.weight` `[d, 3h]` and `.bias` `[3h]`, `session.gru.state.weight` `[h, 3h]` and `.bias`, in
-        the order reset, update, new; `session.item0.weight` `[d, h]` and `.bias`, `session.item1.weight` `[h, h]`.
+        `session.gru.input.weight` `[d, 3h]` and `.bias` `[3h]`, `session.gru.state.weight`
+        `[h, 3h]` and `.bias`, in the order reset, update, new; `session.item0.weight` `[d, h]` and
+        `.bias`, `session.item1.weight` `[h, h]`.
     """
 
     def uniform(bound: float, *shape: int) -> Tensor:
@@ -51,7 +56,9 @@ def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict
     }
 
 
-def encode_sessions(parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor) -> Tensor:
+def encode_sessions(
+    parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
+) -> Tensor:
     """Last hidden state of the GRU, which starts from zero.
 
     Args:
@@ -63,15 +70,22 @@ def encode_sessions(parameters: Mapping[str, Tensor], embeddings: Tensor, presen
         `[C, n, h]`; zeros for a session without items.
     """
     cohort, sessions, steps, _ = embeddings.shape
-    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2)).unflatten(1, (steps, sessions))
-    weight, bias = parameters[f"{PREFIX}gru.state.weight"], parameters[f"{PREFIX}gru.state.bias"].unsqueeze(1)
+    inputs = _linear(parameters, "gru.input", embeddings.transpose(1, 2).flatten(1, 2)).unflatten(
+        1, (steps, sessions)
+    )
+    weight, bias = (
+        parameters[f"{PREFIX}gru.state.weight"],
+        parameters[f"{PREFIX}gru.state.bias"].unsqueeze(1),
+    )
     hidden = weight.shape[1]
     state = inputs.new_zeros(cohort, sessions, hidden)
     for given, real in zip(inputs.unbind(1), present.unbind(2), strict=True):
         recalled = torch.baddbmm(bias, state, weight)
         gates = torch.sigmoid(given[..., : 2 * hidden] + recalled[..., : 2 * hidden])
         reset, update = gates.chunk(2, -1)
-        new = torch.tanh(torch.addcmul(given[..., 2 * hidden :], reset, recalled[..., 2 * hidden :]))
+        new = torch.tanh(
+            torch.addcmul(given[..., 2 * hidden :], reset, recalled[..., 2 * hidden :])
+        )
         state = torch.where(real.unsqueeze(-1), torch.lerp(new, state, update), state)
     return state
 
@@ -79,12 +93,15 @@ def encode_sessions(parameters: Mapping[str, Tensor], embeddings: Tensor, presen
 def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
     """f_Psi on each item's embedding: `[C, ..., d]` gives `[C, ..., h]`."""
     hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
-    # A bias here would add the same to the scores of all candidates, which their softmax does not see.
-    return torch.bmm(hidden, parameters[f"{PREFIX}item1.weight"]).unflatten(1, embeddings.shape[1:-1])
+    # A bias here would add the same to the scores of all candidates, which their softmax does not
+    # see.
+    return torch.bmm(hidden, parameters[f"{PREFIX}item1.weight"]).unflatten(
+        1, embeddings.shape[1:-1]
+    )
 
 
 def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    # Not `fedrec.cohort.layers.affine`: its weights may be used once only in a forward pass, and these are used for
-    # several kinds of sessions.
+    # Not `fedrec.nn.layers.affine`: its weights may be used once only in a forward pass, and these
+    # are used for several kinds of sessions.
     weight, bias = parameters[f"{PREFIX}{name}.weight"], parameters[f"{PREFIX}{name}.bias"]
     return torch.baddbmm(bias.unsqueeze(1), inputs, weight)

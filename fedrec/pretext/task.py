@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-supervised task on a client's sessions: what it learns from, and its loss (PrivRec equation 10)."""
+"""The self-supervised task on a client's sessions: what it learns from, and its loss (PrivRec
+equation 10)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.cohort.layers import gather_rows
 from fedrec.config import Config, did_you_mean
-from fedrec.data.population import ClientData
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
+from fedrec.nn.layers import gather_rows
 from fedrec.pretext.contrast import item_loss, segment_loss
 from fedrec.pretext.encoder import initial_encoder
 from fedrec.pretext.views import ViewLayout, draw_views
@@ -73,7 +74,10 @@ class SessionTask:
             )
         self.config, self.table, self._num_items = config, config.item_table, model.schema.num_items
         self.layout = ViewLayout(
-            config.session_length, config.item_negatives, config.segment_length, config.segment_negatives
+            config.session_length,
+            config.item_negatives,
+            config.segment_length,
+            config.segment_negatives,
         )
 
     @property
@@ -86,7 +90,8 @@ class SessionTask:
         return initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
 
     def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
-        """The views of one epoch in a random order, `int64 [views, layout.width]`, -1 for padding."""
+        """The views of one epoch in a random order, `int64 [views, layout.width]`, -1 for
+        padding."""
         if self.silent:
             return np.zeros((0, self.layout.width), dtype=np.int64)
         sequence = data.items[data.order()]
@@ -108,11 +113,15 @@ class SessionTask:
         """
         present = views >= 0
         loss = embeddings.new_zeros(len(views))
-        for weight, measure in ((self.config.lambda_im, item_loss), (self.config.lambda_sm, segment_loss)):
+        for weight, measure in (
+            (self.config.lambda_im, item_loss),
+            (self.config.lambda_sm, segment_loss),
+        ):
             if weight:
                 loss = loss + weight * measure(parameters, embeddings, present, self.layout)
         return loss
 
     def loss_from_table(self, parameters: Mapping[str, Tensor], views: Tensor) -> Tensor:
-        """The same, with the embeddings taken from the item table among the `parameters`, `[C, items, d]`."""
+        """The same, with the embeddings taken from the item table among the `parameters`,
+        `[C, items, d]`."""
         return self.loss(parameters, gather_rows(parameters[self.table], views.clamp(min=0)), views)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of a user and their masked views (PrivRec section 2.4.2).
 
-Each session of T items gives two views: one in which a random item is replaced by a negative item, and one in which a
-random segment of consecutive items is replaced by a negative segment.
+Each session of T items gives two views: one in which a random item is replaced by a negative item,
+and one in which a random segment of consecutive items is replaced by a negative segment.
 
 Where this differs from the paper:
 
-- A session is "within a certain time interval" there, which is not given. Here a user's sequence is cut into sessions
-  of nearly equal length, at most `ViewLayout.session` items; a session of one item gives no view.
-- The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the session.
+- A session is "within a certain time interval" there, which is not given. Here a user's sequence is
+  cut into sessions of nearly equal length, at most `ViewLayout.session` items; a session of one
+  item gives no view.
+- The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the
+  session.
 - Negative items are drawn outside the user's own sequence, the paper's from "the item sets".
 - The replacement in a view is the first of its negatives.
 """
@@ -24,7 +26,8 @@ from fedrec.data.negatives import draw_negatives
 
 @dataclass(frozen=True)
 class ViewLayout:
-    """How a session's two views and their candidates lie side by side in one row of item numbers, -1 for padding.
+    """How a session's two views and their candidates lie side by side in one row of item numbers,
+    -1 for padding.
 
     Attributes:
         session: largest number of items of a session, >= 2.
@@ -40,7 +43,8 @@ class ViewLayout:
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Widths of the four parts: item-masked session, true and negative items, segment-masked session, segments."""
+        """Widths of the four parts: item-masked session, true and negative items, segment-masked
+        session, segments."""
         segments = (1 + self.segment_negatives) * self.segment
         return self.session, 1 + self.item_negatives, self.session, segments
 
@@ -51,7 +55,11 @@ class ViewLayout:
 
 
 def draw_views(
-    sequence: np.ndarray, layout: ViewLayout, masks: int, num_items: int, random: np.random.Generator
+    sequence: np.ndarray,
+    layout: ViewLayout,
+    masks: int,
+    num_items: int,
+    random: np.random.Generator,
 ) -> np.ndarray:
     """Draw the views of a user's sessions.
 
@@ -63,8 +71,8 @@ def draw_views(
         random: source of randomness.
 
     Returns:
-        `int64 [views, layout.width]` in the order of the sessions. A view of a user who has no other segment of the
-        same length holds -1 in its last two parts.
+        `int64 [views, layout.width]` in the order of the sessions. A view of a user who has no
+        other segment of the same length holds -1 in its last two parts.
 
     Raises:
         DataError: the user's sequence holds the whole catalogue, so that no item is negative.
@@ -80,10 +88,12 @@ def draw_views(
 
 
 def cut_sessions(items: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a sequence into as few sessions as possible, of nearly equal length, and drop those of one item.
+    """Cut a sequence into as few sessions as possible, of nearly equal length, and drop those of
+    one item.
 
     Returns:
-        `int64 [sessions]` twice: where each session starts, and its number of items in `[2, longest]`.
+        `int64 [sessions]` twice: where each session starts, and its number of items in
+            `[2, longest]`.
     """
     count = -(-items // longest)
     bounds = np.arange(count + 1) * items // max(count, 1)
@@ -101,7 +111,9 @@ def _item_views(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Item-masked sessions `[V, L]`, and the true item before the negatives `[V, 1 + N]`."""
     place = np.arange(len(whole)), random.integers(0, lengths)
-    drawn = draw_negatives(known, num_items, len(whole) * layout.item_negatives, random).reshape(len(whole), -1)
+    drawn = draw_negatives(known, num_items, len(whole) * layout.item_negatives, random).reshape(
+        len(whole), -1
+    )
     candidates = np.concatenate([whole[place][:, None], drawn], axis=1)
     masked = whole.copy()
     masked[place] = drawn[:, 0]
@@ -116,15 +128,20 @@ def _segment_views(
     layout: ViewLayout,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Segment-masked sessions `[V, L]`, and the true segment before the negatives `[V, (1 + M) * G]`."""
+    """Segment-masked sessions `[V, L]`, and the true segment before the negatives
+    `[V, (1 + M) * G]`."""
     starts, lengths = sessions
     sizes = np.minimum(layout.segment, lengths[session] // 2)
     begins = random.integers(0, lengths[session] - sizes + 1)
-    negatives = _other_segments(starts, lengths, session, begins, sizes, layout.segment_negatives, random)
+    negatives = _other_segments(
+        starts, lengths, session, begins, sizes, layout.segment_negatives, random
+    )
     found = negatives[:, 0] >= 0
     places = np.concatenate([(starts[session] + begins)[:, None], negatives], axis=1)
     count = np.where(found, sizes, 0)[:, None]
-    segments = _window(sequence, places.clip(min=0), np.broadcast_to(count, places.shape), layout.segment)
+    segments = _window(
+        sequence, places.clip(min=0), np.broadcast_to(count, places.shape), layout.segment
+    )
     at = np.arange(layout.session) - begins[:, None]
     replaced = np.take_along_axis(segments[:, 1], at.clip(0, layout.segment - 1), axis=1)
     masked = np.where((at >= 0) & (at < sizes[:, None]), replaced, whole)
@@ -141,10 +158,12 @@ def _other_segments(
     count: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Where negative segments start in the sequence, `int64 [V, count]`; -1 for a view that has none.
+    """Where negative segments start in the sequence, `int64 [V, count]`; -1 for a view that has
+    none.
 
-    They are drawn uniformly from all segments of the same length within any session that do not overlap the true one,
-    without rejection: a rank among these is drawn and shifted past the overlapping ones, whose ranks are consecutive.
+    They are drawn uniformly from all segments of the same length within any session that do not
+    overlap the true one, without rejection: a rank among these is drawn and shifted past the
+    overlapping ones, whose ranks are consecutive.
     """
     drawn = np.full((len(session), count), -1, dtype=np.int64)
     for size in np.unique(sizes).tolist():
@@ -157,13 +176,16 @@ def _other_segments(
         free = windows.sum() - (high - low)
         rank = random.integers(0, np.maximum(free, 1)[:, None], size=(len(views), count))
         rank += (rank >= low[:, None]) * (high - low)[:, None]
-        # A session that is too short offers no window and shares its rank with the next: `right` passes over it.
+        # A session that is too short offers no window and shares its rank with the next: `right`
+        # passes over it.
         of = np.searchsorted(before, rank, side="right") - 1
         drawn[views] = np.where(free[:, None] > 0, (starts - before)[of] + rank, -1)
     return drawn
 
 
-def _window(sequence: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+def _window(
+    sequence: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int
+) -> np.ndarray:
     """`lengths` consecutive items from `starts`, `[...]` both, padded with -1 to `[..., width]`."""
     place = np.arange(width)
     items = sequence[np.minimum(starts[..., None] + place, len(sequence) - 1)]

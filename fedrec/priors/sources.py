@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of words, from three sources, made to have K numbers in [0, 1].
 
-Vectors of another length are multiplied by a fixed matrix with orthonormal rows or columns, drawn from a seed, and then
-each of the K numbers is stretched to [0, 1] over the words that are needed: equation 11 assumes that range, which GloVe
-does not have. Words, their vectors and all this are public.
+Vectors of another length are multiplied by a fixed matrix with orthonormal rows or columns, drawn
+from a seed, and then each of the K numbers is stretched to [0, 1] over the words that are needed:
+equation 11 assumes that range, which GloVe does not have. Words, their vectors and all this are
+public.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from fedrec.errors import DataError
-from fedrec.priors.config import PriorsConfig
+from fedrec.privacy.personal.priors import PriorsConfig
 from fedrec.rng import stream
 
 log = logging.getLogger("fedrec")
 
 
-def word_vectors(config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int) -> list[np.ndarray]:
+def word_vectors(
+    config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int
+) -> list[np.ndarray]:
     """For each kind of metadata the vectors of its words, `float64 [words, numbers]`, in [0, 1].
 
     Args:
@@ -33,14 +36,19 @@ def word_vectors(config: PriorsConfig, words: Sequence[Sequence[str]], numbers: 
         numbers: K.
 
     Raises:
-        DataError: a file is missing, is another one than `sha256` says, is not in its format, or has none of the words.
+        DataError: a file is missing, is another one than `sha256` says, is not in its format, or
+            has none of the words.
     """
     looked_up = [[config.words.get(label, label).lower() for label in kind] for kind in words]
     distinct = sorted({word for kind in looked_up for word in kind})
     found = _onehot(distinct) if config.source == "onehot" else _read(config, distinct)
     missing = [word for word in distinct if word not in found]
     if missing:
-        log.warning("no vector for %d words, which get the mean of the others: %s", len(missing), ", ".join(missing))
+        log.warning(
+            "no vector for %d words, which get the mean of the others: %s",
+            len(missing),
+            ", ".join(missing),
+        )
     mean = np.mean([found[word] for word in sorted(found)], axis=0)
     table = np.stack([np.asarray(found.get(word, mean)) for word in distinct])
     stretched = _stretched(table @ _projection(config.projection_seed, table.shape[1], numbers))
@@ -49,9 +57,11 @@ def word_vectors(config: PriorsConfig, words: Sequence[Sequence[str]], numbers: 
 
 
 def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
-    """The vectors of some words from a text file of GloVe: a word and its numbers on each line, frequent words first.
+    """The vectors of some words from a text file of GloVe: a word and its numbers on each line,
+    frequent words first.
 
-    The first line of a word counts: glove.840B has later ones of the kind `at name@domain.com 0.01 ...`.
+    The first line of a word counts: glove.840B has later ones of the kind
+        `at name@domain.com 0.01 ...`.
 
     Raises:
         DataError: a line of such a word has no numbers, or another count than the others.
@@ -69,10 +79,16 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
     kind, _, name = config.source.partition(":")
     path = Path(name).expanduser()
     if not path.is_file():
-        raise DataError(f"there is no file {path}", expected=f"vectors of words, for {config.source!r}", got="no file")
+        raise DataError(
+            f"there is no file {path}",
+            expected=f"vectors of words, for {config.source!r}",
+            got="no file",
+        )
     digest = _digest(path)
     if config.sha256 is not None and digest != config.sha256:
-        raise DataError(f"{path} is another file", expected=f"sha256 {config.sha256}", got=f"sha256 {digest}")
+        raise DataError(
+            f"{path} is another file", expected=f"sha256 {config.sha256}", got=f"sha256 {digest}"
+        )
     log.info("vectors of words from %s, sha256 %s", path, digest)
     found = read_glove(path, words) if kind == "glove" else _read_table(path, words)
     if not found:
@@ -90,7 +106,9 @@ def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
         table = json.loads(path.read_text(encoding="utf-8"))
         found = {word: _numbers(table[word], path, word) for word in words if word in table}
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is no table of vectors", expected="a JSON object of lists", got=str(error)) from None
+        raise DataError(
+            f"{path} is no table of vectors", expected="a JSON object of lists", got=str(error)
+        ) from None
     return _equally_long(found, path)
 
 
@@ -100,14 +118,18 @@ def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
     except ValueError:
         vector = np.zeros(0)
     if not len(vector) or not np.isfinite(vector).all():
-        raise DataError(f"{path} has no vector for {word!r}", expected="finite numbers", got=repr(values)[:80])
+        raise DataError(
+            f"{path} has no vector for {word!r}", expected="finite numbers", got=repr(values)[:80]
+        )
     return vector
 
 
 def _equally_long(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
     lengths = sorted({len(vector) for vector in found.values()})
     if len(lengths) > 1:
-        raise DataError(f"{path} has vectors of several lengths", expected="one length", got=str(lengths))
+        raise DataError(
+            f"{path} has vectors of several lengths", expected="one length", got=str(lengths)
+        )
     return found
 
 
@@ -116,11 +138,14 @@ def _onehot(words: list[str]) -> dict[str, np.ndarray]:
 
 
 def _projection(seed: int, length: int, numbers: int) -> np.ndarray:
-    """`float64 [length, numbers]` with orthonormal rows or columns; the identity where nothing is to be changed."""
+    """`float64 [length, numbers]` with orthonormal rows or columns; the identity where nothing is
+    to be changed."""
     if length == numbers:
         return np.eye(length)
     longer, shorter = max(length, numbers), min(length, numbers)
-    square, triangle = np.linalg.qr(stream(seed, "prior-projection").standard_normal((longer, shorter)))
+    square, triangle = np.linalg.qr(
+        stream(seed, "prior-projection").standard_normal((longer, shorter))
+    )
     columns = square * np.sign(np.diag(triangle))
     return columns if length > numbers else columns.T
 

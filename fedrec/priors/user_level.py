@@ -8,11 +8,13 @@ with m_kw the vector of the user's word of kind w (gender, occupation, ...), K n
 
 Where this differs from the paper:
 
-- mu_w is the mean of m_kw over all users there, which tells of the others' raw metadata. Here it is the mean over the
-  words of that kind, which is public.
-- Noise there is set for one scalar of one of the two, K numbers of which are released each. Here all 2K are one release
-  with the sensitivity of all metadata of a user exchanged, but in mode `paper`, which follows the paper.
-- Nothing is said of negative variances; here variances have a lower bound, and means are put back into their range.
+- mu_w is the mean of m_kw over all users there, which tells of the others' raw metadata. Here it is
+  the mean over the words of that kind, which is public.
+- Noise there is set for one scalar of one of the two, K numbers of which are released each. Here
+  all 2K are one release with the sensitivity of all metadata of a user exchanged, but in mode
+  `paper`, which follows the paper.
+- Nothing is said of negative variances; here variances have a lower bound, and means are put back
+  into their range.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ import math
 import numpy as np
 import torch
 
-from fedrec.data.population import ClientData
+from fedrec.data.client_data import ClientData
 from fedrec.models.vae import Prior, Vae
-from fedrec.priors.config import PriorsConfig
 from fedrec.priors.sources import word_vectors
-from fedrec.privacy.personal_noise import PersonalNoise
+from fedrec.privacy.personal.noise import PersonalNoise
+from fedrec.privacy.personal.priors import PriorsConfig
 from fedrec.rng import stream
 
 
@@ -41,7 +43,11 @@ class UserPriors:
     """
 
     def __init__(
-        self, vectors: list[np.ndarray], features: list[int], config: PriorsConfig, settings: PersonalNoise | None
+        self,
+        vectors: list[np.ndarray],
+        features: list[int],
+        config: PriorsConfig,
+        settings: PersonalNoise | None,
     ) -> None:
         self.vectors, self.features, self.config = vectors, features, config
         self.settings = settings if config.noise else None
@@ -71,7 +77,10 @@ class UserPriors:
             mean = mean + mean_std * random.standard_normal(len(mean))
             variance = variance + variance_std * random.standard_normal(len(mean))
         smallest = self.config.smallest_variance
-        mean, variance = mean.clip(0, self.highest), variance.clip(smallest, np.maximum(smallest, self._widest))
+        mean, variance = (
+            mean.clip(0, self.highest),
+            variance.clip(smallest, np.maximum(smallest, self._widest)),
+        )
         return mean.astype(np.float32), variance.astype(np.float32)
 
     def prior(self, data: ClientData, device: torch.device) -> Prior:
@@ -81,18 +90,23 @@ class UserPriors:
 
     @property
     def sensitivities(self) -> tuple[float, float]:
-        """Most that mean and variance of a user, all K numbers together, change in L2 norm with all its metadata."""
+        """Most that mean and variance of a user, all K numbers together, change in L2 norm with all
+        its metadata."""
         return float(np.linalg.norm(self.highest)), float(np.linalg.norm(self._widest))
 
     @property
     def _widest(self) -> np.ndarray:
-        """Largest variance before noise, `float64 [K]`: both numbers of a difference are in [0, max(1, highest)]."""
+        """Largest variance before noise, `float64 [K]`: both numbers of a difference are in [0,
+        max(1, highest)]."""
         return len(self.vectors) * np.square(np.maximum(1.0, self.highest))
 
     def _stds(self, client: int, settings: PersonalNoise) -> tuple[float, float]:
         """Standard deviations of the noise on each number of mean and variance."""
         if settings.mode == "paper":  # one kind of metadata changes, and one scalar is looked at
-            scalars = float(np.max(self.means)), float(np.square(np.maximum(1.0, self.highest)).max())
+            scalars = (
+                float(np.max(self.means)),
+                float(np.square(np.maximum(1.0, self.highest)).max()),
+            )
             multiplier = settings.budget(client).paper_multiplier
             return multiplier * scalars[0], multiplier * scalars[1]
         mean, variance = self.sensitivities
@@ -100,7 +114,9 @@ class UserPriors:
         return each * mean, each * variance
 
 
-def user_priors(config: PriorsConfig | None, settings: PersonalNoise | None, model: Vae) -> UserPriors | None:
+def user_priors(
+    config: PriorsConfig | None, settings: PersonalNoise | None, model: Vae
+) -> UserPriors | None:
     """Priors for the users of a model's schema; None without a `priors` table.
 
     Args:

@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which data sets count as neighbours, and what that makes of a clip norm and a noise scale.
 
-`replace-one`: all data of one client are exchanged for another client's; the number of clients stays. One client's
-update moves by up to 2S, the diameter of the ball that updates are clipped to (PrivRec definition 1, theorem 1).
-`add-remove`: one client more or less; the sum moves by up to S.
+`replace-one`: all data of one client are exchanged for another client's; the number of clients
+stays. One client's update moves by up to 2S, the diameter of the ball that updates are clipped to
+(PrivRec definition 1, theorem 1). `add-remove`: one client more or less; the sum moves by up to S.
 
-The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi divergence, so both are
-derived in one place, `Multipliers`.
+The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi
+divergence, so both are derived in one place, `Multipliers`.
 
-Some contributions never point away from each other, and then 2S is too much. Let a and b be what two users contribute,
-both of L2 norm at most S. Exchanging one for the other moves the sum by |a - b|, and
+Some contributions never point away from each other, and then 2S is too much. Let a and b be what
+two users contribute, both of L2 norm at most S. Exchanging one for the other moves the sum by |a -
+b|, and
 
     |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> <= 2 S^2    whenever <a, b> >= 0,
 
-so the sensitivity under replace-one is sqrt(2) S. The inner product of any two contributions is non-negative when all
-are vectors without a negative coordinate (counts), or all are positive semi-definite matrices with the Frobenius norm,
-where <A, B> = trace(A B) = |A^(1/2) B^(1/2)|^2 >= 0. Clipping multiplies by a number >= 0, and a failed client counts
-as zero, so both stay what they are. The bound is reached by two users without a common item. It does not hold for
-gradients, model updates or anything else with signs, where b = -a is possible; nor in the L1 norm, in which two users
-without a common item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
+so the sensitivity under replace-one is sqrt(2) S. The inner product of any two contributions is
+non-negative when
+
+* all are vectors without a negative coordinate (counts),
+* all are such vectors rotated by the same angle, which changes no length and no inner product:
+  ratings mapped to [-1, 1], each with a 1 beside it, are sqrt(2) times the rotated pairs ((1 + r) /
+  2, (1 - r) / 2), or
+* all are positive semi-definite matrices with the Frobenius norm, where
+  <A, B> = trace(A B) = |A^(1/2) B^(1/2)|^2 >= 0.
+
+Clipping multiplies by a number >= 0, and a failed client counts as zero, so all stay what they are.
+The bound is reached by two users without a common item. It does not hold for gradients, model
+updates or anything else with signs, where b = -a is possible; nor in the L1 norm, in which two
+users without a common item are 2S apart; and add-remove gains nothing, as |a - 0| = S already.
 """
 
 from __future__ import annotations
@@ -29,13 +38,19 @@ from typing import Literal
 
 Adjacency = Literal["replace-one", "add-remove"]
 Contributions = Literal["signed", "non-negative"]
-"""`non-negative`: all vectors without a negative coordinate, or all positive semi-definite matrices."""
+"""`non-negative`: all vectors without a negative coordinate, or rotated from such, or all positive
+semi-definite matrices; `signed`: anything."""
 
 
 def sensitivity(
-    clip_norm: float, adjacency: Adjacency, contributions: Contributions = "signed", *, order: int = 2
+    clip_norm: float,
+    adjacency: Adjacency,
+    contributions: Contributions = "signed",
+    *,
+    order: int = 2,
 ) -> float:
-    """Largest change of the sum of clipped contributions between neighbours, in the norm that the clip uses.
+    """Largest change of the sum of clipped contributions between neighbours, in the norm that the
+    clip uses.
 
     Args:
         clip_norm: bound S on the norm of one client's contribution.
@@ -63,14 +78,21 @@ class Multipliers:
 
     @classmethod
     def of(
-        cls, noise_scale: float, clip_norm: float, contributions: Contributions = "signed", *, order: int = 2
+        cls,
+        noise_scale: float,
+        clip_norm: float,
+        contributions: Contributions = "signed",
+        *,
+        order: int = 2,
     ) -> Multipliers:
-        """Both multipliers of a noise scale (standard deviation, or Laplace scale) of the sum of clipped updates.
+        """Both multipliers of a noise scale (standard deviation, or Laplace scale) of the sum of
+        clipped updates.
 
         For the other arguments see `sensitivity`.
         """
         return cls(
-            replace_one=noise_scale / sensitivity(clip_norm, "replace-one", contributions, order=order),
+            replace_one=noise_scale
+            / sensitivity(clip_norm, "replace-one", contributions, order=order),
             add_remove=noise_scale / sensitivity(clip_norm, "add-remove"),
         )
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedrec.privacy.accounting.sampling import Full, Poisson
 from fedrec.privacy.plan import Plan
-from fedrec.privacy.sampling import Full, Poisson
 
+SIMULATION = "This is a simulation, not a release."
+"""What stands beside every epsilon of noise from a seed."""
 _TRUST = {
-    "central": "The server is trusted: it sees each client's clipped update. The guarantee is against everybody who "
-    "sees the model only, other clients among them.",
-    "distributed": "The server must see nothing but the sum (secure aggregation). Accounted is the noise that is left "
-    "when {dropouts} clients of a cohort fail; clients that collude know their shares and weaken it further.",
-    "local": "Each upload is protected by its own noise, also against the server. Accounted is a client that takes "
-    "part in all {rounds} rounds; sampling does not help, because the server knows who takes part.",
+    "central": (
+        "The server is trusted: it sees each client's clipped update. The guarantee is against"
+        " everybody who sees the model only, other clients among them."
+    ),
+    "distributed": (
+        "The server must see nothing but the sum (secure aggregation). Accounted is the noise that"
+        " is left when {dropouts} clients of a cohort fail; clients that collude know their shares"
+        " and weaken it further."
+    ),
+    "local": (
+        "Each upload is protected by its own noise, also against the server. Accounted is a client"
+        " that takes part in all {rounds} rounds; sampling does not help, because the server knows"
+        " who takes part."
+    ),
 }
 
 
@@ -37,30 +47,37 @@ def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
     """Those sentences without which the number misleads, see `caveats`."""
     if backend == "paper":
         yield (
-            "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client of a round as a "
-            "release of its own; it is not what the releases cost. Use it for comparison only."
+            "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client"
+            " of a round as a release of its own; it is not what the releases cost. Use it for"
+            " comparison only."
         )
     if plan.delta > 1 / plan.clients:
         yield (
-            f"delta {plan.delta:g} is above 1/N = {1 / plan.clients:.2g}: publishing one client's data whole, picked "
-            f"at random, would be allowed. Choose delta below 1/N."
+            f"delta {plan.delta:g} is above 1/N = {1 / plan.clients:.2g}: publishing one client's"
+            " data whole, picked at random, would be allowed. Choose delta below 1/N."
         )
 
 
 def _about_the_number(plan: Plan) -> Iterator[str]:
     if plan.config.adjacency == "replace-one":
-        yield "Neighbours differ in all data of one client, exchanged for another's; the number of clients is public."
+        yield (
+            "Neighbours differ in all data of one client, exchanged for another's; the number of"
+            " clients is public."
+        )
     else:
-        yield "Neighbours differ by one client with all its data, there or not; do not compare with replace-one."
+        yield (
+            "Neighbours differ by one client with all its data, there or not; do not compare with"
+            " replace-one."
+        )
     if plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm:
         yield (
-            "Contributions have no signs, so exchanging one moves the sum by at most sqrt(2) times the clip norm, not "
-            "twice that."
+            "No two contributions point away from each other (they have no signs), so exchanging"
+            " one moves the sum by at most sqrt(2) times the clip norm, not twice that."
         )
     if plan.config.paper_noise_order:
         yield (
-            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2; accounted is the multiplier "
-            f"that this leaves, {plan.noise_multiplier:g}."
+            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2;"
+            f" accounted is the multiplier that this leaves, {plan.noise_multiplier:g}."
         )
 
 
@@ -70,28 +87,31 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
     if not isinstance(plan.sampling, Full):
         drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
         yield (
-            f"Amplification by sampling assumes that cohorts are drawn {drawn} from all {plan.clients} clients and are "
-            "kept secret. If only some clients are ever available, N is their number."
+            f"Amplification by sampling assumes that cohorts are drawn {drawn} from all"
+            f" {plan.clients} clients and are kept secret. If only some clients are ever available,"
+            " N is their number."
         )
     if settings.mode == "reproducible":
         yield (
-            "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the experiment's seed. "
-            "Whoever knows the seed can remove the noise; a release needs mode 'secure'."
+            "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the"
+            " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
+            " 'secure'."
         )
 
 
 def _about_the_rest(plan: Plan) -> Iterator[str]:
     if "*" not in plan.config.stages:
         yield (
-            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. A stage without makes "
-            "the total infinite for those whose data it learns from; item sequences are users' data, and so is what "
-            "items have in common because of them."
+            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. A stage"
+            " without makes the total infinite for those whose data it learns from; item sequences"
+            " are users' data, and so is what items have in common because of them."
         )
     yield (
-        "Not accounted: losses, metrics and numbers of examples that clients report, early stopping, and choosing "
-        "settings by looking at results. Publish them only if they come from public data, or under their own budget."
+        "Not accounted: losses, metrics and numbers of examples that clients report, early"
+        " stopping, and choosing settings by looking at results. Publish them only if they come"
+        " from public data, or under their own budget."
     )
     yield (
-        "The guarantee is per client: a person with two clients has at least twice the epsilon, and what others' data "
-        "tell about somebody is not covered."
+        "The guarantee is per client: a person with two clients has at least twice the epsilon, and"
+        " what others' data tell about somebody is not covered."
     )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping that knows its sensitivity (PrivRec equation 7), and a clip norm that follows a noisy quantile.
+"""Clipping that knows its sensitivity (PrivRec equation 7), and a clip norm that follows a noisy
+quantile.
 
-The norm is taken over all parameters of an update together. Edge cases, the same in one update and in many:
+The norm is taken over all parameters of an update together. Edge cases, the same in one update and
+in many:
 
 | update              | becomes                                          |
 |---------------------|--------------------------------------------------|
@@ -10,10 +12,11 @@ The norm is taken over all parameters of an update together. Edge cases, the sam
 | zero                | itself                                           |
 | any NaN or infinity | zero, as if the client had not answered          |
 
-The millionth is for float32: rounded coordinates of a vector of norm S may have a norm just above S.
+The millionth is for float32: rounded coordinates of a vector of norm S may have a norm just above
+S.
 
-Where this differs from the paper: algorithm 2 clips in every local epoch without starting again from what it clipped,
-so only the last clip has an effect; here an update is clipped once.
+Where this differs from the paper: algorithm 2 clips in every local epoch without starting again
+from what it clipped, so only the last clip has an effect; here an update is clipped once.
 """
 
 from __future__ import annotations
@@ -59,10 +62,12 @@ class Clip:
         return adjacencies.sensitivity(self.norm, adjacency)
 
     def factors(self, norms: np.ndarray) -> np.ndarray:
-        """What each update is multiplied by, `float64 [clients]`; 0 means: replace it by zeros, whatever it holds.
+        """What each update is multiplied by, `float64 [clients]`; 0 means: replace it by zeros,
+        whatever it holds.
 
         Args:
-            norms: norm of each client's whole update, `[clients]`; NaN or infinite where an update is.
+            norms: norm of each client's whole update, `[clients]`; NaN or infinite where an update
+                is.
         """
         norms = np.asarray(norms, dtype=np.float64)
         finite = np.isfinite(norms)
@@ -93,7 +98,8 @@ class Clip:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip norm that moves until the wanted share of clients stays unclipped (Andrew et al. 2021, section 3).
+    """A clip norm that moves until the wanted share of clients stays unclipped (Andrew et al. 2021,
+    section 3).
 
     Attributes:
         norm: the present clip norm C.
@@ -108,16 +114,20 @@ class AdaptiveClip:
     denominator: float
 
     def centred_count(self, norms: np.ndarray) -> float:
-        """Sum over the clients of (unclipped? 1 : 0) - 1/2, which is what gets noise; a failed client adds 0.
+        """Sum over the clients of (unclipped? 1 : 0) - 1/2, which is what gets noise; a failed
+        client adds 0.
 
         Args:
-            norms: norms before clipping of the clients that answered, `[clients]`; NaN counts as clipped.
+            norms: norms before clipping of the clients that answered, `[clients]`; NaN counts as
+                clipped.
         """
         return float(np.sum(np.where(np.asarray(norms) <= self.norm, 0.5, -0.5)))
 
     def after(self, noisy_centred_count: float) -> AdaptiveClip:
-        """The next clip norm, from a count with its noise: C exp(-rate (share unclipped - quantile))."""
+        """The next clip norm, from a count with its noise: C exp(-rate (share unclipped -
+        quantile))."""
         unclipped = noisy_centred_count / self.denominator + 0.5
-        # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to 0 or infinity.
+        # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to
+        # 0 or infinity.
         step = self.learning_rate * (min(max(unclipped, 0.0), 1.0) - self.quantile)
         return replace(self, norm=self.norm * math.exp(-step))

@@ -20,18 +20,21 @@ class AdaptiveClipConfig(Config):
     learning_rate: float = Field(default=0.2, gt=0)
     """Step of the geometric update C <- C exp(-rate (share unclipped - quantile))."""
     count_noise: float | None = Field(default=None, gt=0)
-    """Standard deviation of the noise on the count of unclipped clients; default: denominator / 20."""
+    """Standard deviation of the noise on the count of unclipped clients; default: denominator /
+    20."""
 
 
 class PhaseConfig(Config):
-    """What is different in one phase of a run, such as `popularity`; what is not given is as in the others."""
+    """What is different in one phase of a run, such as `popularity`; what is not given is as in the
+    others."""
 
     clip_norm: float | None = Field(default=None, gt=0)
     """Bound on the norm of a client's update in this phase."""
     parameters: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Patterns of the parameters that this phase trains and releases."""
     noise_factor: float = Field(default=1.0, gt=0)
-    """Noise multiplier of this phase / that of a phase without a factor; a target epsilon is for the whole mix."""
+    """Noise multiplier of this phase / that of a phase without a factor; a target epsilon is for
+    the whole mix."""
 
 
 class PrivacyConfig(Config):
@@ -41,31 +44,43 @@ class PrivacyConfig(Config):
     """
 
     clip_norm: float = Field(gt=0)
-    """Bound S on the norm of a client's whole update (L2; L1 for Laplace); the first one when clipping is adaptive."""
+    """Bound S on the norm of a client's whole update (L2; L1 for Laplace); the first one when
+    clipping is adaptive."""
     noise_multiplier: float | None = Field(default=None, ge=0)
-    """z, relative to what `noise-relative-to` says; 0 clips without noise, which makes epsilon infinite."""
+    """z, relative to what `noise-relative-to` says; 0 clips without noise, which makes epsilon
+    infinite."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Target for all rounds of the experiment; the noise is calibrated to it, and no round that exceeds it is run."""
+    """Target for all rounds of the experiment; the noise is calibrated to it, and no round that
+    exceeds it is run."""
     budget: float | None = Field(default=None, gt=0)
-    """With `noise-multiplier`: stop before a round that would exceed this epsilon. Default: no limit."""
+    """With `noise-multiplier`: stop before a round that would exceed this epsilon. Default: no
+    limit."""
     delta: float | None = Field(default=None, ge=0, lt=1)
-    """Probability with which the guarantee may fail; 0 with Laplace only; default: the smaller of N^-1.1 and 1e-5."""
+    """Probability with which the guarantee may fail; 0 with Laplace only; default: the smaller of
+    N^-1.1 and 1e-5."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
-    """Distribution of the noise; `laplace` clips in the L1 norm, which costs far more noise in many dimensions."""
+    """Distribution of the noise; `laplace` clips in the L1 norm, which costs far more noise in many
+    dimensions."""
     noise_relative_to: Literal["sensitivity", "clip-norm"] = "sensitivity"
-    """`sensitivity`: 2S under replace-one (PrivRec) and S under add-remove; `clip-norm`: always S."""
+    """`sensitivity`: 2S under replace-one (PrivRec) and S under add-remove; `clip-norm`: always
+    S."""
     adjacency: Adjacency = "replace-one"
-    """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove` (Poisson)."""
-    backend: Literal["autodp", "tight-rdp", "pld"] = "autodp"
+    """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove`
+    (Poisson)."""
+    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
     """Accountant; all three give valid upper bounds, the later ones tighter."""
     mode: Literal["reproducible", "secure"] = "reproducible"
-    """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's generator."""
+    """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
+    generator."""
     placement: Literal["central", "distributed", "local"] = "central"
-    """Who adds noise: the server; each client a share (the server must see the sum only); each client in full."""
+    """Who adds noise: the server; each client a share (the server must see the sum only); each
+    client in full."""
     max_dropouts: int = Field(default=0, ge=0)
-    """With `distributed`: clients of a cohort that may fail while the rest still add enough noise."""
+    """With `distributed`: clients of a cohort that may fail while the rest still add enough
+    noise."""
     paper_noise_order: bool = False
-    """Add noise after the server's learning rate, as PrivRec's algorithm 2 does: the multiplier is z / server-lr."""
+    """Add noise after the server's learning rate, as PrivRec's algorithm 2 does: the multiplier is
+    z / server-lr."""
     adaptive_clip: AdaptiveClipConfig | None = None
     """Adaptive clipping; default: the clip norm stays."""
     parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
@@ -73,7 +88,8 @@ class PrivacyConfig(Config):
     stages: tuple[str, ...] = ("*",)
     """Patterns of stages that run under noise; any other stage makes the total epsilon infinite."""
     phases: dict[str, PhaseConfig] = Field(default_factory=dict)
-    """By the name of a stage (of `two-stage`, `popularity-start`, `means-start`): what is different there."""
+    """By the name of a stage (of `two-stage`, `popularity-start`, `means-start`): what is different
+    there."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -88,28 +104,58 @@ class PrivacyConfig(Config):
         laplace, by_clients = self.mechanism == "laplace", self.placement != "central"
         distributed, paper = self.placement == "distributed", self.paper_noise_order
         return [
-            ("exactly one of noise-multiplier and epsilon", calibrated == (self.noise_multiplier is not None)),
-            ("budget only with noise-multiplier; epsilon is a budget itself", calibrated and self.budget is not None),
-            ("max-dropouts only with placement = 'distributed'", self.max_dropouts > 0 and not distributed),
-            ("delta > 0 with gaussian noise", self.delta == 0 and not laplace),
-            ("gaussian noise when distributed: a sum of Laplace shares is not Laplace", laplace and distributed),
             (
-                "adjacency = 'replace-one' with placement = 'local': the server sees who takes part",
+                "exactly one of noise-multiplier and epsilon",
+                calibrated == (self.noise_multiplier is not None),
+            ),
+            (
+                "budget only with noise-multiplier; epsilon is a budget itself",
+                calibrated and self.budget is not None,
+            ),
+            (
+                "max-dropouts only with placement = 'distributed'",
+                self.max_dropouts > 0 and not distributed,
+            ),
+            ("delta > 0 with gaussian noise", self.delta == 0 and not laplace),
+            (
+                "gaussian noise when distributed: a sum of Laplace shares is not Laplace",
+                laplace and distributed,
+            ),
+            (
+                (
+                    "adjacency = 'replace-one' with placement = 'local': the server sees who takes"
+                    " part"
+                ),
                 self.placement == "local" and self.adjacency == "add-remove",
             ),
-            ("gaussian noise with adaptive-clip: count and sum are one release", laplace and adaptive),
-            ("placement = 'central' with adaptive-clip: the server adds the count's noise", by_clients and adaptive),
+            (
+                "gaussian noise with adaptive-clip: count and sum are one release",
+                laplace and adaptive,
+            ),
+            (
+                "placement = 'central' with adaptive-clip: the server adds the count's noise",
+                by_clients and adaptive,
+            ),
             ("noise-multiplier > 0 with adaptive-clip", adaptive and self.noise_multiplier == 0),
             ("placement = 'central' with paper-noise-order", by_clients and paper),
-            ("no adaptive-clip with paper-noise-order: the paper clips to a fixed norm", adaptive and paper),
-            ("noise-multiplier with paper-noise-order: calibrated noise would undo the order", calibrated and paper),
+            (
+                "no adaptive-clip with paper-noise-order: the paper clips to a fixed norm",
+                adaptive and paper,
+            ),
+            (
+                "noise-multiplier with paper-noise-order: calibrated noise would undo the order",
+                calibrated and paper,
+            ),
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:
-        """The settings of one phase of a run: these, with what `phases` says of it; its noise factor apart."""
+        """The settings of one phase of a run: these, with what `phases` says of it; its noise
+        factor apart."""
         own = self.phases.get(phase, PhaseConfig())
         changes = {"clip_norm": own.clip_norm, "parameters": own.parameters}
-        return self.model_copy(update={key: value for key, value in changes.items() if value is not None})
+        return self.model_copy(
+            update={key: value for key, value in changes.items() if value is not None}
+        )
 
     def noise_factor(self, phase: str) -> float:
         """Noise multiplier of a phase / that of a phase without a factor."""

@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import math
 
-from fedrec.privacy.accounting import Report
+from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.adjacency import Adjacency
 
 
 def odds_ceiling(epsilon: float) -> float:
-    """Largest factor by which an observer's odds may move, e^epsilon; infinite when it cannot be written."""
+    """Largest factor by which an observer's odds may move, e^epsilon; infinite when it cannot be
+    written."""
     return math.exp(epsilon) if epsilon < 700 else math.inf
 
 
 def posterior_ceiling(epsilon: float, prior: float = 0.5) -> float:
-    """Largest belief, in [0, 1], to which an observer can come from a prior belief (delta aside)."""
+    """Largest belief, in [0, 1], to which an observer can come from a prior belief (delta
+    aside)."""
     if prior in (0.0, 1.0):
         return prior
     return 1 / (1 + (1 - prior) / prior * math.exp(-epsilon))
 
 
 def attack_ceiling(epsilon: float, delta: float) -> float:
-    """Largest accuracy of any membership attack on a fair coin: (e^epsilon + delta) / (1 + e^epsilon), at most 1."""
-    return min(1.0, 1 / (1 + math.exp(-epsilon)) + delta * math.exp(-epsilon) / (1 + math.exp(-epsilon)))
+    """Largest accuracy of any membership attack on a fair coin: (e^epsilon + delta) / (1 +
+    e^epsilon), at most 1."""
+    return min(
+        1.0, 1 / (1 + math.exp(-epsilon)) + delta * math.exp(-epsilon) / (1 + math.exp(-epsilon))
+    )
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
@@ -37,25 +42,28 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
     )
     accuracy = attack_ceiling(report.epsilon, report.delta)
     return (
-        f"epsilon {report.epsilon:.4g} at delta {report.delta:g}: who guesses {question} on a fair coin is right in at "
-        f"most {accuracy:.1%} of cases (50% without looking)."
+        f"epsilon {report.epsilon:.4g} at delta {report.delta:g}: who guesses {question} on a fair"
+        f" coin is right in at most {accuracy:.1%} of cases (50% without looking)."
     )
 
 
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
-    """A whole explanation, one paragraph per line: the meaning, the phases, the method, and what is not covered."""
+    """A whole explanation, one paragraph per line: the meaning, the phases, the method, and what is
+    not covered."""
     said = [sentence(report, adjacency)]
     if math.isfinite(report.epsilon):
         said.append(
-            f"However much an observer knows already, the model may change the odds by a factor of at most "
-            f"{odds_ceiling(report.epsilon):.3g}: from 50% to {posterior_ceiling(report.epsilon):.1%}, from 1% to "
-            f"{posterior_ceiling(report.epsilon, 0.01):.1%}, except with probability {report.delta:g}."
+            "However much an observer knows already, the model may change the odds by a factor of"
+            f" at most {odds_ceiling(report.epsilon):.3g}: from 50% to"
+            f" {posterior_ceiling(report.epsilon):.1%}, from 1% to"
+            f" {posterior_ceiling(report.epsilon, 0.01):.1%}, except with probability"
+            f" {report.delta:g}."
         )
         said.append(_strength(report.epsilon))
     if report.attack is not None and math.isfinite(report.epsilon):
         said.append(
-            f"The true epsilon lies between {report.attack:.4g}, which the best known attack reaches, and "
-            f"{report.epsilon:.4g}, which is proven."
+            f"The true epsilon lies between {report.attack:.4g}, which the best known attack"
+            f" reaches, and {report.epsilon:.4g}, which is proven."
         )
     said += [f"Phase {phase} alone: epsilon {value:.4g}." for phase, value in _told(report.phases)]
     said.append(f"Method: {report.method}.")
@@ -70,7 +78,15 @@ def _strength(epsilon: float) -> str:
     if epsilon <= 1:
         return "That is a strong guarantee."
     if epsilon <= 3:
-        return "That is a moderate guarantee: the worst attack does far better than chance, and is still often wrong."
+        return (
+            "That is a moderate guarantee: the worst attack does far better than chance, and is"
+            " still often wrong."
+        )
     if epsilon <= 10:
-        return "That is a weak guarantee: it does not rule out an attack that is nearly always right."
-    return "That is next to no guarantee: it does not rule out an attack that is practically always right."
+        return (
+            "That is a weak guarantee: it does not rule out an attack that is nearly always right."
+        )
+    return (
+        "That is next to no guarantee: it does not rule out an attack that is practically always"
+        " right."
+    )

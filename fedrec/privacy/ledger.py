@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run has spent, on disk: one JSON line per charge, written before anything noisy is used.
 
-A line is appended, flushed and synced to the disk, and only then may the round's parameters be stored or sent. A run
-that is killed between the two has paid for a round that it did not get; when it is resumed, the round is charged again.
-Nothing is ever taken back: an adversary may have seen what was released. A last line that was cut off by a crash was
-never synced, so nothing was released on it; it is dropped. Damage anywhere else is an error.
+A line is appended, flushed and synced to the disk, and only then may the round's parameters be
+stored or sent. A run that is killed between the two has paid for a round that it did not get; when
+it is resumed, the round is charged again. Nothing is ever taken back: an adversary may have seen
+what was released. A last line that was cut off by a crash was never synced, so nothing was released
+on it; it is dropped. Damage anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedrec.errors import RunError
-from fedrec.files import write_atomically
-from fedrec.privacy.accounting import Accountant, Report
-from fedrec.privacy.backends.base import Backend
-from fedrec.privacy.events import Event, from_record, to_record
+from fedrec.privacy.accounting.accountant import Accountant, Report
+from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.events import Event, from_record, to_record
+from fedrec.runtime.atomic_files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Ledger:
             RunError: the charge could not be written; nothing may be released.
         """
         charge = Charge(round_number, event, n)
-        line = json.dumps({"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False)
+        line = json.dumps(
+            {"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False
+        )
         self._count(charge)  # refuses what does not add up, before anything is written
         self._append(line.encode() + b"\n")
 
@@ -73,7 +76,8 @@ class Ledger:
         return self.accountant.epsilon(delta, attack=attack)
 
     def would_exceed(self, event: Event, budget: float | None, delta: float, n: int = 1) -> bool:
-        """Whether n more such events would take the total beyond a budget; without a budget never."""
+        """Whether n more such events would take the total beyond a budget; without a budget
+        never."""
         return budget is not None and self.accountant.would_exceed(event, budget, delta, n)
 
     def refuse_beyond(self, event: Event, budget: float | None, delta: float) -> None:
@@ -87,7 +91,10 @@ class Ledger:
                 "the privacy budget does not pay for another round",
                 expected=f"epsilon <= {budget:g} at delta {delta:g} after it",
                 got=f"{self.accountant.epsilons(event, [1], delta)[0]:.6g} after it",
-                fix="the run is complete as it is; a larger budget needs the consent of those whose data are used",
+                fix=(
+                    "the run is complete as it is; a larger budget needs the consent of those whose"
+                    " data are used"
+                ),
             )
 
     def _count(self, charge: Charge) -> None:
@@ -97,7 +104,9 @@ class Ledger:
     def _append(self, line: bytes) -> None:
         try:
             if not self.path.exists():
-                write_atomically(self.path, b"")  # also syncs the folder, so that the file's name survives
+                write_atomically(
+                    self.path, b""
+                )  # also syncs the folder, so that the file's name survives
             with self.path.open("r+b") as file:
                 file.truncate(self._size)
                 file.seek(self._size)
@@ -121,13 +130,17 @@ def _read(path: Path) -> Iterator[tuple[Charge, int]]:
     try:
         data, end = path.read_bytes(), 0
     except OSError as error:
-        raise RunError(f"cannot read {path}", expected="a ledger", got=error.strerror or str(error)) from None
+        raise RunError(
+            f"cannot read {path}", expected="a ledger", got=error.strerror or str(error)
+        ) from None
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         end += len(line)
         if line.endswith(b"\n"):
             yield _charge(path, number, line), end
         else:
-            logging.getLogger("fedrec").warning("%s: line %d was cut off by a crash and is dropped", path, number)
+            logging.getLogger("fedrec").warning(
+                "%s: line %d was cut off by a crash and is dropped", path, number
+            )
 
 
 def _charge(path: Path, number: int, line: bytes) -> Charge:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussian and Laplace noise on every coordinate of named arrays, from two kinds of sources.
 
-`Reproducible` draws from the experiment's seed, a new stream per round, parameter and client: simulations repeat, and
-whoever knows the seed can take the noise off again. `Secure` draws from the operating system's generator and never
-repeats. Its Gaussian is half the sum of four and its Laplace a sum of two products of Gaussians, so that the set of
-values that can come out says nothing about what was added (Mironov 2012; Holohan and Braghin 2021).
+`Reproducible` draws from the experiment's seed, a new stream per round, parameter and client:
+simulations repeat, and whoever knows the seed can take the noise off again. `Secure` draws from the
+operating system's generator and never repeats. Its Gaussian is half the sum of four and its Laplace
+a sum of two products of Gaussians, so that the set of values that can come out says nothing about
+what was added (Mironov 2012; Holohan and Braghin 2021).
 
-Noise is drawn and added in float64 and rounded to float32 only afterwards: noise rounded before would leave the low
-bits of a float64 sum bare. Noise hits every coordinate, also those that no client touched; noise on touched rows only
-would tell which items were touched.
+Noise is drawn and added in float64 and rounded to float32 only afterwards: noise rounded before
+would leave the low bits of a float64 sum bare. Noise hits every coordinate, also those that no
+client touched; noise on touched rows only would tell which items were touched.
 """
 
 from __future__ import annotations
@@ -48,23 +49,25 @@ class Reproducible(Source):
         self.seed = seed
 
     def gaussian(self, size: int, name: str, *address: int) -> np.ndarray:
-        """See `Source.gaussian`."""
+        """Standard normal `float64 [size]` of the stream `name[address]`."""
         return stream(self.seed, f"noise/{name}", *address).standard_normal(size)
 
     def laplace(self, size: int, name: str, *address: int) -> np.ndarray:
-        """See `Source.laplace`."""
+        """Laplace of scale 1, `float64 [size]`, of the stream `name[address]`."""
         return stream(self.seed, f"noise/{name}", *address).laplace(size=size)
 
 
 class Secure(Source):
-    """Noise from the operating system's cryptographic generator; the address does not matter, nothing ever repeats."""
+    """Noise from the operating system's cryptographic generator; the address does not matter,
+    nothing ever repeats."""
 
     def gaussian(self, size: int, name: str, *address: int) -> np.ndarray:
-        """See `Source.gaussian`."""
+        """Standard normal `float64 [size]` of the stream `name[address]`."""
         return _normals(4, size).sum(axis=0) / 2
 
     def laplace(self, size: int, name: str, *address: int) -> np.ndarray:
-        """See `Source.laplace`. The determinant of a 2 x 2 matrix of normals is Laplace distributed."""
+        """Laplace of scale 1, `float64 [size]`, of the stream `name[address]`. The determinant of a
+        2 x 2 matrix of normals is Laplace distributed."""
         first, second, third, fourth = _normals(4, size)
         return first * second + third * fourth
 
@@ -87,14 +90,16 @@ def add_noise(
         arrays: named sums, or one client's update; taken as float64.
         scale: standard deviation of Gaussian, b of Laplace noise; 0 adds nothing.
         source: where the noise comes from.
-        address: what the noise is for: the round, and the client where clients add noise. Never use one twice.
+        address: what the noise is for: the round, and the client where clients add noise. Never use
+            one twice.
         mechanism: distribution of the noise.
 
     Returns:
         The same names and shapes, `float32`.
 
     Raises:
-        ExperimentError: the scale is negative or not finite, no address is given, or an array is not finite.
+        ExperimentError: the scale is negative or not finite, no address is given, or an array is
+            not finite.
     """
     if not 0 <= scale < float("inf") or not address:
         raise ExperimentError(
@@ -129,7 +134,8 @@ def secure_fixed_size(clients: np.ndarray, cohort: int) -> np.ndarray:
 
 
 def secure_poisson(clients: np.ndarray, rate: float) -> np.ndarray:
-    """A Poisson cohort drawn from the operating system's generator, `int64`, in the order of `clients`."""
+    """A Poisson cohort drawn from the operating system's generator, `int64`, in the order of
+    `clients`."""
     return np.asarray(clients)[_uniforms(len(clients)) < rate]
 
 
@@ -140,5 +146,6 @@ def _uniforms(*shape: int) -> np.ndarray:
 
 
 def _normals(*shape: int) -> np.ndarray:
-    """Independent standard normals by Box and Muller; one of each pair, as the other repeats its bits."""
+    """Independent standard normals by Box and Muller; one of each pair, as the other repeats its
+    bits."""
     return np.sqrt(-2.0 * np.log(_uniforms(*shape))) * np.cos(2.0 * np.pi * _uniforms(*shape))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much noise a configuration means: as given or calibrated, less what a count takes, in the order asked for."""
+"""How much noise a configuration means: as given or calibrated, less what a count takes, in the
+order asked for."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.events import Release
+from fedrec.privacy.accounting.sampling import Sampling
 from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.events import Release
-from fedrec.privacy.sampling import Sampling
 
 
 def default_delta(clients: int) -> float:
@@ -19,7 +20,8 @@ def default_delta(clients: int) -> float:
 
 
 def count_noise_std(config: PrivacyConfig, denominator: float) -> float | None:
-    """Standard deviation of the noise on the count of unclipped clients; None without adaptive clipping."""
+    """Standard deviation of the noise on the count of unclipped clients; None without adaptive
+    clipping."""
     adaptive = config.adaptive_clip
     if adaptive is None:
         return None
@@ -50,7 +52,8 @@ def multipliers(
         contributions: what clients contribute, see `fedrec.privacy.adjacency`.
 
     Raises:
-        ExperimentError: no noise reaches the target, or a count alone costs more than the round may.
+        ExperimentError: no noise reaches the target, or a count alone costs more than the round
+            may.
     """
     order = norm_order(config)
     per_clip_norm = factor * _joint(config, sampling, mix, delta, contributions, order)
@@ -78,7 +81,10 @@ def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) 
     if sampler == "poisson":
         raise ExperimentError(
             "distributed noise needs a cohort of known size",
-            expected="sampler fixed-size: a small Poisson cohort would add too little noise, an empty one none",
+            expected=(
+                "sampler fixed-size: a small Poisson cohort would add too little noise, an empty"
+                " one none"
+            ),
             got="sampler poisson",
             fix="set sampler.name = 'fixed-size', or privacy.placement = 'central'",
         )
@@ -105,26 +111,33 @@ def _joint(
         given = config.noise_multiplier or 0.0
         return given * (per_sensitivity if config.noise_relative_to == "sensitivity" else 1.0)
     release = Release(config.mechanism, sampling, config.adjacency, 1.0)
-    return _calibrated(config.epsilon, delta, tuple(mix.items()), release, config.backend) * per_sensitivity
+    return (
+        _calibrated(config.epsilon, delta, tuple(mix.items()), release, config.backend)
+        * per_sensitivity
+    )
 
 
 @lru_cache(maxsize=64)  # every release of a mix asks for the same number, which may take a second
 def _calibrated(
     epsilon: float, delta: float, mix: tuple[tuple[float, int], ...], release: Release, backend: str
 ) -> float:
-    from fedrec.privacy.calibration import calibrate  # pulls in scipy
+    from fedrec.privacy.accounting.calibration import calibrate  # pulls in scipy
 
     return calibrate(epsilon, delta, dict(mix), release, backend=backend)
 
 
 def _beside_a_count(joint: float, count_std: float) -> float:
-    """Andrew et al. 2021, theorem 1: noise / S of the sum, so that sum and count together cost `joint`."""
+    """Andrew et al. 2021, theorem 1: noise / S of the sum, so that sum and count together cost
+    `joint`."""
     left = joint**-2 - (2 * count_std) ** -2
     if left <= 0:
         raise ExperimentError(
             "the count of adaptive clipping alone costs more than the whole round may",
             expected=f"noise on the count with standard deviation > {joint / 2:g}",
             got=f"{count_std:g}",
-            fix="raise privacy.adaptive-clip.count-noise or the cohort, or lower the noise multiplier",
+            fix=(
+                "raise privacy.adaptive-clip.count-noise or the cohort, or lower the noise"
+                " multiplier"
+            ),
         )
     return left**-0.5

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-VAE's "optimal" clip norm of one user's gradients (Fang et al. 2022, equation 20 and algorithm 2).
+"""DP-VAE's "optimal" clip norm of one user's gradients (Fang et al. 2022, equation 20 and algorithm
+2).
 
-    H(S) = l sqrt(2/pi) (sigma / S) S + 1/J sum_j [ |g~ - g-_j| + |g_j| / ||g_j|| * max(0, ||g_j|| - S) ]
+    H(S) = l sqrt(2/pi) (sigma / S) S + 1/J sum_j [ |g~ - g-_j| + |g_j| / ||g_j|| * max(0, ||g_j|| -
+    S) ]
 
-with |.| the L1 and ||.|| the L2 norm, l the number of coordinates, g-_j the clipped gradients and g~ their mean. The
-first term is the expected L1 norm of the noise. S is sought among the norms of the gradients by bisection.
+with |.| the L1 and ||.|| the L2 norm, l the number of coordinates, g-_j the clipped gradients and
+g~ their mean. The first term is the expected L1 norm of the noise. S is sought among the norms of
+the gradients by bisection.
 
-It is a choice for utility and no private one: S is computed from the user's gradients, and the noise that grows with it
-tells S (in l = 275,802 coordinates to 0.13 per cent). A release whose variance depends on the data has no finite
-epsilon. And it chooses nothing: one unit of S costs l sqrt(2/pi) sigma/S in noise, and saves at most about sqrt(l) in
-clipping, so that the smallest norm wins unless l is tiny.
+It is a choice for utility and no private one: S is computed from the user's gradients, and the
+noise that grows with it tells S (in l = 275,802 coordinates to 0.13 per cent). A release whose
+variance depends on the data has no finite epsilon. And it chooses nothing: one unit of S costs l
+sqrt(2/pi) sigma/S in noise, and saves at most about sqrt(l) in clipping, so that the smallest norm
+wins unless l is tiny.
 
-Where this differs from the paper: algorithm 2 looks at three neighbours even in a list of one or two norms, where we
-compare what there is; and indices that fall off the list are not looked at.
+Where this differs from the paper: algorithm 2 looks at three neighbours even in a list of one or
+two norms, where we compare what there is; and indices that fall off the list are not looked at.
 """
 
 from __future__ import annotations
@@ -36,25 +40,48 @@ def clip_error(
         bound: S, >= 0.
         gradients: `float [J, m]`; whole ones, or what they are made of, see `counts`.
         noise_multiplier: sigma / S of the user's noise.
-        counts: `float [2, m]`, how much each column counts in squared L2 norms and in L1 norms; None: once.
+        counts: `float [2, m]`, how much each column counts in squared L2 norms and in L1 norms;
+            None: once.
         coordinates: l; None: m.
     """
     norms = gradient_norms(gradients, counts)
     lengths = torch.ones_like(gradients[0]) if counts is None else counts[1]
     clipped = gradients * (bound / norms.clamp(min=1e-30)).clamp(max=1)[:, None]
     spread = ((clipped.mean(0) - clipped).abs() * lengths).sum(1)
-    lost = (gradients.abs() * lengths).sum(1) / norms.clamp(min=1e-30) * (norms - bound).clamp(min=0)
+    lost = (
+        (gradients.abs() * lengths).sum(1) / norms.clamp(min=1e-30) * (norms - bound).clamp(min=0)
+    )
     noise = (coordinates or gradients.shape[1]) * math.sqrt(2 / math.pi) * noise_multiplier * bound
     return noise + float((spread + lost).mean())
 
 
 def gradient_norms(gradients: Tensor, counts: Tensor | None = None) -> Tensor:
     """L2 norm of each gradient, `[J]`; see `clip_error`."""
-    return gradients.norm(dim=1) if counts is None else (gradients.square() * counts[0]).sum(1).sqrt()
+    return (
+        gradients.norm(dim=1) if counts is None else (gradients.square() * counts[0]).sum(1).sqrt()
+    )
+
+
+def noise_decides(noise_multiplier: float, coordinates: int) -> bool:
+    """Whether H(S) rises everywhere, so that the smallest norm is the answer of algorithm 2,
+    whatever the gradients.
+
+    One unit of S adds l sqrt(2/pi) sigma/S to the first term. A clipped gradient moves by a vector
+    of L2 norm 1, hence of L1 norm sqrt(l) at most, so each of |g~ - g-_j| falls by 2 sqrt(l) at
+    most, and what clipping loses by sqrt(l).
+
+    Args:
+        noise_multiplier: sigma / S.
+        coordinates: l.
+    """
+    return coordinates * math.sqrt(2 / math.pi) * noise_multiplier >= 3 * math.sqrt(coordinates)
 
 
 def optimal_clip(
-    gradients: Tensor, noise_multiplier: float, counts: Tensor | None = None, coordinates: int | None = None
+    gradients: Tensor,
+    noise_multiplier: float,
+    counts: Tensor | None = None,
+    coordinates: int | None = None,
 ) -> float:
     """The norm that algorithm 2 finds; see `clip_error` for the arguments."""
     norms = sorted(gradient_norms(gradients, counts).tolist(), reverse=True)
@@ -65,7 +92,11 @@ def optimal_clip(
     first, last = 0, len(norms)  # places first to last - 1 are left
     while last - first > 2:
         middle = first + (last - first) // 2
-        left, here, right = error(middle - 1), error(middle), error(middle + 1) if middle + 1 < last else math.inf
+        left, here, right = (
+            error(middle - 1),
+            error(middle),
+            error(middle + 1) if middle + 1 < last else math.inf,
+        )
         if here <= left and here <= right:
             return norms[middle]
         first, last = (middle + 1, last) if right <= here <= left else (first, middle)

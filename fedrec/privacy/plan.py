@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampler, clip, noise and accounting event of a run as one frozen value, so that they cannot disagree.
+"""Sampler, clip, noise and accounting event of a run as one frozen value, so that they cannot
+disagree.
 
-The sum of the clipped updates of a cohort gets noise once, is divided by a fixed denominator, and only then goes
-through the strategy's rule, which is post-processing. Every client counts the same: a sum weighted by numbers of
-examples has no bounded sensitivity. A client that fails or sends no numbers counts as a zero update; the denominator
-stays.
+The sum of the clipped updates of a cohort gets noise once, is divided by a fixed denominator, and
+only then goes through the strategy's rule, which is post-processing. Every client counts the same:
+a sum weighted by numbers of examples has no bounded sensitivity. A client that fails or sends no
+numbers counts as a zero update; the denominator stays.
 
-Where this differs from the paper (PrivRec algorithm 2): line 9 scales the mean by alpha2 but not its noise, so that
-the noise multiplier really is z / alpha2. Here noise comes first; `paper-noise-order` adds the noise of line 9, by
-making the sum's noise 1 / alpha2 times as large, and accounts for that.
+Where this differs from the paper (PrivRec algorithm 2): line 9 scales the mean by alpha2 but not
+its noise, so that the noise multiplier really is z / alpha2. Here noise comes first;
+`paper-noise-order` adds the noise of line 9, by making the sum's noise 1 / alpha2 times as large,
+and accounts for that.
 """
 
 from __future__ import annotations
@@ -17,19 +19,30 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.privacy import sampling as samplings
+from fedrec.privacy.accounting import sampling as samplings
+from fedrec.privacy.accounting.events import (
+    TRAINING,
+    Event,
+    GaussianRound,
+    LaplaceRound,
+    NonPrivate,
+)
+from fedrec.privacy.accounting.sampling import Full, Sampling
 from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
-from fedrec.privacy.config import PrivacyConfig as PrivacyConfig  # re-exported: the two are used together
-from fedrec.privacy.events import TRAINING, Event, GaussianRound, LaplaceRound, NonPrivate
-from fedrec.privacy.noise import count_noise_std, default_delta, multipliers, norm_order, refuse_unshareable
-from fedrec.privacy.sampling import Full, Sampling
-
-if TYPE_CHECKING:
-    from fedrec.experiment import Experiment
+from fedrec.privacy.config import (
+    PrivacyConfig as PrivacyConfig,  # re-exported: the two are used together
+)
+from fedrec.privacy.noise import (
+    count_noise_std,
+    default_delta,
+    multipliers,
+    norm_order,
+    refuse_unshareable,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,8 @@ class Plan:
         sampling: how cohorts are drawn.
         clients: number of clients that may be drawn (N).
         rounds: number of rounds of the experiment (T).
-        denominator: what sums are divided by: M, qN under Poisson sampling, N when everybody takes part.
+        denominator: what sums are divided by: M, qN under Poisson sampling, N when everybody takes
+            part.
         clip_norm: the present clip norm S.
         multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
         delta: probability with which the guarantee may fail.
@@ -82,15 +96,20 @@ class Plan:
             rounds: number of rounds (T); a target epsilon is for all of them.
             server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
             factor: the noise multiplier is this factor times that of the settings.
-            mix: of an experiment whose phases differ in their noise, the rounds by factor; default: all alike.
-            contributions: `non-negative` only for what has no signs by construction, see `fedrec.privacy.adjacency`.
+            mix: of an experiment whose phases differ in their noise, the rounds by factor; default:
+                all alike.
+            contributions: `non-negative` only for what has no signs by construction, see
+                `fedrec.privacy.adjacency`.
 
         Raises:
-            ExperimentError: the settings do not fit together, or no noise reaches the target epsilon.
+            ExperimentError: the settings do not fit together, or no noise reaches the target
+                epsilon.
         """
         if clients < 1 or rounds < 1:
             raise ExperimentError(
-                "nobody to protect", expected="at least one client and one round", got=f"{clients} and {rounds}"
+                "nobody to protect",
+                expected="at least one client and one round",
+                got=f"{clients} and {rounds}",
             )
         sampling, denominator = samplings.of_sampler(sampler, dict(settings), clients)
         if config.placement == "local":
@@ -109,35 +128,21 @@ class Plan:
             factor=factor,
             contributions=contributions,
         )
-        return cls(config, sampling, clients, rounds, denominator, config.clip_norm, noise, delta, contributions)
-
-    @classmethod
-    def of_experiment(cls, experiment: Experiment, clients: int) -> Plan:
-        """The plan of a resolved experiment with so many training clients, see `of`.
-
-        Raises:
-            ExperimentError: it has no `[privacy]` table, or its settings do not fit together.
-        """
-        if experiment.privacy is None:
-            raise ExperimentError(
-                f"experiment {experiment.name!r} has no differential privacy",
-                expected="a table [privacy]",
-                got="none, so epsilon is infinite",
-                fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
-            )
-        if experiment.privacy.epsilon is None and experiment.privacy.phases:
-            raise ExperimentError(
-                "this experiment's phases differ, and only its strategy knows how many rounds each has",
-                expected="privacy.epsilon, which is for all of them, or no privacy.phases",
-                got="privacy.noise-multiplier and privacy.phases",
-                fix="run it: its ledger and its report tell the epsilon of each phase",
-            )
-        rate = float(experiment.strategy.options.get("server-lr", 1.0))
-        sampler = experiment.sampler
-        return cls.of(experiment.privacy, sampler.name, sampler.options, clients, experiment.rounds, server_lr=rate)
+        return cls(
+            config,
+            sampling,
+            clients,
+            rounds,
+            denominator,
+            config.clip_norm,
+            noise,
+            delta,
+            contributions,
+        )
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
-        """The same plan at another clip norm (adaptive clipping): same multipliers, noise in proportion."""
+        """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
+        proportion."""
         return replace(self, clip_norm=clip_norm)
 
     @property
@@ -147,8 +152,11 @@ class Plan:
 
     @property
     def sensitivity(self) -> float:
-        """Sensitivity of the sum in the clip's norm: S under add-remove, 2S under replace-one, or sqrt(2) S there."""
-        return sensitivity(self.clip_norm, self.config.adjacency, self.contributions, order=self.norm_order)
+        """Sensitivity of the sum in the clip's norm: S under add-remove, 2S under replace-one, or
+        sqrt(2) S there."""
+        return sensitivity(
+            self.clip_norm, self.config.adjacency, self.contributions, order=self.norm_order
+        )
 
     @property
     def noise_multiplier(self) -> float:
@@ -157,7 +165,8 @@ class Plan:
 
     @property
     def noise_scale(self) -> float:
-        """Scale of the noise that is accounted (of the sum; of one upload when local): std, or Laplace's b."""
+        """Scale of the noise that is accounted (of the sum; of one upload when local): std, or
+        Laplace's b."""
         return self.multipliers.add_remove * self.clip_norm
 
     @property
@@ -180,7 +189,8 @@ class Plan:
     def client_noise_scale(self) -> float:
         """Scale of what each client adds to its clipped update; 0 when the server does.
 
-        A share of distributed noise is sized so that all but `max-dropouts` clients together add `noise_scale`.
+        A share of distributed noise is sized so that all but `max-dropouts` clients together add
+        `noise_scale`.
         """
         if self.config.placement == "central":
             return 0.0
@@ -189,7 +199,8 @@ class Plan:
         return self.noise_scale / math.sqrt(self.denominator - self.config.max_dropouts)
 
     def missing_noise_std(self, answered: int) -> float:
-        """Distributed noise that is missing when only so many clients answered; 0 up to `max-dropouts` failures."""
+        """Distributed noise that is missing when only so many clients answered; 0 up to
+        `max-dropouts` failures."""
         if self.config.placement != "distributed":
             return 0.0
         needed = self.denominator - self.config.max_dropouts
@@ -197,7 +208,8 @@ class Plan:
 
     @property
     def count_noise_std(self) -> float | None:
-        """Standard deviation of the noise on the count of unclipped clients; None without adaptive clipping."""
+        """Standard deviation of the noise on the count of unclipped clients; None without adaptive
+        clipping."""
         return count_noise_std(self.config, self.denominator)
 
     @property
@@ -206,7 +218,8 @@ class Plan:
         return self.config.budget if self.config.epsilon is None else self.config.epsilon
 
     def noise_norm(self, coordinates: int) -> float:
-        """Expected L2 norm of the mean's noise over so many coordinates; compare with the norm of the mean update."""
+        """Expected L2 norm of the mean's noise over so many coordinates; compare with the norm of
+        the mean update."""
         return self.mean_noise_std * math.sqrt(coordinates)
 
     def event(self, phase: str = TRAINING) -> Event:
@@ -220,7 +233,9 @@ class Plan:
         count = self.count_noise_std
         # The count adds b - 1/2 per client, in [-1/2, 1/2]: its clip norm is 1/2.
         counted = None if count is None else Multipliers.of(count, 0.5).under(self.config.adjacency)
-        return GaussianRound(self.sampling, self.config.adjacency, self.noise_multiplier, counted, phase)
+        return GaussianRound(
+            self.sampling, self.config.adjacency, self.noise_multiplier, counted, phase
+        )
 
     def trained(self, names: Iterable[str]) -> list[str]:
         """The parameters that are trained and released under noise; the others stay as they are.
@@ -237,4 +252,8 @@ class Plan:
                     got=repr(pattern),
                     fix=did_you_mean(pattern, names),
                 )
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)]
+        return [
+            name
+            for name in names
+            if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)
+        ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does to its update before it leaves the device, as the server asks for it in a training message."""
+"""What a client does to its update before it leaves the device, as the server asks for it in a
+training message."""
 
 from __future__ import annotations
 
@@ -51,11 +52,14 @@ class Protection:
         """The clip."""
         return Clip(self.clip_norm, self.order)
 
-    def noisy(self, update: Mapping[str, np.ndarray], source: Source, *address: int) -> dict[str, np.ndarray]:
+    def noisy(
+        self, update: Mapping[str, np.ndarray], source: Source, *address: int
+    ) -> dict[str, np.ndarray]:
         """A clipped update with the client's noise on every coordinate, touched or not.
 
         Args:
-            update: the clipped update, whole arrays of `names`; noise is added before anything is rounded.
+            update: the clipped update, whole arrays of `names`; noise is added before anything is
+                rounded.
             source: where it comes from.
             address: round and client.
         """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question about numbers alone, as the command line asks it: so many rounds of so many clients with so much noise."""
+"""A question about numbers alone, as the command line asks it: so many rounds of so many clients
+with so much noise."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
-from fedrec.privacy.accounting import Accountant, Report
+from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.noise import default_delta
@@ -21,17 +22,20 @@ class Question(Config):
     clients: int = Field(ge=1)
     """Clients that may be drawn (N)."""
     cohort: float = Field(gt=0)
-    """Clients per round (M), a whole number unless the sampler is poisson; at most the number of clients."""
+    """Clients per round (M), a whole number unless the sampler is poisson; at most the number of
+    clients."""
     rounds: int = Field(ge=1)
     """Number of rounds (T)."""
     noise_multiplier: float | None = Field(default=None, gt=0)
-    """Noise scale / sensitivity, > 0: the sensitivity is 2S under replace-one and S under add-remove."""
+    """Noise scale / sensitivity, > 0: the sensitivity is 2S under replace-one and S under
+    add-remove."""
     epsilon: float | None = Field(default=None, gt=0)
     """Target for all rounds, > 0."""
     delta: float | None = Field(default=None, ge=0, lt=1)
     """A probability, 0 <= delta < 1; default: the smaller of N^-1.1 and 1e-5."""
-    sampler: Literal["fixed", "poisson"] = "fixed"
-    """How cohorts are drawn: fixed (without replacement) goes with replace-one, poisson with add-remove."""
+    sampler: Literal["fixed-size", "poisson"] = "fixed-size"
+    """How cohorts are drawn: fixed (without replacement) goes with replace-one, poisson with
+    add-remove."""
     adjacency: Adjacency = "replace-one"
     """replace-one (with fixed) or add-remove (with poisson)."""
     backend: Literal["autodp", "tight-rdp", "pld", "paper"] = "autodp"
@@ -44,7 +48,10 @@ class Question(Config):
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError("exactly one of noise-multiplier and epsilon")
         if self.epsilon is not None and self.backend == "paper":
-            raise ValueError("backend autodp, tight-rdp or pld: noise is not calibrated to the paper's arithmetic")
+            raise ValueError(
+                "backend autodp, tight-rdp or pld: noise is not calibrated to the paper's"
+                " arithmetic"
+            )
         if self.epsilon is not None and self.delta == 0 and self.mechanism == "gaussian":
             raise ValueError("delta > 0 to calibrate gaussian noise")
         return self
@@ -69,7 +76,7 @@ class Question(Config):
             adjacency=self.adjacency,
             backend="autodp" if self.backend == "paper" else self.backend,
         )
-        name = "fixed-size" if self.sampler == "fixed" else "poisson"
+        name = self.sampler
         return Plan.of(config, name, {"cohort": self.cohort}, self.clients, self.rounds)
 
     def answer(self, plan: Plan) -> Report:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Systems whose paper states an epsilon: what it states, beside what the schedule of their noise really costs.
+"""Systems whose paper states an epsilon: what it states, beside what the schedule of their noise
+really costs.
 
 Pure differential privacy of subsampled releases: a release that is e0-DP on a sample of rate g is
-ln(1 + g (exp(e0) - 1))-DP on the whole (Balle, Barthe and Gaboardi 2018). That is g e0 only where e0 is far below 1,
-and the costs of several releases add up.
+ln(1 + g (exp(e0) - 1))-DP on the whole (Balle, Barthe and Gaboardi 2018). That is g e0 only where
+e0 is far below 1, and the costs of several releases add up.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Stated:
 
     Attributes:
         nominal: epsilon as the paper states it.
-        exact: epsilon that the schedule costs if everything else that the paper assumes were true; infinite where
-            something is released or started from that no noise covers.
+        exact: epsilon that the schedule costs if everything else that the paper assumes were true;
+            infinite where something is released or started from that no noise covers.
         unit: what the guarantee is for, such as `one rating's value`.
         caveats: what both numbers do not say, in sentences.
     """
@@ -34,8 +35,10 @@ class Stated:
     def lines(self) -> list[str]:
         """All of it in words."""
         return [
-            f"epsilon {self.nominal:.4g} as stated, for {self.unit}; the exact total of the schedule is "
-            f"{self.exact:.4g}.",
+            (
+                f"epsilon {self.nominal:.4g} as stated, for {self.unit}; the exact total of the"
+                f" schedule is {self.exact:.4g}."
+            ),
             *self.caveats,
         ]
 
@@ -53,5 +56,6 @@ def amplified(epsilon: float, rate: float) -> float:
 
 
 def schedule_total(nominal: float, steps: int, rate: float) -> float:
-    """Pure epsilon of `steps` releases, each `nominal / (steps * rate)`-DP on a sample (PNBM, theorem 1)."""
+    """Pure epsilon of `steps` releases, each `nominal / (steps * rate)`-DP on a sample (PNBM,
+    theorem 1)."""
     return steps * amplified(nominal / (steps * rate), rate)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Systems beside each other: one row per system, one column per metric, the best value of each column marked."""
+"""Systems beside each other: one row per system, one column per metric, the best value of each
+column marked."""
 
 from __future__ import annotations
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 Rows = Mapping[str, Mapping[str, float]]
 
 _LOWER_IS_BETTER = frozenset({"mae", "rmse", "loss", "epsilon", "nominal-epsilon"})
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether the smaller value of a metric is the better one, such as of an error or an
+    epsilon."""
+    return metric.partition("@")[0] in _LOWER_IS_BETTER
 
 
 def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
@@ -32,7 +39,10 @@ def comparison_table(rows: Rows, metrics: Sequence[str]) -> Table:
     for system, values in rows.items():
         cells = [_cell(values.get(metric)) for metric in metrics]
         marks = [system in best[metric] for metric in metrics]
-        bold = [f"[bold]{cell}[/bold]" if mark else cell for cell, mark in zip(cells, marks, strict=True)]
+        bold = [
+            f"[bold]{cell}[/bold]" if mark else cell
+            for cell, mark in zip(cells, marks, strict=True)
+        ]
         table.add_row(escape(system), *bold)
     return table
 
@@ -48,7 +58,9 @@ def plain_table(rows: Rows, metrics: Sequence[str]) -> str:
     lines = [["system", *(f"{metric} " for metric in metrics)]]
     for system, values in rows.items():
         marks = ["*" if system in best[metric] else " " for metric in metrics]
-        lines.append([system, *(_cell(values.get(m)) + mark for m, mark in zip(metrics, marks, strict=True))])
+        lines.append(
+            [system, *(_cell(values.get(m)) + mark for m, mark in zip(metrics, marks, strict=True))]
+        )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(_aligned(line, widths) for line in lines)
 
@@ -61,10 +73,14 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
 
 def _best(rows: Rows, metric: str) -> set[str]:
     """The systems that share the best value, as it is printed."""
-    values = {system: row[metric] for system, row in rows.items() if not math.isnan(row.get(metric, math.nan))}
+    values = {
+        system: row[metric]
+        for system, row in rows.items()
+        if not math.isnan(row.get(metric, math.nan))
+    }
     if not values:
         return set()
-    best = min(values.values()) if metric.partition("@")[0] in _LOWER_IS_BETTER else max(values.values())
+    best = min(values.values()) if lower_is_better(metric) else max(values.values())
     return {system for system, value in values.items() if _cell(value) == _cell(best)}
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are sums.
+"""Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are
+sums.
 
-A number x is round(x * 2^bits), negative ones as two's complement. Of n nodes each may bring no more than
-(2^63 - 1) / n in absolute value, so that no sum of theirs wraps around. A node whose numbers are larger refuses: a sum
-that wrapped around would look like any other.
+A number x is round(x * 2^bits), negative ones as two's complement. Of n nodes each may bring no
+more than (2^63 - 1) / n in absolute value, so that no sum of theirs wraps around. A node whose
+numbers are larger refuses: a sum that wrapped around would look like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def limit(nodes: int) -> int:
 
 
 def bits_for(bound: float, nodes: int) -> int:
-    """The most binary digits behind the point with which each of `nodes` can bring numbers up to `bound`.
+    """The most binary digits behind the point with which each of `nodes` can bring numbers up to
+    `bound`.
 
     Args:
         bound: largest absolute value of a number of one node, > 0.
@@ -37,7 +39,9 @@ def bits_for(bound: float, nodes: int) -> int:
     Raises:
         ExperimentError: not even whole numbers have room.
     """
-    room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0  # exact: a float would round it up
+    room = (
+        int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
+    )  # exact: a float would round it up
     if room < 1:
         raise ExperimentError(
             "secure aggregation has no room for numbers that large",
@@ -60,21 +64,28 @@ def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
         `uint64 [n]`, each within half a step of its value.
 
     Raises:
-        RefusalError: a value is not finite or has no room. The value is not told, as the server reads the error.
+        RefusalError: a value is not finite or has no room. The value is not told, as the server
+            reads the error.
     """
     scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))
     if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
         raise RefusalError(
             "a sum of updates is too large for secure aggregation",
-            expected=f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value",
+            expected=(
+                f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value"
+            ),
             got="a larger one, or none",
-            fix="raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower step.learning-rate",
+            fix=(
+                "raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower"
+                " step.learning-rate"
+            ),
         )
     return scaled.astype(np.int64).view(np.uint64)
 
 
 def decoded(integers: np.ndarray, bits: int) -> np.ndarray:
-    """`float64 [n]` of sums of `encoded` numbers, `uint64 [n]`; exact up to float64's own 53 digits."""
+    """`float64 [n]` of sums of `encoded` numbers, `uint64 [n]`; exact up to float64's own 53
+    digits."""
     return np.ldexp(integers.view(np.int64).astype(np.float64), -bits)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a node is, to other nodes: a key that the deployment's authority has certified, and proofs made with it.
+"""Who a node is, to other nodes: a key that the deployment's authority has certified, and proofs
+made with it.
 
-The server relays proofs and can make none: the authority's key is needed at set-up only, and certificates of servers
-are not for this use. Keys are ECDSA P-256.
+The server relays proofs and can make none: the authority's key is needed at set-up only, and
+certificates of servers are not for this use. Keys are ECDSA P-256.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -20,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from fedrec.secure.words import listed, unlisted
+from fedrec.protocol.secure import listed, unlisted
 
 KEY, CERTIFICATE, AUTHORITY = "signing.key", "signing.crt", "ca.crt"
 USE = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
@@ -53,7 +58,7 @@ class Identity:
         Raises:
             ValueError: a file is damaged.
         """
-        if not (folder / KEY).is_file():
+        if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):
             return None
         return cls(*((folder / name).read_bytes() for name in (KEY, CERTIFICATE, AUTHORITY)))
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that two nodes agree on without telling anybody, and masks made of them (Bonawitz et al. 2017, section 4).
+"""Keys that two nodes agree on without telling anybody, and masks made of them (Bonawitz et al.
+2017, section 4).
 
-A node's masked numbers are x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), modulo 2^64: b_u is a seed
-of its own, s_uv what u and v agree on by X25519 and HKDF-SHA256, PRG the keystream of ChaCha20. In the sum of all nodes
-the pairwise masks cancel. Every secret is for one session, which is one attempt at one round.
+A node's masked numbers are x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), modulo
+2^64: b_u is a seed of its own, s_uv what u and v agree on by X25519 and HKDF-SHA256, PRG the
+keystream of ChaCha20. In the sum of all nodes the pairwise masks cancel. Every secret is for one
+session, which is one attempt at one round.
 
-Where this differs from the paper: secrets are 128-bit seeds that keys are derived from, so that each fits one Shamir
-share, and a node commits to the seed of its self-mask, so that false shares are noticed. Channel keys are kept for a
-run; mask keys, as in the paper, are not: one that was recovered from shares after its node dropped out would unmask the
-earlier rounds of that node.
+Where this differs from the paper: secrets are 128-bit seeds that keys are derived from, so that
+each fits one Shamir share, and a node commits to the seed of its self-mask, so that false shares
+are noticed. Channel keys are kept for a run; mask keys, as in the paper, are not: one that was
+recovered from shares after its node dropped out would unmask the earlier rounds of that node.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedrec.secure.words import KEY_BYTES, SEED_BYTES, listed
+from fedrec.protocol.secure import KEY_BYTES, SEED_BYTES, listed
 
 _NONCE = bytes(16)  # every key is used for one keystream
 
@@ -35,9 +37,12 @@ def fresh_seed() -> bytes:
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
     """A key of 32 bytes for one purpose (HKDF-SHA256)."""
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"fedrec secure aggregation: " + purpose).derive(
-        secret
-    )
+    return HKDF(
+        algorithm=SHA256(),
+        length=KEY_BYTES,
+        salt=None,
+        info=b"fedrec secure aggregation: " + purpose,
+    ).derive(secret)
 
 
 def key_of(seed: bytes) -> X25519PrivateKey:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of one session of secure aggregation: whom it tells what, and the sum that it may learn.
+"""The server's side of one session of secure aggregation: whom it tells what, and the sum that it
+may learn.
 
-A session is one attempt at one round. Nodes go by their places. The exchanges themselves are somebody else's work; what
-is given here was checked for its lengths only.
+A session is one attempt at one round. Nodes go by their places. The exchanges themselves are
+somebody else's work; what is given here was checked for its lengths only.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedrec.secure import masks, shares
-from fedrec.secure.words import (
+from fedrec.protocol.secure import (
     KEY_BYTES,
     SEALED_BYTES,
     SEED_BYTES,
@@ -29,6 +29,7 @@ from fedrec.secure.words import (
     listed,
     pieces,
 )
+from fedrec.secure import masks, shares
 
 log = logging.getLogger("fedrec")
 
@@ -44,11 +45,17 @@ class Session:
         proofs: by whom each channel key is; none where nodes do not prove it.
 
     Attributes:
-        dealt: what the nodes answered to the first exchange, by place; who is not in it is no longer there.
+        dealt: what the nodes answered to the first exchange, by place; who is not in it is no
+            longer there.
     """
 
     def __init__(
-        self, channels: Sequence[bytes], quorum: int, bits: int, counts: Sequence[int], proofs: Sequence[bytes] = ()
+        self,
+        channels: Sequence[bytes],
+        quorum: int,
+        bits: int,
+        counts: Sequence[int],
+        proofs: Sequence[bytes] = (),
     ) -> None:
         self.identifier = secrets.token_bytes(SESSION_BYTES)
         self.channels, self.quorum, self.bits = list(channels), quorum, bits
@@ -81,7 +88,11 @@ class Session:
             place: MaskOrder(
                 self.identifier,
                 keys,
-                joined({other: parts[place] for other, parts in sealed.items()}, self.nodes, SEALED_BYTES),
+                joined(
+                    {other: parts[place] for other, parts in sealed.items()},
+                    self.nodes,
+                    SEALED_BYTES,
+                ),
             )
             for place in self.dealt
         }
@@ -97,7 +108,9 @@ class Session:
         survivors = bytes(place in masked for place in range(self.nodes))
         return {place: UnmaskOrder(self.identifier, survivors) for place in masked}
 
-    def unmasked(self, masked: Mapping[int, np.ndarray], replies: Mapping[int, UnmaskReply]) -> np.ndarray | None:
+    def unmasked(
+        self, masked: Mapping[int, np.ndarray], replies: Mapping[int, UnmaskReply]
+    ) -> np.ndarray | None:
         """The sum of the masked sums without the masks, `uint64 [n]`.
 
         Returns:
@@ -106,13 +119,27 @@ class Session:
         if len(masked) < self.quorum or len(replies) < self.quorum:
             return None
         told = {place: pieces(reply.shares, SEED_BYTES) for place, reply in replies.items()}
-        seeds = {of: shares.combined({by: parts[of] for by, parts in told.items()}, self.quorum) for of in self.dealt}
+        seeds = {
+            of: shares.combined({by: parts[of] for by, parts in told.items()}, self.quorum)
+            for of in self.dealt
+        }
         own = {place: seeds[place] for place in masked}
         dropped = {place: seed for place, seed in seeds.items() if place not in masked}
-        false = [place for place, seed in own.items() if masks.commitment_of(seed) != self.dealt[place].commitment]
-        false += [p for p, seed in dropped.items() if masks.public_of(masks.key_of(seed)) != self.dealt[p].mask_key]
+        false = [
+            place
+            for place, seed in own.items()
+            if masks.commitment_of(seed) != self.dealt[place].commitment
+        ]
+        false += [
+            p
+            for p, seed in dropped.items()
+            if masks.public_of(masks.key_of(seed)) != self.dealt[p].mask_key
+        ]
         if false:
-            log.warning("shares of the secrets of %d nodes do not fit what these nodes announced", len(false))
+            log.warning(
+                "shares of the secrets of %d nodes do not fit what these nodes announced",
+                len(false),
+            )
             return None
         return masks.unmasked(masked, own, dropped, self._mask_keys, self.identifier)
 

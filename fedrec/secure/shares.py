@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A secret in shares, of which any `quorum` give it back and fewer tell nothing (Shamir 1979), and their way to a node.
+"""A secret in shares, of which any `quorum` give it back and fewer tell nothing (Shamir 1979), and
+their way to a node.
 
-Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares pass through the server, sealed for the node that each
-is for with ChaCha20-Poly1305 under a key that the two nodes agreed on. A node uses each session once, so that each key
-seals one message; nonces are random all the same, so that nothing hangs on that alone.
+Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares pass through the server, sealed for
+the node that each is for with ChaCha20-Poly1305 under a key that the two nodes agreed on. A node
+uses each session once, so that each key seals one message; nonces are random all the same, so that
+nothing hangs on that alone.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from fedrec.protocol.secure import NONCE_BYTES, SEED_BYTES
 from fedrec.secure.masks import agreed
-from fedrec.secure.words import NONCE_BYTES, SEED_BYTES
 
 
 def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
@@ -32,7 +34,8 @@ def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
 
 
 def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
-    """The secret, from the shares of at least `quorum` nodes by place; false shares give a false secret.
+    """The secret, from the shares of at least `quorum` nodes by place; false shares give a false
+    secret.
 
     Raises:
         ValueError: there are fewer.
@@ -43,7 +46,13 @@ def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
     return bytes(Shamir.combine(chosen, ssss=False))
 
 
-def sealed(channel: X25519PrivateKey, other: bytes, route: bytes, pair: tuple[bytes, bytes], mask_key: bytes) -> bytes:
+def sealed(
+    channel: X25519PrivateKey,
+    other: bytes,
+    route: bytes,
+    pair: tuple[bytes, bytes],
+    mask_key: bytes,
+) -> bytes:
     """Two shares and the sender's public mask key, for one node alone.
 
     Args:
@@ -63,12 +72,17 @@ def opened(
     """The two shares that `sealed` was given.
 
     Raises:
-        ValueError: the message is not from that sender, not for this session, or its mask key is another.
+        ValueError: the message is not from that sender, not for this session, or its mask key is
+            another.
     """
     try:
-        plain = _cipher(channel, other, route).decrypt(message[:NONCE_BYTES], message[NONCE_BYTES:], route)
+        plain = _cipher(channel, other, route).decrypt(
+            message[:NONCE_BYTES], message[NONCE_BYTES:], route
+        )
     except InvalidTag:
-        raise ValueError("a message with shares is not from the node that it is said to be from") from None
+        raise ValueError(
+            "a message with shares is not from the node that it is said to be from"
+        ) from None
     if plain[2 * SEED_BYTES :] != mask_key:
         raise ValueError("a node's mask key is not the one that it sent the others")
     return plain[:SEED_BYTES], plain[SEED_BYTES : 2 * SEED_BYTES]

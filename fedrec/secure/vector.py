@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's whole answer, sums of updates and counts, as one vector of integers that can be masked.
 
-Tables are whole: which rows a node's clients touched is what must not be told. Counts and the loss go with them, so
-that nothing of an answer is outside the mask.
+Tables are whole: which rows a node's clients touched is what must not be told. Counts and the loss
+go with them, so that nothing of an answer is outside the mask.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedrec.privacy.protection import Protection
-from fedrec.row_sum import dense_change
+from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.secure import fixed_point
-from fedrec.wire import TrainSum
 
 _COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
 _COUNT_BITS = 20  # of counts and losses, whatever the updates are like
@@ -24,7 +24,9 @@ _FAR = 64.0  # standard deviations that noise never reaches
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def shapes_of(theta: Mapping[str, np.ndarray], protection: Protection | None) -> dict[str, tuple[int, ...]]:
+def shapes_of(
+    theta: Mapping[str, np.ndarray], protection: Protection | None
+) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters that are sent, by name."""
     names = theta if protection is None else protection.names
     return {name: tuple(theta[name].shape) for name in sorted(names)}
@@ -36,7 +38,8 @@ def length(shapes: Shapes) -> int:
 
 
 def bound_of(protection: Protection | None, clients: int, largest: float) -> float:
-    """Largest absolute value in a node's sum of updates, should all clients of a round be on one node.
+    """Largest absolute value in a node's sum of updates, should all clients of a round be on one
+    node.
 
     Args:
         protection: what each client does to its update; its clip norm bounds every coordinate.
@@ -48,7 +51,9 @@ def bound_of(protection: Protection | None, clients: int, largest: float) -> flo
     return clients * protection.clip_norm + _FAR * (math.sqrt(clients) + 1) * protection.noise_scale
 
 
-def encoded(reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, bits: int, nodes: int) -> np.ndarray:
+def encoded(
+    reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, bits: int, nodes: int
+) -> np.ndarray:
     """An answer as `uint64 [length]`, see `fixed_point.encoded`.
 
     Args:
@@ -75,7 +80,10 @@ def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
     counts = fixed_point.decoded(vector[len(vector) - len(_COUNTED) :], _COUNT_BITS)
     found = dict(zip(_COUNTED, counts.tolist(), strict=True))
     return TrainSum(
-        total={name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)},
+        total={
+            name: part.reshape(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=False)
+        },
         clients=round(found["clients"]),
         weight=found["weight"],
         examples=round(found["examples"]),

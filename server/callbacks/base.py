@@ -9,16 +9,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedrec.config import Config
-from fedrec.runs import Result, RunFolder
-from server.estimate import Estimate
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from server.forecast.estimate import Estimate
 
 
 class Callback:
     """Watches a run. Every method does nothing by default.
 
-    A subclass lives in a file of its own in `server/callbacks/`, its configuration class above it. An experiment names
-    it by `callbacks = [{ name = "...", ... }]`; who runs an experiment from Python may bring one ready made. What a
-    callback remembers is not saved with the run: a resumed run has a fresh one.
+    A subclass lives in a file of its own in `server/callbacks/`, its configuration class above it.
+    An experiment names it by `callbacks = [{ name = "...", ... }]`; who runs an experiment from
+    Python may bring one ready made. What a callback remembers is not saved with the run: a resumed
+    run has a fresh one.
 
     Args:
         config: its settings, if it has any.
@@ -40,13 +42,18 @@ class Callback:
         """Something other than a training round begins, such as fitting baselines."""
 
     def on_baseline(self, label: str, number: int, total: int) -> None:
-        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated (`on_evaluation`)."""
+        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated
+        (`on_evaluation`)."""
 
-    def on_update(self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> None:
-        """A round's training moved the global parameters; not to be altered. Not told on the flower engine."""
+    def on_update(
+        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+    ) -> None:
+        """A round's training moved the global parameters; not to be altered. Not told on the flower
+        engine."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the run here."""
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here."""
         return False
 
     def on_evaluation(self, done: int, total: int) -> None:

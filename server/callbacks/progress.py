@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live line on the terminal: round, loss, Hits@10, elapsed, time left; plain lines where there is no terminal."""
+"""A live line on the terminal: round, loss, Hits@10, elapsed, time left; plain lines where there is
+no terminal."""
 
 from __future__ import annotations
 
@@ -8,15 +9,23 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 
 from fedrec.config import Config
-from fedrec.runs import Result, RunFolder
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from server.callbacks.base import Callback
-from server.estimate import Estimate
+from server.forecast.estimate import Estimate
 
 _SECONDS_BETWEEN_LINES = 5.0
+_ROUNDS_BETWEEN_LINES = 10
 
 
 class Progress(Callback):
@@ -31,31 +40,39 @@ class Progress(Callback):
         self._rounds, self._first = 0, 1
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """See `Callback.on_start`."""
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
         self._rounds, self._first, self._started = rounds, first_round, time.monotonic()
         self._say(f"{run.experiment.name}: rounds {first_round} to {rounds}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
 
     def on_estimate(self, estimate: Estimate) -> None:
-        """See `Callback.on_estimate`."""
-        training = f"about {_duration(estimate.seconds)} of training, {_duration(estimate.round_seconds)} a round"
-        self._say(f"expect {training}, and {estimate.memory_gib:.1f} GiB of memory (evaluation not counted)")
+        """What the run will take; told before the first round, where it can be told."""
+        training = (
+            f"about {_duration(estimate.seconds)} of training, {_duration(estimate.round_seconds)}"
+            " a round"
+        )
+        self._say(
+            f"expect {training}, and {estimate.memory_gib:.1f} GiB of memory (evaluation not"
+            " counted)"
+        )
 
     def on_stage(self, text: str) -> None:
-        """See `Callback.on_stage`."""
+        """Something other than a training round begins, such as fitting baselines."""
         self._say(text)
 
     def on_baseline(self, label: str, number: int, total: int) -> None:
-        """See `Callback.on_baseline`."""
+        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated
+        (`on_evaluation`)."""
         self._say(f"system {number}/{total}: {label}")
         self._show(label, None, 0)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """See `Callback.after_round`; never ends the run."""
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here. Never ends the run."""
         number = int(row["round"])
         if self._bars is not None:
             self._bars.update(self._task, completed=number, figures=_figures(row))
-        else:
+        elif self._is_told(number):
             elapsed = time.monotonic() - self._started
             left = elapsed / (number - self._first + 1) * (self._rounds - number)
             times = f"elapsed {elapsed:.0f} s, left {left:.0f} s"
@@ -63,11 +80,13 @@ class Progress(Callback):
         return False
 
     def on_evaluation(self, done: int, total: int) -> None:
-        """See `Callback.on_evaluation`."""
+        """Of a baseline, or in the last evaluation, `done` of `total` users are evaluated."""
         if self._bars is None:
             if done == total or time.monotonic() > self._said + _SECONDS_BETWEEN_LINES:
                 self._say(f"evaluated {done}/{total} users")
-        elif self._bars.tasks[-1].total is None:  # a baseline is fitted, for which nobody knows how long it takes
+        elif (
+            self._bars.tasks[-1].total is None
+        ):  # a baseline is fitted, for which nobody knows how long it takes
             self._bars.update(self._task, total=total, completed=done)
         elif self._bars.tasks[-1].total != total or self._bars.tasks[-1].finished:
             self._show("evaluation", total, done)
@@ -75,7 +94,7 @@ class Progress(Callback):
             self._bars.update(self._task, completed=done)
 
     def on_end(self, result: Result) -> None:
-        """See `Callback.on_end`."""
+        """The run is finished."""
         self.close()
 
     def close(self) -> None:
@@ -83,6 +102,11 @@ class Progress(Callback):
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
+
+    def _is_told(self, number: int) -> bool:
+        """Whether a round gets a line of its own where there is no terminal: one in ten, the first
+        and the last."""
+        return number in (self._first, self._rounds) or number % _ROUNDS_BETWEEN_LINES == 0
 
     def _show(self, label: str, total: int | None, completed: int) -> None:
         if not self._console.is_terminal:
@@ -115,5 +139,7 @@ def _duration(seconds: float) -> str:
 def _figures(row: dict[str, Any]) -> str:
     """Loss and the first known metric of a round, in a few words."""
     wanted = ["loss", "hits@10", *(name for name in row if name.startswith(("hits@", "rmse")))]
-    shown = [name for name in dict.fromkeys(wanted) if math.isfinite(float(row.get(name, math.nan)))]
+    shown = [
+        name for name in dict.fromkeys(wanted) if math.isfinite(float(row.get(name, math.nan)))
+    ]
     return "  ".join(f"{name} {float(row[name]):.4f}" for name in shown[:2])

@@ -31,7 +31,8 @@ class Sampler(ABC):
         self.config, self.clients, self.seed = config, clients, seed
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and round, in any process."""
+        """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and
+        round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
 
     def refuse_more_than_there_are(self, cohort: float) -> None:

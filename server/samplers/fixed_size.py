@@ -33,5 +33,5 @@ class FixedSize(Sampler):
         self.refuse_more_than_there_are(config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """See `Sampler.draw`."""
+        """Draw distinct clients."""
         return random.choice(self.clients, size=self.config.cohort, replace=False)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every client in every round.
 
-Under differential privacy there is then nothing to amplify, and nothing to keep secret about who took part. A few
-rounds with everybody have less noise for the same epsilon than many rounds with a sample.
+Under differential privacy there is then nothing to amplify, and nothing to keep secret about who
+took part. A few rounds with everybody have less noise for the same epsilon than many rounds with a
+sample.
 """
 
 from __future__ import annotations
@@ -24,5 +25,5 @@ class Full(Sampler):
     config: FullConfig
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """See `Sampler.draw`."""
+        """Draw distinct clients."""
         return self.clients

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cohort of fixed size among those who have not taken part as often as they may.
 
-For users with budgets of their own: whose budget pays for n uploads is drawn n times and never again. Who may still be
-drawn follows from the earlier rounds, which are drawn again to see; so a cohort stays a function of seed and round.
-When fewer are left than a cohort holds, all of them are drawn, and in the end nobody.
+For users with budgets of their own: whose budget pays for n uploads is drawn n times and never
+again. Who may still be drawn follows from the earlier rounds, which are drawn again to see; so a
+cohort stays a function of seed and round. When fewer are left than a cohort holds, all of them are
+drawn, and in the end nobody.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Limited(Sampler):
         self._counts = np.zeros(len(clients), dtype=np.int64)
 
     def sample(self, round_number: int) -> np.ndarray:
-        """See `Sampler.sample`; rounds before it that were not asked for are drawn now."""
+        """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and
+        round, in any process. Rounds before it that were not asked for are drawn now."""
         while len(self._drawn) < round_number:
             cohort = super().sample(len(self._drawn) + 1)
             self._counts[np.searchsorted(self.clients, cohort)] += 1
@@ -49,6 +51,6 @@ class Limited(Sampler):
         return self._drawn[round_number - 1]
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """See `Sampler.draw`."""
+        """Draw distinct clients."""
         left = self.clients[self._counts < self.config.participations]
         return random.choice(left, size=min(self.config.cohort, len(left)), replace=False)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Poisson cohort: every client takes part independently with the same probability.
 
-The size of the cohort varies, and it may be empty. This is the sampling that amplification bounds for add/remove
-adjacency assume.
+The size of the cohort varies, and it may be empty. This is the sampling that amplification bounds
+for add/remove adjacency assume.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ class Poisson(Sampler):
         return self.config.cohort / len(self.clients)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """See `Sampler.draw`."""
+        """Draw distinct clients."""
         return self.clients[random.random(len(self.clients)) < self.probability]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference on an experiment: from profiles, from recommendation lists, or from clients' updates."""
+"""Attribute inference on an experiment: from profiles, from recommendation lists, or from clients'
+updates."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from fedrec.attacks.attribute import Inference, infer_attribute
 from fedrec.attacks.classifier import Attacker
 from fedrec.attacks.membership import one_hot, top_lists
 from fedrec.config import did_you_mean
-from fedrec.data.kept import KEPT
+from fedrec.data.cache import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment import Experiment
+from fedrec.experiment.schema import Experiment
 from server.callbacks.base import Callback
 from simulations.attacks.federations import derived, parameters_of, run_once, scores_of, section
 
 if TYPE_CHECKING:
-    from clients.hosting import Node
+    from clients.hosting.node import Node
 
 _AT_ONCE = 256  # clients whose generated parameters are held at once
 
@@ -36,9 +37,9 @@ class AttributeOptions:
 
     Attributes:
         attribute: name of a user feature.
-        source: `"profiles"`: the items that each device learns from (perturbed, where the experiment perturbs them);
-            `"recommendations"`: top lists of the trained system; `"updates"`: what each client uploads in the round
-            after the last.
+        source: `"profiles"`: the items that each device learns from (perturbed, where the
+            experiment perturbs them); `"recommendations"`: top lists of the trained system;
+            `"updates"`: what each client uploads in the round after the last.
         attacker: `"neural"` or `"logistic"`.
         folds: number of folds.
         lists: lists of the shared model, or after each user's own fine-tuning.
@@ -65,7 +66,8 @@ class AttributeAttack:
         options: what the attacker sees and does.
         categories: labels of the classes, as in `success.classes`.
         success: on the training clients whose attribute is known.
-        recommends: metrics of the attacked system; empty when profiles are attacked, which no system touches.
+        recommends: metrics of the attacked system; empty when profiles are attacked, which no
+            system touches.
     """
 
     options: AttributeOptions
@@ -79,12 +81,16 @@ class AttributeAttack:
 
 
 def attack_attribute(
-    experiment: Experiment, options: AttributeOptions, output: Path, callbacks: Sequence[Callback] = ()
+    experiment: Experiment,
+    options: AttributeOptions,
+    output: Path,
+    callbacks: Sequence[Callback] = (),
 ) -> AttributeAttack:
     """Train the system where one is needed (unless it is in `output` already) and attack it.
 
     Raises:
-        ExperimentError: the attribute is unknown or has several values per user, or a class has too few users.
+        ExperimentError: the attribute is unknown or has several values per user, or a class has too
+            few users.
         FedrecError: see `simulations.runner.run`.
     """
     population = KEPT.population(experiment)
@@ -93,20 +99,38 @@ def attack_attribute(
     if options.source == "profiles":
         described, scaling = _profiles(population, users), "rows"
     else:
-        run = run_once(derived(experiment, "target", experiment.seed, {}, every=0), output / "target", callbacks)
+        run = run_once(
+            derived(experiment, "target", experiment.seed, {}, every=0),
+            output / "target",
+            callbacks,
+        )
         recommends = dict(run.read_result().metrics)
         if options.source == "recommendations":
-            described, scaling = _lists(experiment, population, parameters_of(run), users, options), "rows"
+            described, scaling = (
+                _lists(experiment, population, parameters_of(run), users, options),
+                "rows",
+            )
         else:
-            described, scaling = np.stack(list(_updates(experiment, parameters_of(run), users, options))), "columns"
+            described, scaling = (
+                np.stack(list(_updates(experiment, parameters_of(run), users, options))),
+                "columns",
+            )
     success = infer_attribute(
-        described, labels, attacker=options.attacker, scaling=scaling, folds=options.folds, seed=experiment.seed
+        described,
+        labels,
+        attacker=options.attacker,
+        scaling=scaling,
+        folds=options.folds,
+        seed=experiment.seed,
     )
     return AttributeAttack(options, categories, success, recommends)
 
 
-def _attacked(population: Population, attribute: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Training clients with an attribute, their classes as codes from 0 without gaps, and the classes' labels."""
+def _attacked(
+    population: Population, attribute: str
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Training clients with an attribute, their classes as codes from 0 without gaps, and the
+    classes' labels."""
     data = population.interactions
     known = data.user_features.names
     if attribute not in known or data.user_features[attribute].width != 1:
@@ -119,7 +143,11 @@ def _attacked(population: Population, attribute: str) -> tuple[np.ndarray, np.nd
     feature, users = data.user_features[attribute], population.partition.training_clients
     codes = feature.padded()[users, 0]
     present, labels = np.unique(codes[codes >= 0], return_inverse=True)
-    return users[codes >= 0], labels.astype(np.int64), tuple(feature.categories[code] for code in present)
+    return (
+        users[codes >= 0],
+        labels.astype(np.int64),
+        tuple(feature.categories[code] for code in present),
+    )
 
 
 def _profiles(population: Population, users: np.ndarray) -> np.ndarray:
@@ -139,23 +167,30 @@ def _lists(
 ) -> np.ndarray:
     """`float32 [users, items]`, 1 for the items of a user's list."""
     blocks = []
-    for part, scores in scores_of(experiment, parameters, users, fine_tune=options.lists == "fine-tuned"):
+    for part, scores in scores_of(
+        experiment, parameters, users, fine_tune=options.lists == "fine-tuned"
+    ):
         if options.exclude_known:
-            scores = np.where(population.held_out(part, experiment.evaluation.held_out).known, -np.inf, scores)
+            scores = np.where(
+                population.held_out(part, experiment.evaluation.held_out).known, -np.inf, scores
+            )
         blocks.append(one_hot(top_lists(scores, options.length), scores.shape[1]))
     return np.concatenate(blocks)
 
 
 def _updates(
-    experiment: Experiment, parameters: Mapping[str, np.ndarray], users: np.ndarray, options: AttributeOptions
+    experiment: Experiment,
+    parameters: Mapping[str, np.ndarray],
+    users: np.ndarray,
+    options: AttributeOptions,
 ) -> Iterator[np.ndarray]:
     """What each client would upload in the round after the last, in figures.
 
-    Of a table or matrix the lengths of its rows' changes, of a vector its changes. Which rows move, and how far, is
-    what tells most; the directions are left out to keep a description short.
+    Of a table or matrix the lengths of its rows' changes, of a vector its changes. Which rows move,
+    and how far, is what tells most; the directions are left out to keep a description short.
     """
-    from clients.hosting import Node
-    from clients.local import run_step, to_device
+    from clients.hosting.node import Node
+    from clients.training.one_client import run_step, to_device
 
     node = Node(experiment, 0, 1, None)
     if node.model.generated:
@@ -163,24 +198,32 @@ def _updates(
         return
     step = node.step(experiment.step)
     private = set(step.private_names(list(parameters)))
-    seen = [n for n in parameters if n not in private and not any(fnmatchcase(n, p) for p in options.without)]
+    seen = [
+        n
+        for n in parameters
+        if n not in private and not any(fnmatchcase(n, p) for p in options.without)
+    ]
     own = to_device(parameters, node.device)
     for user in users.tolist():
         delta = run_step(step, own, node, user, "client", experiment.rounds + 1).delta
-        parts = [delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name] for name in seen]
+        parts = [
+            delta[name].norm(dim=-1).flatten() if delta[name].dim() > 1 else delta[name]
+            for name in seen
+        ]
         yield np.concatenate([part.cpu().numpy() for part in parts])
 
 
 def _generated_updates(
     node: Node, parameters: Mapping[str, np.ndarray], users: np.ndarray, options: AttributeOptions
 ) -> Iterator[np.ndarray]:
-    """The same where the server generates each client's parameters: what comes back are gradients of these."""
+    """The same where the server generates each client's parameters: what comes back are gradients
+    of these."""
     import torch
 
     from clients.generated import train_each, wanted_items
-    from fedrec.generated import Generated
     from fedrec.models.metamf import generate
-    from fedrec.wire import TrainOrder, WantedOrder
+    from fedrec.protocol.generated import Generated
+    from fedrec.protocol.orders import TrainOrder, WantedOrder
 
     experiment, rows = node.experiment, node.population.interactions.num_items
     own = {name: torch.from_numpy(np.asarray(value)) for name, value in parameters.items()}
@@ -190,13 +233,26 @@ def _generated_updates(
         wanted = wanted_items(node, WantedOrder(round_, clients, "train", step))
         with torch.no_grad():
             values, low = generate(own, torch.from_numpy(wanted.clients), wanted)
-        sent = Generated(wanted, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()})
-        found = train_each(node, sent.arrays(), TrainOrder(round_, clients, step=step, each=True)).gradients
+        sent = Generated(
+            wanted,
+            {name: value.numpy() for name, value in values.items()},
+            {"item.low": low.numpy()},
+        )
+        found = train_each(
+            node, sent.arrays(), TrainOrder(round_, clients, step=step, each=True)
+        ).gradients
         for client in part.tolist():
             one = found.take(np.searchsorted(clients, [client]))
             tables = {name: np.zeros(rows, dtype=np.float32) for name in one.rows}
             for name, gradient in one.rows.items():
                 tables[name][one.wanted.items] = np.linalg.norm(gradient, axis=-1)
-            heads = {n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1) for n, v in one.values.items()}
-            seen = [v for n, v in (heads | tables).items() if not any(fnmatchcase(n, p) for p in options.without)]
+            heads = {
+                n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1)
+                for n, v in one.values.items()
+            }
+            seen = [
+                v
+                for n, v in (heads | tables).items()
+                if not any(fnmatchcase(n, p) for p in options.without)
+            ]
             yield np.concatenate(seen)

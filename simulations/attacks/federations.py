@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federations of an attack: experiments derived from the attacked one, each run once in a folder of its own."""
+"""Federations of an attack: experiments derived from the attacked one, each run once in a folder of
+its own."""
 
 from __future__ import annotations
 
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment import Experiment, load
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
 from fedrec.rng import seed_sequence
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clients.hosting import Node
+    from clients.hosting.node import Node
 
 _BLOCK = 256  # users whose scores of the whole catalogue are held at once
 
@@ -26,7 +28,9 @@ QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
 """Evaluation of a federation that nobody asks how well it recommends."""
 
 
-def derived(experiment: Experiment, name: str, seed: int, changes: Mapping[str, Any], **evaluation: Any) -> Experiment:
+def derived(
+    experiment: Experiment, name: str, seed: int, changes: Mapping[str, Any], **evaluation: Any
+) -> Experiment:
     """Another experiment like this one.
 
     Args:
@@ -38,12 +42,22 @@ def derived(experiment: Experiment, name: str, seed: int, changes: Mapping[str, 
     """
     table = experiment.table()
     judged = {**table["evaluation"], "baselines": [], **evaluation}
-    return load({**table, "name": f"{experiment.name}-{name}", "seed": seed, "evaluation": judged, **changes})
+    return load(
+        {
+            **table,
+            "name": f"{experiment.name}-{name}",
+            "seed": seed,
+            "evaluation": judged,
+            **changes,
+        }
+    )
 
 
 def seed_of(experiment: Experiment, name: str, number: int) -> int:
     """A seed for one of several derived experiments."""
-    return int(seed_sequence(experiment.seed, name, number).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        seed_sequence(experiment.seed, name, number).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )
 
 
 def section(experiment: Experiment, kind: str) -> dict[str, Any]:
@@ -85,34 +99,48 @@ def parameters_of(run: RunFolder) -> dict[str, np.ndarray]:
     """
     from server.checkpoint import Checkpoints
 
-    state = Checkpoints(run.checkpoints, run.experiment.digest(), keep=run.experiment.checkpoint.keep).latest()
+    state = Checkpoints.of(run).latest()
     if state is None:
-        raise RunError(f"{run.path} has no checkpoint", expected="the parameters after the last round", got="none")
+        raise RunError(
+            f"{run.path} has no checkpoint",
+            expected="the parameters after the last round",
+            got="none",
+        )
     return state.parameters
 
 
 def scores_of(
-    experiment: Experiment, parameters: Mapping[str, np.ndarray], users: np.ndarray, *, fine_tune: bool
+    experiment: Experiment,
+    parameters: Mapping[str, np.ndarray],
+    users: np.ndarray,
+    *,
+    fine_tune: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """What a system scores its catalogue with for some users.
 
     Args:
-        experiment: the attacked experiment (its data and model; `engine.device` and `threads` are used).
+        experiment: the attacked experiment (its data and model; `engine.device` and `threads` are
+            used).
         parameters: global parameters of the system.
         users: `int64`.
-        fine_tune: whether each user first fine-tunes on its own data, as in the experiment's evaluation.
+        fine_tune: whether each user first fine-tunes on its own data, as in the experiment's
+            evaluation.
 
     Yields:
         A block of the users, and `float32 [block, items]`.
     """
     from clients.evaluation import client_scores
-    from clients.hosting import Node
-    from clients.local import to_device
-    from fedrec.experiment import Section
+    from clients.hosting.node import Node
+    from clients.training.one_client import to_device
+    from fedrec.experiment.sections import Section
 
     node = Node(experiment, 0, 1, None)
     tuned = experiment.fine_tune_step()
-    step = node.step(tuned if fine_tune else Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0}))
+    step = node.step(
+        tuned
+        if fine_tune
+        else Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0})
+    )
     if step.private_names(list(parameters)):
         raise ExperimentError(
             "private parameters cannot be attacked",
@@ -131,7 +159,8 @@ def scores_of(
 
 
 def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
-    """Scores of the catalogue, `float32 [users, items]`, with the parameters that the server generates for each."""
+    """Scores of the catalogue, `float32 [users, items]`, with the parameters that the server
+    generates for each."""
     import torch
 
     from fedrec.models.metamf import generate

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likelihood-ratio attack on an experiment: shadow federations on random halves of the users, and a target."""
+"""The likelihood-ratio attack on an experiment: shadow federations on random halves of the users,
+and a target."""
 
 from __future__ import annotations
 
@@ -11,14 +12,22 @@ from typing import Any
 import numpy as np
 
 from fedrec.attacks.lira import Mode, Variance, lira_scores, undecided
-from fedrec.attacks.plan import half_members, half_memberships
 from fedrec.attacks.signals import Signal, fit_signals
 from fedrec.attacks.success import Success, measure
+from fedrec.data.memberships import half_members, half_memberships
 from fedrec.data.population import Population
-from fedrec.experiment import Experiment
-from fedrec.runs import RunFolder
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
-from simulations.attacks.federations import QUICK, derived, parameters_of, run_once, scores_of, section, seed_of
+from simulations.attacks.federations import (
+    QUICK,
+    derived,
+    parameters_of,
+    run_once,
+    scores_of,
+    section,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,18 @@ def attack_lira(
     target = _signals(experiment, population, target_run, users, options)
     shadows = np.empty(masks.shape)
     for number in range(1, options.shadows + 1):
-        run = run_once(_federation(experiment, options, number), output / f"shadow-{number:03d}", callbacks)
+        run = run_once(
+            _federation(experiment, options, number), output / f"shadow-{number:03d}", callbacks
+        )
         shadows[number - 1] = _signals(experiment, population, run, users, options)
-    np.savez(output / "signals.npz", users=users, target=target, member=member, shadows=shadows, masks=masks)
+    np.savez(
+        output / "signals.npz",
+        users=users,
+        target=target,
+        member=member,
+        shadows=shadows,
+        masks=masks,
+    )
     scores = lira_scores(target, shadows, masks, mode=options.mode, variance=options.variance)
     success = measure(scores, member, threshold=undecided(scores, options.mode))
     return LiraAttack(options, success, dict(target_run.read_result().metrics))
@@ -90,13 +108,25 @@ def _federation(experiment: Experiment, options: LiraOptions, number: int) -> Ex
     split = {"split": {"name": "members", "base": section(experiment, "split"), **settings}}
     if number == 0:
         return derived(experiment, "target", experiment.seed, split, every=0)
-    return derived(experiment, f"shadow-{number:03d}", seed_of(experiment, "attack-run", number), split, **QUICK)
+    return derived(
+        experiment,
+        f"shadow-{number:03d}",
+        seed_of(experiment, "attack-run", number),
+        split,
+        **QUICK,
+    )
 
 
 def _signals(
-    experiment: Experiment, population: Population, run: RunFolder, users: np.ndarray, options: LiraOptions
+    experiment: Experiment,
+    population: Population,
+    run: RunFolder,
+    users: np.ndarray,
+    options: LiraOptions,
 ) -> np.ndarray:
     """`float64 [users]`: how well a system fits each user."""
     parameters = parameters_of(run)
     blocks = scores_of(experiment, parameters, users, fine_tune=options.fine_tune)
-    return np.concatenate([fit_signals(scores, population, part, options.signal) for part, scores in blocks])
+    return np.concatenate(
+        [fit_signals(scores, population, part, options.signal) for part, scores in blocks]
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrivRec's membership attack (section 4.6) on an experiment: a shadow and a target federation, lists, a forest."""
+"""PrivRec's membership attack (section 4.6) on an experiment: a shadow and a target federation,
+lists, a forest."""
 
 from __future__ import annotations
 
@@ -11,13 +12,21 @@ from typing import Any, Literal
 import numpy as np
 
 from fedrec.attacks.membership import Describer, Encoding, forest_scores, top_lists, train_forest
-from fedrec.attacks.plan import shadow_plan
 from fedrec.attacks.success import Success, measure
-from fedrec.data.kept import KEPT
+from fedrec.data.cache import KEPT
+from fedrec.data.memberships import shadow_plan
 from fedrec.data.population import Population
-from fedrec.experiment import Experiment
+from fedrec.experiment.schema import Experiment
 from server.callbacks.base import Callback
-from simulations.attacks.federations import QUICK, derived, parameters_of, run_once, scores_of, section, seed_of
+from simulations.attacks.federations import (
+    QUICK,
+    derived,
+    parameters_of,
+    run_once,
+    scores_of,
+    section,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,14 @@ class MembershipOptions:
         used: share of them that train the shadow system.
         members: share of the other users that train the target system.
         encoding: how a list enters the forest.
-        lists: of the shared model, or after each user's own fine-tuning (an attacker who has the user's data).
+        lists: of the shared model, or after each user's own fine-tuning (an attacker who has the
+            user's data).
         exclude_known: whether lists leave out items of the user's training rows (likewise).
         length: items in a list.
         trees: trees of the forest.
         balanced: weigh both kinds of shadow users equally.
-        judged: test users (drawn) by whom it is told how well the target system recommends; None: all. Where each
-            fine-tunes first, all of them take longer than the attack itself.
+        judged: test users (drawn) by whom it is told how well the target system recommends; None:
+            all. Where each fine-tunes first, all of them take longer than the attack itself.
     """
 
     shadow_users: int = 1000
@@ -57,7 +67,8 @@ class MembershipAttack:
     Attributes:
         options: what the attacker has and does.
         success: on members and others of the target system.
-        descriptions: number of distinct descriptions among the attacked users; equal ones cannot be told apart.
+        descriptions: number of distinct descriptions among the attacked users; equal ones cannot be
+            told apart.
         recommends: metrics of the target system.
     """
 
@@ -72,7 +83,10 @@ class MembershipAttack:
 
 
 def attack_membership(
-    experiment: Experiment, options: MembershipOptions, output: Path, callbacks: Sequence[Callback] = ()
+    experiment: Experiment,
+    options: MembershipOptions,
+    output: Path,
+    callbacks: Sequence[Callback] = (),
 ) -> MembershipAttack:
     """Train both systems (unless they are in `output` already) and attack the second.
 
@@ -94,26 +108,54 @@ def attack_membership(
     known = np.sort(np.concatenate([plan.used, plan.unused]))
     attacked = np.sort(np.concatenate([plan.members, plan.others]))
     data = population.interactions
-    describer = Describer(data.user_features, data.item_features, _popularity(population, known), options.encoding)
-    seen = describer.describe(known, _lists(experiment, population, parameters_of(shadow_run), known, options))
-    there = describer.describe(attacked, _lists(experiment, population, parameters_of(target_run), attacked, options))
+    describer = Describer(
+        data.user_features, data.item_features, _popularity(population, known), options.encoding
+    )
+    seen = describer.describe(
+        known, _lists(experiment, population, parameters_of(shadow_run), known, options)
+    )
+    there = describer.describe(
+        attacked, _lists(experiment, population, parameters_of(target_run), attacked, options)
+    )
     forest = train_forest(
-        seen, np.isin(known, plan.used), seed=experiment.seed, trees=options.trees, balanced=options.balanced
+        seen,
+        np.isin(known, plan.used),
+        seed=experiment.seed,
+        trees=options.trees,
+        balanced=options.balanced,
     )
     success = measure(forest_scores(forest, there), np.isin(attacked, plan.members), threshold=0.5)
-    return MembershipAttack(options, success, len(np.unique(there, axis=0)), dict(target_run.read_result().metrics))
+    return MembershipAttack(
+        options, success, len(np.unique(there, axis=0)), dict(target_run.read_result().metrics)
+    )
 
 
-def _federations(experiment: Experiment, options: MembershipOptions) -> tuple[Experiment, Experiment]:
+def _federations(
+    experiment: Experiment, options: MembershipOptions
+) -> tuple[Experiment, Experiment]:
     """The shadow experiment and the target experiment."""
 
     def split(draw: str) -> Mapping[str, Any]:
-        settings = {"shadow-users": options.shadow_users, "used": options.used, "members": options.members}
+        settings = {
+            "shadow-users": options.shadow_users,
+            "used": options.used,
+            "members": options.members,
+        }
         base = section(experiment, "split")
-        return {"split": {"name": "members", "base": base, "seed": experiment.seed, "draw": draw, **settings}}
+        return {
+            "split": {
+                "name": "members",
+                "base": base,
+                "seed": experiment.seed,
+                "draw": draw,
+                **settings,
+            }
+        }
 
     judged = {"every": 0, **({} if options.judged is None else {"final-users": options.judged})}
-    shadow = derived(experiment, "shadow", seed_of(experiment, "attack-run", 0), split("shadow"), **QUICK)
+    shadow = derived(
+        experiment, "shadow", seed_of(experiment, "attack-run", 0), split("shadow"), **QUICK
+    )
     return shadow, derived(experiment, "target", experiment.seed, split("target"), **judged)
 
 
@@ -131,13 +173,20 @@ def _lists(
 ) -> np.ndarray:
     """`int64 [users, length]`: recommendation lists of users under a system."""
     alone = options.lists == "fine-tuned" or options.exclude_known
-    # Side by side, users with equal features are scored once: those of a block are looked at together.
+    # Side by side, users with equal features are scored once: those of a block are looked at
+    # together.
     order = np.arange(len(users)) if alone else _by_features(population, users)
-    lists = np.empty((len(users), min(options.length, population.interactions.num_items)), dtype=np.int64)
+    lists = np.empty(
+        (len(users), min(options.length, population.interactions.num_items)), dtype=np.int64
+    )
     done = 0
-    for part, scores in scores_of(experiment, parameters, users[order], fine_tune=options.lists == "fine-tuned"):
+    for part, scores in scores_of(
+        experiment, parameters, users[order], fine_tune=options.lists == "fine-tuned"
+    ):
         if options.exclude_known:
-            scores = np.where(population.held_out(part, experiment.evaluation.held_out).known, -np.inf, scores)
+            scores = np.where(
+                population.held_out(part, experiment.evaluation.held_out).known, -np.inf, scores
+            )
         lists[order[done : done + len(part)]] = top_lists(scores, options.length)
         done += len(part)
     return lists

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A membership attack by name, a plug-in's or ours, on an experiment: train it on half of the users and attack it."""
+"""A membership attack by name, a plug-in's or ours, on an experiment: train it on half of the users
+and attack it."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedrec.attacks.base import Attack, Attacked
-from fedrec.attacks.plan import half_members
 from fedrec.attacks.success import Success, measure
-from fedrec.blame import blaming, refuse_wrong
+from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.registry import ATTACK, resolve
+from fedrec.data.memberships import half_members
 from fedrec.data.population import Population
-from fedrec.experiment import Experiment, Section, component_settings
-from fedrec.registry import ATTACK, resolve
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings
 from server.callbacks.base import Callback
 from simulations.attacks.federations import derived, parameters_of, run_once, scores_of, section
 
@@ -68,15 +70,21 @@ def attack_by_name(
     users = population.partition.training_clients
     half = {"seed": experiment.seed, "draw": "half", "runs": 4, "run": 0}
     split = {"split": {"name": "members", "base": section(experiment, "split"), **half}}
-    run = run_once(derived(experiment, "target", experiment.seed, split, every=0), output / "target", callbacks)
+    run = run_once(
+        derived(experiment, "target", experiment.seed, split, every=0), output / "target", callbacks
+    )
     parameters = parameters_of(run)
     for value in parameters.values():
         value.setflags(write=False)
-    scores = partial(scores_of, experiment, {n: v.copy() for n, v in parameters.items()}, fine_tune=fine_tune)
+    scores = partial(
+        scores_of, experiment, {n: v.copy() for n, v in parameters.items()}, fine_tune=fine_tune
+    )
     suspicion = _suspicion(attack, Attacked(users, population, parameters, scores))
     member = half_members(len(users), experiment.seed)
     success = measure(suspicion, member, threshold=attack.threshold(suspicion))
-    return NamedAttack(chosen.name, settings.table(), fine_tune, success, dict(run.read_result().metrics))
+    return NamedAttack(
+        chosen.name, settings.table(), fine_tune, success, dict(run.read_result().metrics)
+    )
 
 
 def _suspicion(attack: Attack, attacked: Attacked) -> np.ndarray:
@@ -85,6 +93,12 @@ def _suspicion(attack: Attack, attacked: Attacked) -> np.ndarray:
     users = len(attacked.users)
     if not isinstance(found, np.ndarray) or found.shape != (users,) or not np.isfinite(found).all():
         numbers = isinstance(found, np.ndarray) and found.shape == (users,)
-        got = "NaN or infinity" if numbers else f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
-        refuse_wrong(ATTACK.name, attack, "in suspicion", expected=f"{users} finite numbers", got=got)
+        got = (
+            "NaN or infinity"
+            if numbers
+            else f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
+        )
+        refuse_wrong(
+            ATTACK.name, attack, "in suspicion", expected=f"{users} finite numbers", got=got
+        )
     return found

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Commands import what they need when they run, so that `fedrec --help` answers at once."""
+"""The command line. Commands import what they need when they run, so that `fedrec --help` answers
+at once."""
 
 from __future__ import annotations
 
@@ -13,24 +14,24 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import FedrecError
-from simulations.cli import (
-    attacks,
-    attribute,
-    client,
-    data,
-    deploy,
-    doctor,
-    glove,
+from simulations.cli import doctor
+from simulations.cli.attacks import attribute, audit, membership, named
+from simulations.cli.data import datasets, glove, perturb, synthesise
+from simulations.cli.deployment import client, deploy
+from simulations.cli.experiments import (
+    compare,
+    demo,
     listing,
-    named_attack,
     new,
-    personal,
-    perturb,
-    privacy,
-    running,
-    synthesise,
+    own_data,
+    recommend,
+    report,
+    reproduce,
+    run,
+    sweep,
 )
-from simulations.quiet import keep_quiet
+from simulations.cli.privacy import accounting, personal
+from simulations.telemetry import disable_telemetry
 
 app = typer.Typer(
     help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
@@ -39,21 +40,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(running.run)
-app.command("resume")(running.resume)
+app.command("run")(run.run)
+app.command("try")(own_data.try_)
+app.command("resume")(run.resume)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
+app.command("demo")(demo.demo)
+app.command("recommend")(recommend.recommend)
+app.command("sweep")(sweep.sweep)
+app.command("reproduce")(reproduce.reproduce)
 app.command("list")(listing.list_components)
 app.command("new")(new.new)
-app.add_typer(data.app, name="data", help="Datasets: list, fetch, import, look at.")
+app.add_typer(datasets.app, name="data", help="Datasets: list, fetch, import, look at.")
 app.add_typer(
-    privacy.app, name="privacy", help="Differential privacy: what it costs, how much noise it takes, what it means."
+    accounting.app,
+    name="privacy",
+    help="Differential privacy: what it costs, how much noise it takes, what it means.",
 )
-data.app.command("glove-subset")(glove.glove_subset)
-privacy.app.command("users")(personal.users)
-app.add_typer(attacks.app, name="attack", help="Attacks: who was trained on? Who is a user?")
-attacks.app.command("attribute")(attribute.attribute)
-attacks.app.command("run")(named_attack.run)
-app.command("audit")(attacks.audit)
-app.add_typer(deploy.app, name="deploy", help="Real clients: keys, start, health, experiments, stop.")
+datasets.app.command("glove-subset")(glove.glove_subset)
+accounting.app.command("users")(personal.users)
+app.add_typer(membership.app, name="attack", help="Attacks: who was trained on? Who is a user?")
+membership.app.command("attribute")(attribute.attribute)
+membership.app.command("run")(named.run)
+app.command("audit")(audit.audit)
+app.add_typer(
+    deploy.app, name="deploy", help="Real clients: keys, start, health, experiments, stop."
+)
 app.command("client")(client.client)
 app.command("perturb")(perturb.perturb)
 app.command("synthesise")(synthesise.synthesise)
@@ -72,7 +84,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole traceback of an error.")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -82,8 +96,9 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: an error that the user can mend is printed without a traceback, with a non-zero exit."""
-    keep_quiet(os.environ)
+    """Entry point: an error that the user can fix is printed without a traceback, with a non-zero
+    exit."""
+    disable_telemetry(os.environ)
     try:
         with _warnings_shown():
             app()
@@ -96,7 +111,8 @@ def main() -> None:
 
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Warnings (a damaged checkpoint, a failed node) go to standard error too; errors are printed once, by `main`."""
+    """Warnings (a damaged checkpoint, a failed node) go to standard error too; errors are printed
+    once, by `main`."""
     logger, handler = logging.getLogger("fedrec"), logging.StreamHandler()
     handler.addFilter(lambda record: record.levelno == logging.WARNING)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))

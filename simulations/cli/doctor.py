@@ -51,13 +51,17 @@ def _python() -> str:
 
 
 def _origins() -> str:
-    """Four of the five package names are common words; another package of that name must not stand before ours."""
+    """Four of the five package names are common words; another package of that name must not stand
+    before ours."""
     root = Path(__file__).resolve().parent.parent.parent
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
         origin = Path(str(spec.origin)).resolve() if spec and spec.origin else None
         if origin is None or not origin.is_relative_to(root):
-            raise _Ailment(f"{package!r} is imported from {origin}, expected below {root}; remove the other package")
+            raise _Ailment(
+                f"{package!r} is imported from {origin}, expected below {root}; remove the other"
+                " package"
+            )
     return f"all below {root}"
 
 
@@ -89,14 +93,17 @@ def _devices() -> str:
 
 def _kernel() -> str:
     """Compiled on first use, and then kept."""
-    from fedrec.cohort.kernel.compilation import cache_folder, is_compiled
+    from fedrec.runtime.compilation import cache_folder, is_compiled
 
     folder = cache_folder()
     if is_compiled():
         return f"compiled, in {folder}"
     existing = next(parent for parent in folder.parents if parent.exists())
     if not os.access(existing, os.W_OK):
-        raise _Ailment(f"{existing} cannot be written, so each process compiles for itself (15 s); set FEDREC_CACHE")
+        raise _Ailment(
+            f"{existing} cannot be written, so each process compiles for itself (15 s); set"
+            " FEDREC_CACHE"
+        )
     return f"will be compiled once (15 s), into {folder}"
 
 
@@ -111,8 +118,8 @@ def _shared_memory() -> str:
 
 
 def _data() -> str:
+    from fedrec.components.registry import DATASET, builtin_names
     from fedrec.data.reader import data_directory
-    from fedrec.registry import DATASET, builtin_names
 
     folder = data_directory()
     here = [name for name in builtin_names(DATASET) if (folder / name).exists()]
@@ -121,7 +128,9 @@ def _data() -> str:
 
 def _runs() -> str:
     folder = Path(os.environ.get("FEDREC_RUNS", "runs"))
-    existing = next(parent for parent in [folder.resolve(), *folder.resolve().parents] if parent.exists())
+    existing = next(
+        parent for parent in [folder.resolve(), *folder.resolve().parents] if parent.exists()
+    )
     if not os.access(existing, os.W_OK):
         raise _Ailment(f"{existing} cannot be written; set FEDREC_RUNS")
     free = shutil.disk_usage(existing).free / 2**30

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from clients.hosting import Node
+from clients.hosting.node import Node
 from fedrec.attacks.base import Attack, Attacked
-from fedrec.experiment import Section
-from fedrec.registry import ATTACK
+from fedrec.components.registry import ATTACK
+from fedrec.experiment.sections import Section
 from simulations.attacks.federations import scores_of
 from simulations.attacks.named import attack_by_name
 from simulations.contracts.base import Contract, assert_that
@@ -23,7 +23,8 @@ class AttackContract(Contract):
     kind = ATTACK
 
     def placed(self) -> dict[str, dict[str, object]]:
-        """See `Contract.placed`: it is in no section of an experiment."""
+        """The sections that put the component into an experiment. It is in no section of an
+        experiment."""
         return {}
 
     def attacked(self) -> Attacked:
@@ -31,7 +32,9 @@ class AttackContract(Contract):
         experiment = self.small()
         node = Node(experiment, 0, 1, None)
         parameters = {name: value.numpy() for name, value in node.initial().items()}
-        scores = partial(scores_of, experiment, {n: v.copy() for n, v in parameters.items()}, fine_tune=False)
+        scores = partial(
+            scores_of, experiment, {n: v.copy() for n, v in parameters.items()}, fine_tune=False
+        )
         for value in parameters.values():
             value.setflags(write=False)
         return Attacked(node.training, node.population, parameters, scores)
@@ -40,7 +43,11 @@ class AttackContract(Contract):
         """And the threshold is a number."""
         attacked, attack = self.attacked(), self._attack()
         found = attack.suspicion(attacked)
-        right = isinstance(found, np.ndarray) and found.shape == attacked.users.shape and bool(np.isfinite(found).all())
+        right = (
+            isinstance(found, np.ndarray)
+            and found.shape == attacked.users.shape
+            and bool(np.isfinite(found).all())
+        )
         assert_that(right, f"suspicion is {found!r}")
         assert_that(bool(np.isfinite(attack.threshold(found))), "the threshold is not finite")
 
@@ -55,7 +62,10 @@ class AttackContract(Contract):
         section = self.section()
         found = attack_by_name(self.small(), Section.model_validate(section), tmp_path)
         assert_that(0 <= found.success.auc.value <= 1, f"{found.success}")
-        assert_that(found.success.members + found.success.others == len(self.attacked().users), "somebody is missing")
+        assert_that(
+            found.success.members + found.success.others == len(self.attacked().users),
+            "somebody is missing",
+        )
 
     def _attack(self) -> Attack:
         return self.cls(self.config(), 0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all contracts share: a small experiment with the component in it, and the checks of its name and settings."""
+"""What all contracts share: a small experiment with the component in it, and the checks of its name
+and settings."""
 
 from __future__ import annotations
 
@@ -12,18 +13,26 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import pytest
 
+from fedrec.components.registry import Kind, resolve
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, FedrecError
-from fedrec.experiment import Experiment, Section, component_settings, load
-from fedrec.registry import Kind, resolve
-from fedrec.runs import Result
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 
 SMALL: dict[str, Any] = {
     "name": "contract",
     "rounds": 2,
     "positive-above": 3.0,
-    "dataset": {"name": "synthetic", "users": 24, "items": 30, "mean-interactions": 8, "min-interactions": 4},
+    "dataset": {
+        "name": "synthetic",
+        "users": 24,
+        "items": 30,
+        "mean-interactions": 8,
+        "min-interactions": 4,
+    },
     "split": {"name": "user-holdout", "test-users": 0.25},
     "model": {"name": "privrec", "embedding": 4, "hidden": [8]},
     "step": {"name": "sgd", "epochs": 1, "batch-size": 8},
@@ -39,8 +48,8 @@ class Contract:
     Attributes:
         component: the class, or a name that `fedrec list` shows.
         settings: its settings, as in TOML.
-        experiment: whole sections of the small experiment that this component needs otherwise, such as the model of a
-            step that trains one model only.
+        experiment: whole sections of the small experiment that this component needs otherwise, such
+            as the model of a step that trains one model only.
         random: whether its result depends on the seed.
     """
 
@@ -53,13 +62,20 @@ class Contract:
     @property
     def cls(self) -> type:
         """The component's class."""
-        return resolve(self.kind, self.component) if isinstance(self.component, str) else self.component
+        return (
+            resolve(self.kind, self.component)
+            if isinstance(self.component, str)
+            else self.component
+        )
 
     def section(self) -> dict[str, Any]:
         """The component's section of an experiment."""
         name = self.component
         path = name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
-        return {"name": path, **{key.replace("_", "-"): value for key, value in self.settings.items()}}
+        return {
+            "name": path,
+            **{key.replace("_", "-"): value for key, value in self.settings.items()},
+        }
 
     def config(self, **others: Any) -> Any:
         """The component's settings, checked; some of them replaced."""
@@ -73,18 +89,27 @@ class Contract:
     def small(self, *overrides: str, **sections: Any) -> Experiment:
         """The small experiment with the component in it."""
         table = {**copy.deepcopy(SMALL), **copy.deepcopy(dict(self.experiment)), **self.placed()}
-        return load({**table, **{name.replace("_", "-"): value for name, value in sections.items()}}, overrides)
+        return load(
+            {**table, **{name.replace("_", "-"): value for name, value in sections.items()}},
+            overrides,
+        )
 
     def test_it_is_found_by_its_name(self) -> None:
-        """Its module can be imported, and it is a class of this kind with all methods of its contract."""
-        assert_that(resolve(self.kind, self.section()["name"]) is self.cls, "the name leads to another class")
+        """Its module can be imported, and it is a class of this kind with all methods of its
+        contract."""
+        assert_that(
+            resolve(self.kind, self.section()["name"]) is self.cls,
+            "the name leads to another class",
+        )
 
     def test_every_setting_says_what_it_means(self) -> None:
         """Each field of the configuration has a docstring."""
         config = getattr(self.cls, "Config", None)
         fields = config.model_fields if config is not None else {}
         bare = [name for name, field in fields.items() if not field.description]
-        assert_that(not bare, f"no docstring below {', '.join(bare)} of {getattr(config, '__name__', '')}")
+        assert_that(
+            not bare, f"no docstring below {', '.join(bare)} of {getattr(config, '__name__', '')}"
+        )
 
     def test_an_unknown_setting_is_named(self) -> None:
         """The error names the key that is not known."""
@@ -98,7 +123,9 @@ class Contract:
         """What a run folder keeps of the settings gives the same settings again."""
         config = self.config()
         if isinstance(config, Config):
-            assert_that(type(config).parse(config.table()) == config, f"{config!r} reads back otherwise")
+            assert_that(
+                type(config).parse(config.table()) == config, f"{config!r} reads back otherwise"
+            )
 
 
 class RunContract(Contract):
@@ -109,17 +136,23 @@ class RunContract(Contract):
         first, again = (self.run(tmp_path / name).parameters for name in ("first", "again"))
         other = self.run(tmp_path / "other", "seed=1").parameters
         assert_that(same_bits(first, again), "two runs with one seed end with other parameters")
-        assert_that(not same_bits(first, other), "two runs with two seeds end with the same parameters")
+        assert_that(
+            not same_bits(first, other), "two runs with two seeds end with the same parameters"
+        )
 
     def test_a_resumed_run_equals_an_unbroken_one(self, tmp_path: Path) -> None:
-        """A run that was broken off after two of four rounds and resumed ends with the same bits."""
+        """A run that was broken off after two of four rounds and resumed ends with the same
+        bits."""
         from simulations import runner
 
         whole = self.run(tmp_path / "whole", "rounds=4").parameters
         with pytest.raises(KeyboardInterrupt):
             self.run(tmp_path / "broken", "rounds=4", callbacks=[_BreakOff()])
         resumed = runner.resume(tmp_path / "broken").parameters
-        assert_that(same_bits(whole, resumed), "a resumed run ends with other parameters: what is not saved?")
+        assert_that(
+            same_bits(whole, resumed),
+            "a resumed run ends with other parameters: what is not saved?",
+        )
 
     def run(self, folder: Path, *overrides: str, callbacks: Any = ()) -> Result:
         """A run of the small experiment with this component."""
@@ -150,11 +183,14 @@ def assert_that(true: bool, otherwise: str) -> None:
 
 @contextmanager
 def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
-    """What happens within must be refused with an error that explains itself and contains a word."""
+    """What happens within must be refused with an error that explains itself and contains a
+    word."""
     try:
         yield
     except kind as error:
-        assert_that(word in error.text(), f"the error for {what} does not name {word!r}: {error.text()}")
+        assert_that(
+            word in error.text(), f"the error for {what} does not name {word!r}: {error.text()}"
+        )
         return
     except Exception as error:
         fail(f"{what} raises {type(error).__name__} and not {kind.__name__}: {error}")
@@ -164,14 +200,21 @@ def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
 def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether named arrays are equal, NaN equal to NaN."""
     return set(one) == set(other) and all(
-        np.array_equal(np.asarray(one[name]), np.asarray(other[name]), equal_nan=True) for name in one
+        np.array_equal(np.asarray(one[name]), np.asarray(other[name]), equal_nan=True)
+        for name in one
     )
 
 
-def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], what: str, rtol: float = 1e-4) -> None:
-    """Fail unless named arrays are equal up to rounding, which grows with the largest number of an array."""
+def assert_close(
+    one: Mapping[str, Any], other: Mapping[str, Any], what: str, rtol: float = 1e-4
+) -> None:
+    """Fail unless named arrays are equal up to rounding, which grows with the largest number of an
+    array."""
     for name in other:
-        found, wanted = np.asarray(one[name], dtype=np.float64), np.asarray(other[name], dtype=np.float64)
+        found, wanted = (
+            np.asarray(one[name], dtype=np.float64),
+            np.asarray(other[name], dtype=np.float64),
+        )
         scale = max(1.0, float(np.nanmax(np.abs(wanted), initial=0.0)))
         if not np.allclose(found, wanted, rtol=rtol, atol=2e-6 * scale, equal_nan=True):
             apart = float(np.nanmax(np.abs(found - wanted)))

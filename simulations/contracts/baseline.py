@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline
-from fedrec.baselines.evaluate import evaluate_baselines
-from fedrec.blame import Unchanged
+from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.components.errors import Unchanged
+from fedrec.components.registry import BASELINE
 from fedrec.data.population import Population
-from fedrec.registry import BASELINE
 from simulations.contracts.base import Contract, assert_close, assert_that
 
 
@@ -24,7 +24,8 @@ class BaselineContract(Contract):
     random = False
 
     def placed(self) -> dict[str, dict[str, object]]:
-        """See `Contract.placed`: it is in no section of its own."""
+        """The sections that put the component into an experiment. It is in no section of its
+        own."""
         return {}
 
     def test_scores_have_a_row_per_user_and_a_column_per_item(self) -> None:
@@ -32,7 +33,9 @@ class BaselineContract(Contract):
         histories = _histories()
         found = self._fitted(histories).scores(histories)
         wanted = (histories.num_users, histories.num_items)
-        assert_that(tuple(found.shape) == wanted, f"scores of shape {tuple(found.shape)}, not {wanted}")
+        assert_that(
+            tuple(found.shape) == wanted, f"scores of shape {tuple(found.shape)}, not {wanted}"
+        )
         assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
 
     def test_fitting_twice_gives_the_same_scores(self) -> None:
@@ -42,7 +45,9 @@ class BaselineContract(Contract):
         scores = first.scores(histories).clone()
         assert_that(torch.equal(other.scores(histories), scores), "two objects give other scores")
         first.fit(histories)
-        assert_that(torch.equal(first.scores(histories), scores), "fitted again, it gives other scores")
+        assert_that(
+            torch.equal(first.scores(histories), scores), "fitted again, it gives other scores"
+        )
 
     def test_a_users_scores_do_not_depend_on_the_block(self) -> None:
         """Alone and among others a user gets the same scores."""
@@ -51,7 +56,9 @@ class BaselineContract(Contract):
         together = baseline.scores(histories)
         for user in range(histories.num_users):
             alone = baseline.scores(histories.block(user, user + 1))
-            assert_close({"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all")
+            assert_close(
+                {"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all"
+            )
 
     def test_users_whom_it_does_not_know_are_scored(self) -> None:
         """A user who was not there when it was fitted, and one of whom nobody knows who it is."""
@@ -60,11 +67,17 @@ class BaselineContract(Contract):
         anonymous = replace(histories, users=None)
         for asked in (histories, anonymous):
             found = baseline.scores(asked)
-            assert_that(tuple(found.shape) == (7, 11), f"scores of shape {tuple(found.shape)}, not (7, 11)")
+            assert_that(
+                tuple(found.shape) == (7, 11), f"scores of shape {tuple(found.shape)}, not (7, 11)"
+            )
             assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
             for user in range(4, 7):
                 alone = baseline.scores(asked.block(user, user + 1))
-                assert_close({"scores": alone[0]}, {"scores": found[user]}, f"unknown user {user} alone against all")
+                assert_close(
+                    {"scores": alone[0]},
+                    {"scores": found[user]},
+                    f"unknown user {user} alone against all",
+                )
 
     def test_histories_stay_as_they_were(self) -> None:
         """Neither fitting nor scoring changes them."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.registry import CALLBACK
-from fedrec.runs import Result
+from fedrec.components.registry import CALLBACK
+from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations.contracts.base import Contract, assert_that, same_bits
 
@@ -21,14 +21,17 @@ class CallbackContract(Contract):
     random = False
 
     def placed(self) -> dict[str, Any]:
-        """See `Contract.placed`."""
+        """The sections that put the component into an experiment."""
         return {"callbacks": [self.section()]}
 
     def test_a_watched_run_ends_where_an_unwatched_one_does(self, tmp_path: Path) -> None:
         """It may end a run early, and changes nothing else."""
         watched = self._run(tmp_path / "watched", rounds=3)
         unwatched = self._run(tmp_path / "unwatched", rounds=len(watched.rounds), callbacks=None)
-        assert_that(same_bits(watched.parameters, unwatched.parameters), "the run ends with other parameters")
+        assert_that(
+            same_bits(watched.parameters, unwatched.parameters),
+            "the run ends with other parameters",
+        )
         assert_that(watched.metrics == unwatched.metrics, "the run ends with other metrics")
 
     def test_after_a_round_it_says_whether_to_stop(self) -> None:
@@ -36,7 +39,10 @@ class CallbackContract(Contract):
         callback: Callback = self.cls(self.config())
         row = {"round": 1, "loss": 0.5, "hits@5": 0.25}
         found = callback.after_round(dict(row), 0.1)
-        assert_that(isinstance(found, bool | np.bool_), f"after_round gives {found!r}, neither True nor False")
+        assert_that(
+            isinstance(found, bool | np.bool_),
+            f"after_round gives {found!r}, neither True nor False",
+        )
 
     def test_a_resumed_run_can_be_watched(self, tmp_path: Path) -> None:
         """It begins in the middle, with a fresh object."""

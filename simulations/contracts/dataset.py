@@ -10,16 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from fedrec.components.registry import DATASET
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import read_interactions
 from fedrec.errors import DataError
-from fedrec.experiment import Experiment
-from fedrec.registry import DATASET
+from fedrec.experiment.schema import Experiment
 from simulations.contracts.base import Contract, assert_that, refused
 
 
 class DatasetContract(Contract):
-    """Subclass it and set `component` to a `Reader`, with the settings under which it finds its data.
+    """Subclass it and set `component` to a `Reader`, with the settings under which it finds its
+    data.
 
     Attributes:
         has_files: whether it reads files; then a `path` that is not there must be refused.
@@ -29,7 +30,8 @@ class DatasetContract(Contract):
     has_files: ClassVar[bool] = True
 
     def small(self, *overrides: str, **sections: Any) -> Experiment:
-        """See `Contract.small`; every row is positive, because a dataset need not have ratings."""
+        """The small experiment with the component in it. Every row is positive, because a dataset
+        need not have ratings."""
         experiment = super().small(*overrides, **sections)
         return experiment.model_copy(update={"positive_above": None})
 
@@ -38,9 +40,13 @@ class DatasetContract(Contract):
         return read_interactions(self.small())
 
     def test_it_has_users_items_and_rows(self) -> None:
-        """Indices, ids and features fit together (`Interactions` checks them), and there is something to learn."""
+        """Indices, ids and features fit together (`Interactions` checks them), and there is
+        something to learn."""
         data = self.read()
-        assert_that(min(len(data), data.num_users, data.num_items) > 1, "it has less than two rows, users or items")
+        assert_that(
+            min(len(data), data.num_users, data.num_items) > 1,
+            "it has less than two rows, users or items",
+        )
         assert_that(data.user_features.rows == data.num_users, "user features of other users")
 
     def test_reading_twice_gives_the_same(self) -> None:
@@ -51,7 +57,10 @@ class DatasetContract(Contract):
         again = self.read()
         assert_that(first.fingerprint() == again.fingerprint(), "two reads give other rows")
         same = np.array_equal(first.users, again.users) and np.array_equal(first.items, again.items)
-        assert_that(same and list(first.item_ids) == list(again.item_ids), "two reads give rows in another order")
+        assert_that(
+            same and list(first.item_ids) == list(again.item_ids),
+            "two reads give rows in another order",
+        )
 
     def test_files_are_only_read(self) -> None:
         """The raw data are what they were before."""
@@ -79,10 +88,14 @@ class DatasetContract(Contract):
         assert_that(bool(np.isfinite(result.metrics["hits@5"])), f"metrics {result.metrics}")
 
     def _path(self) -> Path:
-        reader = self.cls(self.component if isinstance(self.component, str) else self.kind.name, self.config())
+        reader = self.cls(
+            self.component if isinstance(self.component, str) else self.kind.name, self.config()
+        )
         return reader.folder()
 
 
 def _digests(path: Path) -> dict[str, str]:
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+    return {
+        str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
+    }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.hosting import Node
-from clients.training import train_clients
-from fedrec import wire
-from fedrec.blame import Unchanged
+from clients.hosting.node import Node
+from clients.training.round import train_clients
+from fedrec.components.errors import Unchanged
+from fedrec.components.registry import MODEL
 from fedrec.data.population import Population
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.live_arrays import from_record, to_record
-from fedrec.models.base import HistoryModel, Model, Schema
-from fedrec.registry import MODEL
-from fedrec.row_sum import dense_change
+from fedrec.models.base import HistoryModel, Model
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.zero_copy import from_record, to_record
 from simulations.contracts.base import RunContract, assert_close, assert_that, same_bits
 
 
 class ModelContract(RunContract):
-    """Subclass it and set `component` to a `Model`; set `experiment["step"]` if `sgd` does not train it."""
+    """Subclass it and set `component` to a `Model`; set `experiment["step"]` if `sgd` does not
+    train it."""
 
     kind = MODEL
 
@@ -46,12 +49,20 @@ class ModelContract(RunContract):
     def test_initial_parameters_are_a_function_of_the_generator(self) -> None:
         """float32 on the CPU, finite, tables with a row per item, the same for the same seed."""
         for model in self.models():
-            first, again, other = (model.initial(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+            first, again, other = (
+                model.initial(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+            )
             for name, value in first.items():
-                right = value.dtype == torch.float32 and value.device.type == "cpu" and bool(value.isfinite().all())
+                right = (
+                    value.dtype == torch.float32
+                    and value.device.type == "cpu"
+                    and bool(value.isfinite().all())
+                )
                 assert_that(right, f"initial {name!r} is not finite float32 on the CPU")
             assert_that(same_bits(first, again), "one seed gives two sets of initial parameters")
-            assert_that(not self.random or not same_bits(first, other), "the seed makes no difference")
+            assert_that(
+                not self.random or not same_bits(first, other), "the seed makes no difference"
+            )
             for name in model.item_tables:
                 rows = first[name].shape[0] if name in first else 0
                 assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
@@ -61,13 +72,20 @@ class ModelContract(RunContract):
         for model in self._item_models():
             slices, users, items = _inputs(model, 3, 5)
             found = model.predict(slices, users, items)
-            assert_that(tuple(found.shape) == (3, 5), f"predictions of shape {tuple(found.shape)}, not (3, 5)")
+            assert_that(
+                tuple(found.shape) == (3, 5),
+                f"predictions of shape {tuple(found.shape)}, not (3, 5)",
+            )
             assert_that(bool(found.isfinite().all()), "predictions are not finite")
             for place in range(3):
                 part = slice(place, place + 1)
                 own = {name: value[part] for name, value in slices.items()}
                 alone = model.predict(own, tuple(u[part] for u in users), items[part])
-                assert_close({"predictions": found[part]}, {"predictions": alone}, "a cohort against one client")
+                assert_close(
+                    {"predictions": found[part]},
+                    {"predictions": alone},
+                    "a cohort against one client",
+                )
 
     def test_compact_tables_give_the_same_predictions(self) -> None:
         """With `rows`, item tables hold the needed rows only."""
@@ -75,11 +93,18 @@ class ModelContract(RunContract):
             slices, users, items = _inputs(model, 2, 4)
             places = torch.arange(4).expand(2, -1)
             compact = {
-                n: torch.stack([t[own] for t, own in zip(v, items, strict=True)]) if n in model.item_tables else v
+                n: torch.stack([t[own] for t, own in zip(v, items, strict=True)])
+                if n in model.item_tables
+                else v
                 for n, v in slices.items()
             }
-            found, wanted = model.predict(compact, users, items, rows=places), model.predict(slices, users, items)
-            assert_close({"predictions": found}, {"predictions": wanted}, "compact tables against whole ones")
+            found, wanted = (
+                model.predict(compact, users, items, rows=places),
+                model.predict(slices, users, items),
+            )
+            assert_close(
+                {"predictions": found}, {"predictions": wanted}, "compact tables against whole ones"
+            )
 
     def test_what_it_declares_for_the_kernel_is_what_it_is(self) -> None:
         """A declared kernel names all parameters of the model, and its item tables."""
@@ -89,8 +114,14 @@ class ModelContract(RunContract):
                 continue
             names = set(model.initial(torch.Generator().manual_seed(0)))
             named = {*declared.dense, *declared.item_tables}
-            assert_that(named == names, f"the kernel has parameters {sorted(named)}, the model {sorted(names)}")
-            assert_that(set(declared.item_tables) == set(model.item_tables), f"item tables {declared.item_tables}")
+            assert_that(
+                named == names,
+                f"the kernel has parameters {sorted(named)}, the model {sorted(names)}",
+            )
+            assert_that(
+                set(declared.item_tables) == set(model.item_tables),
+                f"item tables {declared.item_tables}",
+            )
 
     def test_scores_are_those_of_the_catalogue(self) -> None:
         """`[C, items]`, the predictions of every item."""
@@ -99,21 +130,35 @@ class ModelContract(RunContract):
             catalogue = torch.arange(model.schema.num_items).expand(2, -1)
             if isinstance(model, HistoryModel):
                 found = model.history_scores(slices, torch.ones(2, 3, model.schema.num_items))
-                assert_that(found.shape == (2, 3, model.schema.num_items), f"history scores {tuple(found.shape)}")
+                assert_that(
+                    found.shape == (2, 3, model.schema.num_items),
+                    f"history scores {tuple(found.shape)}",
+                )
             else:
                 found = model.scores(slices, users)
-                assert_close({"s": found}, {"s": model.predict(slices, users, catalogue)}, "scores against predict")
+                assert_close(
+                    {"s": found},
+                    {"s": model.predict(slices, users, catalogue)},
+                    "scores against predict",
+                )
 
     def test_the_loss_is_one_number_per_client_with_finite_gradients(self) -> None:
-        """Mean loss `[C]`; weighted by 1 / B it is the same; gradients are finite and not all zero."""
+        """Mean loss `[C]`; weighted by 1 / B it is the same; gradients are finite and not all
+        zero."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 2, 4)
             leaves = {name: value.clone().requires_grad_() for name, value in slices.items()}
             labels = torch.tensor([[1.0, 0.0, 1.0, 0.0]] * 2)
             loss = model.loss(model.predict(leaves, users, items), labels)
-            weighted = model.loss(model.predict(leaves, users, items), labels, torch.full((2, 4), 0.25))
+            weighted = model.loss(
+                model.predict(leaves, users, items), labels, torch.full((2, 4), 0.25)
+            )
             assert_that(tuple(loss.shape) == (2,), f"loss of shape {tuple(loss.shape)}, not (2,)")
-            assert_close({"loss": weighted.detach()}, {"loss": loss.detach()}, "weights of 1 / B against the mean")
+            assert_close(
+                {"loss": weighted.detach()},
+                {"loss": loss.detach()},
+                "weights of 1 / B against the mean",
+            )
             found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             moving = [value for value in found if value is not None]
             assert_that(any(bool(v.any()) for v in moving), "no parameter has a gradient")
@@ -129,16 +174,21 @@ class ModelContract(RunContract):
             assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
             sent = from_record(to_record({name: value.numpy() for name, value in slices.items()}))
             received = {name: torch.from_numpy(value) for name, value in sent.items()}
-            assert_that(torch.equal(model.predict(received, users, items), wanted), "sent parameters predict otherwise")
+            assert_that(
+                torch.equal(model.predict(received, users, items), wanted),
+                "sent parameters predict otherwise",
+            )
 
-    def test_clients_together_learn_what_they_learn_one_by_one(self) -> None:
-        """Training in the kernel, where the model declares one, and in blocks equals the per-client reference."""
+    def test_clients_together_learn_what_they_learn_one_by_one(self, tmp_path: Path) -> None:
+        """Training in the kernel, where the model declares one, and in blocks equals the per-client
+        reference, in what is sent and in what the step keeps on the device."""
         sums: list[dict[str, Any]] = []
         for path in ("auto", "blocks", "reference"):
-            node = Node(self.small(f"engine.path={path}"), 0, 1, None)
+            node = Node(self.small(f"engine.path={path}"), 0, 1, tmp_path / path)
             arrays = {name: value.numpy() for name, value in node.initial().items()}
-            reply = train_clients(node, arrays, wire.TrainOrder(1, node.training))
-            sums.append({name: dense_change(change, arrays[name]) for name, change in reply.total.items()})
+            reply = train_clients(node, arrays, TrainOrder(1, node.training))
+            found = {n: dense_change(change, arrays[n]) for n, change in reply.total.items()}
+            sums.append({**found, **_kept(node)})
         assert_close(sums[0], sums[2], "the fastest path against one by one")
         assert_close(sums[1], sums[2], "blocks against one by one")
         assert_that(any(np.any(value) for value in sums[2].values()), "training moves nothing")
@@ -151,12 +201,28 @@ class ModelContract(RunContract):
             yield model
 
 
-def _inputs(model: Model, clients: int, items: int) -> tuple[dict[str, Tensor], tuple[Tensor, ...], Tensor]:
+def _kept(node: Node) -> dict[str, np.ndarray]:
+    """What the clients of a node keep of their private parameters after the first round."""
+    if node.private is None or not node.step(node.experiment.step).keeps:
+        return {}
+    kept = node.private.load_all([int(client) for client in node.training], 2)
+    return {
+        f"{client}/{name}": np.asarray(value, dtype=np.float64)
+        for client, own in zip(node.training, kept, strict=True)
+        for name, value in own.items()
+    }
+
+
+def _inputs(
+    model: Model, clients: int, items: int
+) -> tuple[dict[str, Tensor], tuple[Tensor, ...], Tensor]:
     """Different parameters, codes and items for each client."""
     drawn = [model.initial(torch.Generator().manual_seed(seed)) for seed in range(clients)]
     slices = {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
     random = torch.Generator().manual_seed(9)
     sizes = [size for _, size in model.schema.user_features]
     users = tuple(torch.randint(size, (clients, 1), generator=random) for size in sizes)
-    chosen = torch.stack([torch.randperm(model.schema.num_items, generator=random)[:items] for _ in range(clients)])
+    chosen = torch.stack(
+        [torch.randperm(model.schema.num_items, generator=random)[:items] for _ in range(clients)]
+    )
     return slices, users, chosen

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.blame import Unchanged
+from fedrec.components.errors import Unchanged
+from fedrec.components.registry import PERTURBATION, SPLIT, resolve
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, TrainingData
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.split import Partition
-from fedrec.registry import PERTURBATION, SPLIT, resolve
 from simulations.contracts.base import RunContract, assert_that
 
 
@@ -26,14 +26,18 @@ class PerturbationContract(RunContract):
         sizes = (found.rows.num_users, found.rows.num_items)
         assert_that(sizes == (data.rows.num_users, data.rows.num_items), f"{sizes} users and items")
         origin = np.asarray(found.origin)
-        inside = len(origin) == len(found.rows) and origin.min() >= -1 and origin.max() < len(data.rows)
+        inside = (
+            len(origin) == len(found.rows) and origin.min() >= -1 and origin.max() < len(data.rows)
+        )
         assert_that(bool(inside), "an origin that is no training row, or a row without one")
 
     def test_it_is_a_function_of_the_seed(self) -> None:
         """The same seed gives the same rows, another seed others."""
         first, again, other = self._perturbed(0), self._perturbed(0), self._perturbed(1)
         assert_that(_same(first.rows, again.rows), "one seed gives two results")
-        assert_that(not self.random or not _same(first.rows, other.rows), "the seed makes no difference")
+        assert_that(
+            not self.random or not _same(first.rows, other.rows), "the seed makes no difference"
+        )
 
     def test_the_data_stay_as_they_were(self) -> None:
         """Nothing is changed in place."""
@@ -45,18 +49,25 @@ class PerturbationContract(RunContract):
     def test_it_says_what_it_is_worth(self) -> None:
         """At least one sentence stands beside the results of a run."""
         words = self.cls(self.config(), 0).words()
-        right = isinstance(words, list) and bool(words) and all(isinstance(line, str) and line for line in words)
+        right = (
+            isinstance(words, list)
+            and bool(words)
+            and all(isinstance(line, str) and line for line in words)
+        )
         assert_that(right, f"words() gives {words!r}")
 
     def test_clients_learn_from_it_and_are_tested_on_the_truth(self) -> None:
-        """In an experiment: what is learned from is its result, what is held out is what was held out."""
+        """In an experiment: what is learned from is its result, what is held out is what was held
+        out."""
         population, plain = (
             Population.of(self.small()),
             Population.of(self.small().model_copy(update={"perturb": None})),
         )
         clients = population.partition.training_clients
         counts = [len(data.items) for data in population.clients(clients)]
-        learned = np.bincount(self._perturbed(0).rows.users, minlength=population.interactions.num_users)
+        learned = np.bincount(
+            self._perturbed(0).rows.users, minlength=population.interactions.num_users
+        )
         assert_that(counts == learned[clients].tolist(), "clients learn from other rows")
         tested = plain.evaluated_clients("test")
         lists = [one.held_out(tested, "test").relevant for one in (population, plain)]
@@ -65,7 +76,9 @@ class PerturbationContract(RunContract):
     def _data(self) -> TrainingData:
         experiment = self.small()
         interactions = read_interactions(experiment)
-        split: Partition = resolve(SPLIT, experiment.split.name)(experiment.settings(SPLIT), 0).split(interactions)
+        split: Partition = resolve(SPLIT, experiment.split.name)(
+            experiment.settings(SPLIT), 0
+        ).split(interactions)
         rated = experiment.task == "rating" or experiment.positive_above is not None
         return TrainingData(interactions.with_rows(split.train_rows), split.training_clients, rated)
 
@@ -74,10 +87,17 @@ class PerturbationContract(RunContract):
 
 
 def _columns(rows: Interactions) -> dict[str, np.ndarray]:
-    columns = {"users": rows.users, "items": rows.items, "ratings": rows.ratings, "times": rows.times}
+    columns = {
+        "users": rows.users,
+        "items": rows.items,
+        "ratings": rows.ratings,
+        "times": rows.times,
+    }
     return {name: values for name, values in columns.items() if values is not None}
 
 
 def _same(one: Interactions, other: Interactions) -> bool:
     mine, theirs = _columns(one), _columns(other)
-    return set(mine) == set(theirs) and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+    return set(mine) == set(theirs) and all(
+        np.array_equal(mine[name], theirs[name]) for name in mine
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedrec.components.registry import SAMPLER
 from fedrec.errors import ExperimentError
 from fedrec.privacy.plan import Plan, PrivacyConfig
-from fedrec.registry import SAMPLER
 from server.samplers.base import Sampler
 from simulations.contracts.base import RunContract, assert_that, refused
 
@@ -33,8 +33,14 @@ class SamplerContract(RunContract):
             cohort = sampler.sample(number)
             right = isinstance(cohort, np.ndarray) and cohort.dtype == np.int64 and cohort.ndim == 1
             assert_that(right, f"round {number}: {cohort!r} is not an int64 vector")
-            assert_that(bool((np.diff(cohort) > 0).all()), f"round {number}: not ascending and distinct: {cohort}")
-            assert_that(bool(np.isin(cohort, CLIENTS).all()), f"round {number}: somebody who is no client: {cohort}")
+            assert_that(
+                bool((np.diff(cohort) > 0).all()),
+                f"round {number}: not ascending and distinct: {cohort}",
+            )
+            assert_that(
+                bool(np.isin(cohort, CLIENTS).all()),
+                f"round {number}: somebody who is no client: {cohort}",
+            )
             drawn.append(cohort)
         missing = np.setdiff1d(CLIENTS, np.concatenate(drawn))
         assert_that(not len(missing), f"in {ROUNDS} rounds these were never drawn: {missing}")
@@ -45,7 +51,10 @@ class SamplerContract(RunContract):
         backward, other = self.sampler(), self.sampler(seed=1)
         again = [backward.sample(number) for number in (4, 3, 2, 1)][::-1]
         pairs = zip(forward, again, strict=True)
-        assert_that(all(map(lambda pair: np.array_equal(*pair), pairs)), "the order of asking makes a difference")
+        assert_that(
+            all(map(lambda pair: np.array_equal(*pair), pairs)),
+            "the order of asking makes a difference",
+        )
         others = [other.sample(number) for number in (1, 2, 3, 4)]
         pairs = zip(forward, others, strict=True)
         same = all(map(lambda pair: np.array_equal(*pair), pairs))
@@ -59,7 +68,8 @@ class SamplerContract(RunContract):
             self.cls(self.config(cohort=41), CLIENTS.copy(), 0)
 
     def test_privacy_knows_it_or_refuses_it(self) -> None:
-        """Its amplification is accounted for by its name; a sampler that the plan does not know is refused."""
+        """Its amplification is accounted for by its name; a sampler that the plan does not know is
+        refused."""
         section = self.section()
         config = PrivacyConfig(clip_norm=1.0, noise_multiplier=1.0)
         try:
@@ -70,4 +80,7 @@ class SamplerContract(RunContract):
         sizes = [len(self.sampler().sample(number)) for number in range(1, ROUNDS + 1)]
         spread = 5 * np.sqrt(plan.denominator / ROUNDS)
         close = abs(np.mean(sizes) - plan.denominator) <= spread
-        assert_that(close, f"cohorts of {np.mean(sizes):.1f} on average, and the plan says {plan.denominator}")
+        assert_that(
+            close,
+            f"cohorts of {np.mean(sizes):.1f} on average, and the plan says {plan.denominator}",
+        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.blame import Unchanged
+from fedrec.components.errors import Unchanged
+from fedrec.components.registry import SPLIT
 from fedrec.data.population import read_interactions
 from fedrec.data.split import Partition
-from fedrec.registry import SPLIT
 from simulations.contracts.base import RunContract, assert_that
 
 
@@ -20,13 +20,21 @@ class SplitContract(RunContract):
     def test_parts_are_rows_of_the_data_and_somebody_is_tested(self) -> None:
         """Rows and clients in range, no row in two parts, held-out rows, and clients that train."""
         data, partition = read_interactions(self.small()), self._split(0)
-        rows = np.concatenate([partition.train_rows, partition.validation_rows, partition.test_rows])
+        rows = np.concatenate(
+            [partition.train_rows, partition.validation_rows, partition.test_rows]
+        )
         inside = rows.min() >= 0 and rows.max() < len(data) and len(np.unique(rows)) == len(rows)
         assert_that(bool(inside), "rows beyond the data, or in two parts")
         clients = partition.training_clients
         known = len(clients) and clients.min() >= 0 and clients.max() < data.num_users
-        assert_that(bool(known) and len(np.unique(clients)) == len(clients), f"training clients {clients[:10]}")
-        assert_that(len(partition.train_rows) > 0 and len(partition.test_rows) > 0, "nothing to learn, or to test")
+        assert_that(
+            bool(known) and len(np.unique(clients)) == len(clients),
+            f"training clients {clients[:10]}",
+        )
+        assert_that(
+            len(partition.train_rows) > 0 and len(partition.test_rows) > 0,
+            "nothing to learn, or to test",
+        )
 
     def test_it_is_a_function_of_the_seed(self) -> None:
         """The same seed gives the same parts, another seed others."""
@@ -37,7 +45,12 @@ class SplitContract(RunContract):
     def test_the_data_stay_as_they_were(self) -> None:
         """Splitting changes nothing in place."""
         data = read_interactions(self.small())
-        arrays = {"users": data.users, "items": data.items, "ratings": data.ratings, "times": data.times}
+        arrays = {
+            "users": data.users,
+            "items": data.items,
+            "ratings": data.ratings,
+            "times": data.times,
+        }
         untouched = Unchanged({n: v for n, v in arrays.items() if v is not None}, np.copy)
         self.cls(self.config(), 0).split(data)
         assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")

@@ -12,16 +12,16 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message
 
-from clients.steps.base import Update
-from clients.total import Total
-from fedrec import wire
+from clients.step import Update
+from clients.training.update_sum import UpdateSum
+from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
-from fedrec.experiment import Section
-from fedrec.live_arrays import to_record
+from fedrec.experiment.sections import Section
 from fedrec.privacy.mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
-from fedrec.registry import STRATEGY
-from fedrec.row_sum import dense_change
+from fedrec.protocol.messages import pack_sum, unpack_train
+from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.zero_copy import to_record
 from simulations.contracts.base import RunContract, assert_close, assert_that
 from simulations.engines.flwr_private import identify_server
 from strategies.base import Aggregate, CohortStrategy
@@ -47,13 +47,19 @@ class StrategyContract(RunContract):
 
     def test_a_run_moves_finite_parameters_and_keeps_their_shapes(self, tmp_path: Path) -> None:
         """After two rounds they have their names, shapes and types, and are not what they were."""
-        from clients.hosting import Node
+        from clients.hosting.node import Node
 
         result = self.run(tmp_path / "run")
-        start = {name: value.numpy() for name, value in Node(result.experiment, 0, 1, None).initial().items()}
+        start = {
+            name: value.numpy()
+            for name, value in Node(result.experiment, 0, 1, None).initial().items()
+        }
         for name, before in start.items():
             after = result.parameters[name]
-            assert_that(after.shape == before.shape and after.dtype == before.dtype, f"{name!r} has another form")
+            assert_that(
+                after.shape == before.shape and after.dtype == before.dtype,
+                f"{name!r} has another form",
+            )
             assert_that(bool(np.isfinite(after).all()), f"{name!r} is not finite")
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
         assert_that(moved, "two rounds move nothing")
@@ -69,11 +75,16 @@ class StrategyContract(RunContract):
         if not issubclass(self.cls, CohortStrategy):
             pytest.skip("one of Flower's own, which sees nodes and not clients")
         one = self.run(tmp_path / "one", "engine.nodes=1").parameters
-        assert_close(self.run(tmp_path / "three", "engine.nodes=3").parameters, one, "three nodes against one", 1e-3)
+        assert_close(
+            self.run(tmp_path / "three", "engine.nodes=3").parameters,
+            one,
+            "three nodes against one",
+            1e-3,
+        )
 
     def test_privacy_is_bounded_or_refused(self, tmp_path: Path) -> None:
-        """Whatever one client is replaced with, the sum moves by 2 S at most and the denominator stays; or the strategy
-        is refused under differential privacy, with the reason."""
+        """Whatever one client is replaced with, the sum moves by 2 S at most and the denominator
+        stays; or the strategy is refused under differential privacy, with the reason."""
         if not issubclass(self.cls, CohortStrategy):
             sections = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
             with pytest.raises(ExperimentError, match="cannot be made private"):
@@ -91,8 +102,14 @@ class StrategyContract(RunContract):
             for other_name, (other, other_clients) in released.items():
                 squares = [float(np.square(one[n] - other[n]).sum()) for n in SHAPES]
                 moved = float(np.sqrt(sum(squares))) / CLIP_NORM
-                assert_that(moved <= 2 * (1 + 1e-4), f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S")
-                assert_that(clients == other_clients, f"{name!r}: the denominator is {clients}, not {other_clients}")
+                assert_that(
+                    moved <= 2 * (1 + 1e-4),
+                    f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S",
+                )
+                assert_that(
+                    clients == other_clients,
+                    f"{name!r}: the denominator is {clients}, not {other_clients}",
+                )
 
     def test_the_sum_is_the_sum_of_the_nodes(self) -> None:
         """Clients on nodes of their own and all on one node give the rule the same sum."""
@@ -104,7 +121,9 @@ class StrategyContract(RunContract):
             pytest.skip("is refused under differential privacy")
         assert_close(sums[0], sums[1], "one node against one per client")
 
-    def _released(self, odd: Update | None, nodes: int = CLIENTS) -> tuple[dict[str, np.ndarray], float]:
+    def _released(
+        self, odd: Update | None, nodes: int = CLIENTS
+    ) -> tuple[dict[str, np.ndarray], float]:
         """What the rule is given after a private round without noise in which client 4 sends `odd`.
 
         Raises:
@@ -116,18 +135,30 @@ class StrategyContract(RunContract):
         grid: Any = None
         sent = list(strategy.configure_train(1, to_record(theta), ConfigRecord(), grid))
         updates = {client: odd if client == 4 else _update(client) for client in range(CLIENTS)}
-        replies = [reply for message in sent if (reply := _answer(message, theta, updates)) is not None]
+        replies = [
+            reply for message in sent if (reply := _answer(message, theta, updates)) is not None
+        ]
         strategy.aggregate_train(1, replies)
-        assert_that(len(given) == 1, "the rule was not given the private sum: `protect` has to refuse such a strategy")
-        whole = {name: dense_change(change, theta[name]) for name, change in given[0].changes.items()}
+        assert_that(
+            len(given) == 1,
+            "the rule was not given the private sum: `protect` has to refuse such a strategy",
+        )
+        whole = {
+            name: dense_change(change, theta[name]) for name, change in given[0].changes.items()
+        }
         return {name: whole[name] for name in SHAPES}, given[0].clients
 
     def _private(self, nodes: int) -> tuple[CohortStrategy, list[Aggregate]]:
-        """The strategy under a clip norm without noise, and a list that fills with what its rule is given."""
+        """The strategy under a clip norm without noise, and a list that fills with what its rule is
+        given."""
         given: list[Aggregate] = []
         strategy: CohortStrategy = self.cls(self.config(), Everyone(nodes), {"name": "sgd"})
         plan = Plan.of(
-            PrivacyConfig(clip_norm=CLIP_NORM, noise_multiplier=0.0), "fixed-size", {"cohort": CLIENTS}, CLIENTS, 10
+            PrivacyConfig(clip_norm=CLIP_NORM, noise_multiplier=0.0),
+            "fixed-size",
+            {"cohort": CLIENTS},
+            CLIENTS,
+            10,
         )
         for phase, part in strategy.parts.items():
             part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
@@ -170,19 +201,25 @@ class Everyone:
 def _update(client: int, scale: float = 1.0, examples: int = 3) -> Update:
     random = np.random.default_rng(client)
     with np.errstate(all="ignore"):
-        drawn = {n: (scale * random.standard_normal(s)).astype(np.float32) for n, s in SHAPES.items()}
+        drawn = {
+            n: (scale * random.standard_normal(s)).astype(np.float32) for n, s in SHAPES.items()
+        }
     return Update({name: torch.from_numpy(value) for name, value in drawn.items()}, examples, 0.5)
 
 
-def _answer(message: Message, theta: Mapping[str, np.ndarray], updates: Mapping[int, Update | None]) -> Message | None:
+def _answer(
+    message: Message, theta: Mapping[str, np.ndarray], updates: Mapping[int, Update | None]
+) -> Message | None:
     """What a node answers; nothing where one of its clients is gone and it has no other."""
-    _, order = wire.unpack_train(message.content)
+    _, order = unpack_train(message.content)
     clients = [] if order.clients is None else order.clients.tolist()
-    total = Total(theta, ["item.id"], order.weighting, order.protection, Reproducible(5), order.round)
+    total = UpdateSum(
+        theta, ["item.id"], order.weighting, order.protection, Reproducible(5), order.round
+    )
     present = {client: update for client in clients if (update := updates[client]) is not None}
     for client, update in present.items():
         total.add(client, update)
-    return Message(wire.pack_sum(total.sum()), reply_to=message) if present else None
+    return Message(pack_sum(total.sum()), reply_to=message) if present else None
 
 
 def _recording(apply: Any, given: list[Aggregate]) -> Any:

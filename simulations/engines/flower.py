@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flower engine: the same experiment through `flwr run`, on Flower's own simulation.
 
-`flwr run` hands the app bundle to a SuperLink, which by default is a daemon that outlives the command, keeps the
-environment of its first start, is shared by everyone on the machine, and installs the project's dependencies anew for
-each run. Here every run has a SuperLink of its own on a free port, with a home of its own, that ends with the run.
-`flwr run` may exit with 0 although the run failed, so the run folder tells how it ended.
+`flwr run` hands the app bundle to a SuperLink, which by default is a daemon that outlives the
+command, keeps the environment of its first start, is shared by everyone on the machine, and
+installs the project's dependencies anew for each run. Here every run has a SuperLink of its own on
+a free port, with a home of its own, that ends with the run. `flwr run` may exit with 0 although the
+run failed, so the run folder tells how it ended.
 
-The SuperLink listens on loopback, but asks nobody for a password: Flower has none for operators. While the run goes on,
-other users of the same machine can start runs there, which are code that runs as this user.
+The SuperLink listens on loopback, but asks nobody for a password: Flower has none for operators.
+While the run goes on, other users of the same machine can start runs there, which are code that
+runs as this user.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ import pandas as pd
 import tomli_w
 
 from fedrec.errors import EngineError
-from fedrec.runs import Result, RunFolder
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations.engines.ray_alone import settings_of_a_local_ray
-from simulations.quiet import keep_quiet
+from simulations.telemetry import disable_telemetry
 
 _SUPERLINK_START_SECONDS = 60.0
 _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
@@ -56,7 +59,9 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
         with _superlink(run, environment, port):
             command = _flwr_run(run, app)
             with open(run.path / "flower.txt", "ab") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=run.path)
+                process = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=environment, cwd=run.path
+                )
             _watch(process, run, callbacks, already)
     if run.status()["state"] != "finished":
         raise EngineError(
@@ -84,7 +89,9 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
     }
     federation = " ".join(f"{key}={value}" for key, value in sizes.items())
     config = app.parent / "run.toml"  # in a file, where a path may have any characters
-    config.write_text(tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)}))
+    config.write_text(
+        tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)})
+    )
     return [
         _script("flwr"),
         "run",
@@ -144,7 +151,9 @@ def _stop_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _watch(process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence[Callback], already: int) -> None:
+def _watch(
+    process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence[Callback], already: int
+) -> None:
     """Wait for `flwr run`, telling the callbacks of every new round in the run folder."""
     told = already
     try:
@@ -170,7 +179,8 @@ def _watch(process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence
 
 
 def app_folder(folder: Path) -> Path:
-    """A copy of the project with what the app bundle needs; Flower wants a folder named like the project."""
+    """A copy of the project with what the app bundle needs; Flower wants a folder named like the
+    project."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "pyproject.toml").is_file():
         raise EngineError(
@@ -180,24 +190,30 @@ def app_folder(folder: Path) -> Path:
             fix="clone the project and `pip install -e .`, or use --engine ray",
         )
     for package in _PACKAGES:
-        shutil.copytree(root / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            root / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, folder / name)
     return folder
 
 
 def _environment(home: Path, port: int) -> dict[str, str]:
-    """The environment of Flower's processes: quiet, with a home and a connection of this run alone."""
+    """The environment of Flower's processes: quiet, with a home and a connection of this run
+    alone."""
     home.mkdir(parents=True)
     connection = (
-        f'[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        '[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress ='
+        f' "127.0.0.1:{port}"\ninsecure = true\n'
     )
     (home / "config.toml").write_text(connection, encoding="utf-8")
-    # Flower's processes start each other by name, which a Python that is called by its path does not have on its PATH.
+    # Flower's processes start each other by name, which a Python that is called by its path does
+    # not have on its PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # What the user has set for Ray is for a cluster; the Ray that Flower starts is this run's alone.
+    # What the user has set for Ray is for a cluster; the Ray that Flower starts is this run's
+    # alone.
     environment = {**os.environ, **settings_of_a_local_ray(), "FLWR_HOME": str(home), "PATH": path}
-    keep_quiet(environment)
+    disable_telemetry(environment)
     if "FEDREC_DATA" in environment:  # these processes have another working directory
         environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
     return environment
@@ -208,7 +224,9 @@ def _script(name: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise EngineError(
-            f"there is no command {name!r}", expected="Flower's commands", fix="pip install 'flwr[simulation]'"
+            f"there is no command {name!r}",
+            expected="Flower's commands",
+            fix="pip install 'flwr[simulation]'",
         )
     return found
 
@@ -229,4 +247,8 @@ def _last_error(run: RunFolder) -> str:
 
 def _tail(run: RunFolder, lines: int = 15) -> str:
     file = run.path / "flower.txt"
-    return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else "no log"
+    return (
+        "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+        if file.exists()
+        else "no log"
+    )

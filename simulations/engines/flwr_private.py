@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only imports of Flower's private modules, for grids of our own.
 
-Flower makes messages inside a running task and lets its SuperLink number them. A grid of our own has neither, so it
-states an identity and numbers the messages itself. A test names what broke when a new version of Flower changes this.
+Flower makes messages inside a running task and lets its SuperLink number them. A grid of our own
+has neither, so it states an identity and numbers the messages itself. A test names what broke when
+a new version of Flower changes this.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.shared import share
+from fedrec.runtime.shared_memory import share
 from simulations.engines.flwr_private import identify_server, number
 
 FIRST_NODE_ID = 2  # 1 is the server
@@ -36,10 +36,12 @@ class LocalGrid(Grid):
 
     @abstractmethod
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
-        """Replies to the wanted messages that are there within `timeout` seconds; None waits for all of them."""
+        """Replies to the wanted messages that are there within `timeout` seconds; None waits for
+        all of them."""
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same parameters where the nodes can read them without a copy; here, shared memory of this machine."""
+        """The same parameters where the nodes can read them without a copy; here, shared memory of
+        this machine."""
         return share(arrays)
 
     def set_run(self, run: Any) -> None:
@@ -52,7 +54,12 @@ class LocalGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """See `Grid.create_message`."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
@@ -74,7 +81,9 @@ class LocalGrid(Grid):
         """See `Grid.pull_messages`."""
         return self._collect(set(message_ids), 0.0)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """See `Grid.send_and_receive`; replies come in the order of the messages."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = self.push_messages(messages)
@@ -84,7 +93,11 @@ class LocalGrid(Grid):
         return sorted(replies, key=lambda reply: place[reply.metadata.reply_to_message_id])
 
 
-def contexts_of(resolved: str, output: str, nodes: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def contexts_of(
+    resolved: str, output: str, nodes: int
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Node configuration and run configuration of each node, as Flower would give them."""
     run_config = {"resolved": resolved, "output": output}
-    return [({"partition-id": place, "num-partitions": nodes}, run_config) for place in range(nodes)]
+    return [
+        ({"partition-id": place, "num-partitions": nodes}, run_config) for place in range(nodes)
+    ]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray engine: every node is a Ray actor, on this machine or on a Ray cluster.
 
-A local Ray is the user's alone, see `simulations.engines.ray_alone`; who may use a cluster its owner decides.
+A local Ray is the user's alone, see `simulations.engines.ray_alone`; who may use a cluster its
+owner decides.
 
-The data are read once, before Ray is started, and lie in Ray's object store, where all actors of a machine see the same
-copy. Parameters that several messages share lie in shared memory on one machine and in the object store on a cluster.
-Flower's own simulation is not involved: its dispatch costs time with every
-registered node and every message in flight.
+The data are read once, before Ray is started, and lie in Ray's object store, where all actors of a
+machine see the same copy. Parameters that several messages share lie in shared memory on one
+machine and in the object store on a cluster. Flower's own simulation is not involved: its dispatch
+costs time with every registered node and every message in flight.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
-from fedrec import wire
-from fedrec.data.kept import KEPT
+from fedrec.data.cache import KEPT
 from fedrec.data.population import Population
 from fedrec.errors import EngineError, FedrecError
-from fedrec.experiment import from_run_config
-from fedrec.live_arrays import sent_bytes
-from fedrec.runs import RunFolder
-from simulations.engines import lent, serial
+from fedrec.experiment.loading import from_run_config
+from fedrec.protocol.messages import INITIAL
+from fedrec.protocol.zero_copy import sent_bytes
+from fedrec.runs.folder import RunFolder
+from simulations.engines import reply_buffers, serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 from simulations.engines.ray_alone import alone, has_token
 from simulations.engines.serial import SerialGrid
-from simulations.quiet import keep_quiet
+from simulations.telemetry import disable_telemetry
 
 log = logging.getLogger("fedrec")
 _INLINE = 2**16  # bytes; less goes along with the call
@@ -52,7 +53,7 @@ class Answer(NamedTuple):
     """
 
     message: Message
-    spots: lent.Spots
+    spots: reply_buffers.Spots
 
 
 class NodeActor:
@@ -66,17 +67,28 @@ class NodeActor:
     """
 
     def __init__(
-        self, place: int, node_config: dict[str, Any], run_config: dict[str, Any], population: Population
+        self,
+        place: int,
+        node_config: dict[str, Any],
+        run_config: dict[str, Any],
+        population: Population,
     ) -> None:
         self.context = Context(1, FIRST_NODE_ID + place, node_config, RecordDict(), run_config)
         KEPT.hold(from_run_config(run_config), population)
 
     def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
-        """Answer one message, `_packed`; its large arrays come beside it, out of the object store."""
+        """Answer one message, `_packed`; its large arrays come beside it, out of the object
+        store."""
         metadata, rest, names, memory = pickle.loads(packed)
-        message = rebuilt(metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))}))
+        message = rebuilt(
+            metadata, RecordDict({**dict(rest), **dict(zip(names, shared, strict=True))})
+        )
         answer = self._answer(message)
-        spots = {} if memory is None or answer.has_error() else lent.put(answer.content, memory)
+        spots = (
+            {}
+            if memory is None or answer.has_error()
+            else reply_buffers.put(answer.content, memory)
+        )
         return Answer(answer, spots)
 
     def _answer(self, message: Message) -> Message:
@@ -101,17 +113,21 @@ class RayGrid(LocalGrid):
     def __init__(self, actors: list[Any], here: SerialGrid, *, local: bool) -> None:
         super().__init__(len(actors))
         self._actors, self._here, self._local = actors, here, local
-        self._pending: dict[Any, tuple[Message, lent.Memory | None]] = {}
-        self._lender = lent.Lender()
+        self._pending: dict[Any, tuple[Message, reply_buffers.Memory | None]] = {}
+        self._lender = reply_buffers.BufferPool()
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See `LocalGrid.share`; other machines of a cluster get copies."""
+        """The same parameters where the nodes can read them without a copy; here, shared memory of
+        this machine. Other machines of a cluster get copies."""
         return super().share(arrays) if self._local else dict(arrays)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """See `Grid.send_and_receive`. Fresh parameters are made here, as every node makes the same."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """See `Grid.send_and_receive`. Fresh parameters are made here, as every node makes the
+        same."""
         messages = list(messages)
-        if [message.metadata.message_type for message in messages] == [wire.INITIAL]:
+        if [message.metadata.message_type for message in messages] == [INITIAL]:
             return self._here.send_and_receive(messages, timeout=timeout)
         return super().send_and_receive(messages, timeout=timeout)
 
@@ -121,7 +137,11 @@ class RayGrid(LocalGrid):
         stored: dict[int, Any] = {}
         for message in batch:
             records = message.content.array_records
-            arrays = {name: own for name, own in records.items() if not self._local or sent_bytes(own) > _INLINE}
+            arrays = {
+                name: own
+                for name, own in records.items()
+                if not self._local or sent_bytes(own) > _INLINE
+            }
             for record in arrays.values():
                 if id(record) not in stored:
                     stored[id(record)] = ray.put(record)
@@ -134,7 +154,11 @@ class RayGrid(LocalGrid):
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
         import ray
 
-        left = [ref for ref, (message, _) in self._pending.items() if message.metadata.message_id in wanted]
+        left = [
+            ref
+            for ref, (message, _) in self._pending.items()
+            if message.metadata.message_id in wanted
+        ]
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
         while left:  # one by one, so that a reply is unpacked while slower nodes still train
@@ -155,30 +179,36 @@ class RayGrid(LocalGrid):
         except RayError as error:
             if memory is not None:
                 memory.take_back({})  # its node is dead, or done
-            return Message(Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+            return Message(
+                Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message
+            )
         if memory is not None:
             for name, record in memory.take_back(answer.spots).items():
                 answer.message.content[name] = record
         return answer.message
 
 
-def _packed(message: Message, without: list[str], memory: lent.Place | None) -> bytes:
-    """Metadata and content of a message, the names of the records that it is without, and memory for its answer.
+def _packed(message: Message, without: list[str], memory: reply_buffers.Place | None) -> bytes:
+    """Metadata and content of a message, the names of the records that it is without, and memory
+    for its answer.
 
     Ray, which also packs what no other process can import, takes twice as long.
     """
-    rest = RecordDict({name: record for name, record in message.content.items() if name not in without})
+    rest = RecordDict(
+        {name: record for name, record in message.content.items() if name not in without}
+    )
     return pickle.dumps((message.metadata, rest, without, memory), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager
 def open_grid(run: RunFolder) -> Iterator[RayGrid]:
-    """The grid of a run; a local Ray is started for it and stopped after it, a cluster is left running.
+    """The grid of a run; a local Ray is started for it and stopped after it, a cluster is left
+    running.
 
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.
     """
-    keep_quiet(os.environ)
+    disable_telemetry(os.environ)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with alone() if run.experiment.engine.ray_address is None else nullcontext():
         yield from _opened(run)
@@ -190,9 +220,12 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     engine = run.experiment.engine
     nodes = engine.nodes or 1
     ours = not ray.is_initialized()
-    _connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
+    connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
     if ours and engine.ray_address is None and not has_token():
-        log.warning("Ray was in use in this process before: other users of this machine can reach what is started now")
+        log.warning(
+            "Ray was in use in this process before: other users of this machine can reach what is"
+            " started now"
+        )
     try:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
         remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
@@ -214,15 +247,30 @@ def _bytes(population: Population) -> int:
     return len(rest) + sum(array.raw().nbytes for array in arrays)
 
 
-def _connect(address: str | None, nodes: int, data_bytes: int) -> None:
+def connect(address: str | None, nodes: int, data_bytes: int) -> None:
+    """Join the Ray cluster at an address, or start a local Ray with a core for each of `nodes`
+    actors.
+
+    Raises:
+        EngineError: Ray cannot be started, or the cluster cannot be reached.
+    """
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
-    local = {"num_cpus": nodes, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES + data_bytes}
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "ignore_reinit_error": True,
+    }
+    local = {
+        "address": "local",  # without it, a cluster that runs on this machine would be joined
+        "num_cpus": nodes,
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES + data_bytes,
+    }
     trouble, ours = "", not ray.is_initialized()
     for _ in range(1 if address else _STARTS):
         try:
-            ray.init(**({"address": address, **quiet} if address else {**local, **quiet}))
+            ray.init(**({"address": address} if address else local), **quiet)
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}"
             if ours:
@@ -230,7 +278,11 @@ def _connect(address: str | None, nodes: int, data_bytes: int) -> None:
         else:
             return
     raise EngineError(
-        "Ray cannot be started" if address is None else f"the Ray cluster at {address!r} cannot be reached",
+        (
+            "Ray cannot be started"
+            if address is None
+            else f"the Ray cluster at {address!r} cannot be reached"
+        ),
         expected="a local Ray" if address is None else "a running Ray cluster of the same version",
         got=trouble,
         fix="--engine serial runs without Ray",

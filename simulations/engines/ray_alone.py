@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a local Ray its user's alone: it listens on loopback, and its processes know each other by a token.
+"""What makes a local Ray its user's alone: it listens on loopback, and its processes know each
+other by a token.
 
-As Ray comes, it listens on all interfaces and asks nobody for anything: whoever reaches its port runs code as the user
-who started it. The token is in the environment of Ray's processes, which other users cannot read, and in no file. The
-settings are for the time of a local Ray only; a cluster of the user's own is joined as the user has set it up.
+As Ray comes, it listens on all interfaces and asks nobody for anything: whoever reaches its port
+runs code as the user who started it. The token is in the environment of Ray's processes, which
+other users cannot read, and in no file. The settings are for the time of a local Ray only; a
+cluster of the user's own is joined as the user has set it up.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ _TOKEN_BYTES = 32
 
 @functools.cache
 def _token() -> str:
-    """The token of this process: Ray reads it once, so that a second local Ray must have that of the first."""
+    """The token of this process: Ray reads it once, so that a second local Ray must have that of
+    the first."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 
 def settings_of_a_local_ray() -> dict[str, str]:
     """What Ray's processes find in their environment."""
     return {
-        _LOOPBACK: "0",  # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
+        # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
+        _LOOPBACK: "0",
         _MODE: "token",
         _TOKEN: _token(),
     }
@@ -38,7 +42,8 @@ def settings_of_a_local_ray() -> dict[str, str]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """The environment that a local Ray is started, used and stopped in; what the user has set stays."""
+    """The environment that a local Ray is started, used and stopped in; what the user has set
+    stays."""
     before = dict(os.environ)
     given = _MODE in before or _TOKEN in before
     for name, value in settings_of_a_local_ray().items():
@@ -70,6 +75,7 @@ def _seen_by_ray() -> Iterator[None]:
 
 
 def has_token() -> bool:
-    """Whether this process's Ray works with a token; not where Ray was in use before, as it reads that once."""
+    """Whether this process's Ray works with a token; not where Ray was in use before, as it reads
+    that once."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial engine: every node in this process, one after the other. The debugger's and the tests' engine.
+"""The serial engine: every node in this process, one after the other. The debugger's and the tests'
+engine.
 
 An error in a client comes through as it is, with its traceback.
 """
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from simulations.engines.flwr_private import rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
 
@@ -34,12 +35,18 @@ class SerialGrid(LocalGrid):
     def _submit(self, batch: list[Message]) -> None:
         for message in batch:
             context = self._contexts[message.metadata.dst_node_id - FIRST_NODE_ID]
-            # One record is shared between messages; a client that edits its copy must not edit the others'.
-            own = rebuilt(message.metadata, RecordDict({k: _copied(record) for k, record in message.content.items()}))
+            # One record is shared between messages; a client that edits its copy must not edit the
+            # others'.
+            own = rebuilt(
+                message.metadata,
+                RecordDict({k: _copied(record) for k, record in message.content.items()}),
+            )
             self._replies[message.metadata.message_id] = self._app(own, context)
 
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
-        return [self._replies.pop(identifier) for identifier in wanted if identifier in self._replies]
+        return [
+            self._replies.pop(identifier) for identifier in wanted if identifier in self._replies
+        ]
 
 
 def _copied(record):

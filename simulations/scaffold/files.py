@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of a new package, beside its component; `{name}`, `{module}`, `{cls}` and `{kind}` stand for its names."""
+"""Texts of a new package, beside its component; `{name}`, `{module}`, `{cls}` and `{kind}` stand
+for its names."""
 
 PYPROJECT = """\
 [build-system]
@@ -41,21 +42,24 @@ README = """\
 A {kind} for fedrec, in `{module}/{kind}.py`.
 
 ```
-pip install --no-deps --editable .    # fedrec itself is installed already; there is nothing else to fetch
+pip install --no-deps --editable .    # fedrec itself is installed already
 fedrec list {kind}                     # it appears as {name}
 {run}
 pytest                                # the contract of a {kind}
 ```
 
-The name `{name}` comes from the entry point in `pyproject.toml`. Without installing, `"{module}.{kind}:{cls}"` works
-as a name wherever `{module}` can be imported, for example with `PYTHONPATH=.`.
+The name `{name}` comes from the entry point in `pyproject.toml`. Without installing,
+`"{module}.{kind}:{cls}"` works as a name wherever `{module}` can be imported, for example with
+`PYTHONPATH=.`.
 """
 
 FLOWER = """
-Through Flower, from this folder, where fedrec is installed but this package need not be: it travels in the app bundle.
+Through Flower, from this folder, where fedrec is installed but this package need not be: it travels
+in the app bundle.
 
 ```
-flwr run . --stream --run-config "experiment='$PWD/{name}.toml' overrides='{kind}.name={module}.{kind}:{cls}'"
+flwr run . --stream \\
+  --run-config "experiment='$PWD/{name}.toml' overrides='{kind}.name={module}.{kind}:{cls}'"
 ```
 """
 
@@ -76,7 +80,8 @@ WRITES_A_TABLE = '''
     def write(self, tmp_path_factory):
         """The contract's tests read this file."""
         file = tmp_path_factory.mktemp("data") / "plays.csv"
-        rows = [f"u{user},a{(user * artist) % 13},{user + artist}" for user in range(24) for artist in range(1, 9)]
+        pairs = [(user, artist) for user in range(24) for artist in range(1, 9)]
+        rows = [f"u{user},a{(user * artist) % 13},{user + artist}" for user, artist in pairs]
         file.write_text("\\n".join(["listener,artist,plays", *rows]) + "\\n")
         type(self).settings = {"path": str(file)}
 '''

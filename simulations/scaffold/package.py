@@ -8,11 +8,11 @@ import keyword
 import re
 from pathlib import Path
 
+from fedrec.components.registry import KINDS, builtin_names
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.experiment import SECTIONS
-from fedrec.files import write_atomically
-from fedrec.registry import KINDS, builtin_names
+from fedrec.experiment.schema import SECTIONS
+from fedrec.runtime.atomic_files import write_atomically
 from simulations.scaffold import files
 
 SECTION_KINDS = tuple(kind.name for kind in SECTIONS)
@@ -21,7 +21,8 @@ _SMALL_COHORT = '[sampler]\nname = "fixed-size"\ncohort = 20\n'
 _TABLE = '[dataset]\nname = "{name}"\npath = "{path}"\n'
 _ROWS = (
     [("alice", artist, artist % 5 + 1) for artist in range(0, 12)]
-    + [(f"user{user}", (user * step) % 37, 1 + (user + step) % 7) for user in range(1, 40) for step in range(1, 12)]
+    + [(f"user{user}", (user * step) % 37, 1 + (user + step) % 7)
+       for user in range(1, 40) for step in range(1, 12)]
 )  # fmt: skip
 
 
@@ -30,19 +31,23 @@ def write_package(kind_name: str, name: str, folder: Path) -> Path:
 
     Args:
         kind_name: `strategy`, `step` and so on.
-        name: of the package and of the component in experiments: lower-case letters, digits and hyphens.
+        name: of the package and of the component in experiments: lower-case letters, digits and
+            hyphens.
         folder: the folder in which the package's own folder is made.
 
     Returns:
         The package's folder.
 
     Raises:
-        ExperimentError: the kind is unknown, the name is taken or is no name, or the folder is there already.
+        ExperimentError: the kind is unknown, the name is taken or is no name, or the folder is
+            there already.
     """
     kind = next((kind for kind in KINDS if kind.name == kind_name), None)
     if kind is None:
         known = [known.name for known in KINDS]
-        raise ExperimentError(f"unknown kind {kind_name!r}", got=kind_name, fix=did_you_mean(kind_name, known))
+        raise ExperimentError(
+            f"unknown kind {kind_name!r}", got=kind_name, fix=did_you_mean(kind_name, known)
+        )
     module, target = _module_of(name), folder / name
     _refuse_taken(name, module, builtin_names(kind), target)
     cls = "".join(part.capitalize() for part in name.split("-"))
@@ -59,7 +64,8 @@ def component_text(kind_name: str, cls: str) -> str:
 
 
 def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
-    """An experiment that uses a component of that kind and name; `data` is the file of a dataset."""
+    """An experiment that uses a component of that kind and name; `data` is the file of a
+    dataset."""
     sections = {
         "callback": f'[[callbacks]]\nname = "{name}"\n',
         "dataset": _SMALL_COHORT.replace("20", "10"),
@@ -72,7 +78,10 @@ def experiment_text(kind_name: str, name: str, data: str = "plays.csv") -> str:
     baselines = ["popularity", "ease", *([name] if kind_name == "baseline" else [])]
     return files.EXPERIMENT.format(
         name=name,
-        title=f"The {kind_name} {name} on {'its own data' if kind_name == 'dataset' else 'synthetic data'}",
+        title=(
+            f"The {kind_name} {name} on"
+            f" {'its own data' if kind_name == 'dataset' else 'synthetic data'}"
+        ),
         above="0.5" if kind_name == "dataset" else "3.0",
         dataset=_TABLE.format(name=name, path=data) if kind_name == "dataset" else _SYNTHETIC,
         sections=own,
@@ -86,7 +95,9 @@ def _texts(names: dict[str, str], target: Path) -> dict[str, str]:
     run = f"fedrec run {name}.toml"
     if kind == "attack":
         run = f"fedrec attack run {name} {name}.toml"
-    settings = {"sampler": '    settings = {"cohort": 6}\n', "dataset": files.WRITES_A_TABLE}.get(kind, "")
+    settings = {"sampler": '    settings = {"cohort": 6}\n', "dataset": files.WRITES_A_TABLE}.get(
+        kind, ""
+    )
     imports = "import pytest\n" if kind == "dataset" else ""
     test = files.TEST.replace("{settings}", settings).replace("{imports}", imports)
     names = {**names, "run": run, "contract": f"{kind.capitalize()}Contract"}
@@ -119,10 +130,17 @@ def _module_of(name: str) -> str:
         ExperimentError: it is no name that Python, pip and Flower take.
     """
     module = name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > 32 or keyword.iskeyword(module):
+    if (
+        not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
+        or len(name) > 32
+        or keyword.iskeyword(module)
+    ):
         raise ExperimentError(
             f"{name!r} is no name for a package",
-            expected="at most 32 lower-case letters, digits and single hyphens, a letter first, no word of Python",
+            expected=(
+                "at most 32 lower-case letters, digits and single hyphens, a letter first, no word"
+                " of Python"
+            ),
             got=name,
             fix="fedrec new strategy my-idea",
         )

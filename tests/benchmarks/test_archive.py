@@ -14,13 +14,21 @@ from benchmarks.contestants.plain_torch import Net, batches, train
 @pytest.fixture
 def work(tmp_path):
     random = np.random.default_rng(0)
-    shapes = {"user.gender": (2, 4), "item.id": (9, 4), "item.genres": (3, 4), "layer0.weight": (12, 5)}
+    shapes = {
+        "user.gender": (2, 4),
+        "item.id": (9, 4),
+        "item.genres": (3, 4),
+        "layer0.weight": (12, 5),
+    }
     shapes |= {"layer0.bias": (5,), "layer1.weight": (5, 1), "layer1.bias": (1,)}
     lengths = [3, 40]
     offsets = np.concatenate([[0], np.cumsum(np.array(lengths) * 2)])
     np.savez(
         tmp_path / "work.npz",
-        **{f"initial/{name}": random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()},
+        **{
+            f"initial/{name}": random.normal(size=shape).astype(np.float32)
+            for name, shape in shapes.items()
+        },
         genres=np.array([[0, -1], [1, 2], [-1, -1]] * 3),
         users=np.array([[[0]], [[1]]]),
         cohorts=np.array([[5], [6]]),
@@ -55,7 +63,10 @@ def test_a_report_holds_rounds_sum_and_change():
     clock.begin()
     clock.end()
     clock.end()
-    final, initial = [np.array([3.0, 4.0]), np.array([[2.0]])], [np.array([3.0, 1.0]), np.array([[0.0]])]
+    final, initial = (
+        [np.array([3.0, 4.0]), np.array([[2.0]])],
+        [np.array([3.0, 1.0]), np.array([[0.0]])],
+    )
     report = json.loads(clock.report(final, initial))
     assert (report["squared_sum"], report["squared_change"]) == (29.0, 13.0)
     (first, second), (third, fourth) = report["rounds"]

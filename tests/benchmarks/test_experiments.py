@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain PyTorch loop beside the shipped experiments does the same work: an oracle of its own for the kernel."""
+"""The plain PyTorch loop beside the shipped experiments does the same work: an oracle of its own
+for the kernel."""
 
 from __future__ import annotations
 

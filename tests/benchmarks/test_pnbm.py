@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import pnbm
-from fedrec.registry import BASELINE, resolve
+from fedrec.components.registry import BASELINE, resolve
 
 
 @pytest.fixture
@@ -20,7 +19,13 @@ def measuring(monkeypatch):
     def measured(system, settings, epsilon, fold, seed, part):
         asked.append((system, epsilon, fold, seed, part))
         own = {"epsilon": 2 * epsilon} if epsilon else {}
-        return {"rmse": 1 + 0.01 * fold + 0.1 * seed * (part == "test") + sum(map(float, settings.values())), **own}
+        return {
+            "rmse": 1
+            + 0.01 * fold
+            + 0.1 * seed * (part == "test")
+            + sum(map(float, settings.values())),
+            **own,
+        }
 
     monkeypatch.setattr(pnbm, "measured", measured)
     monkeypatch.setattr(pnbm, "GRIDS", {"item-mean": {}, "dpsgd-mf": {"epochs": [3, 2, 5]}})
@@ -38,23 +43,30 @@ def test_settings_are_chosen_on_validation_rows_and_work_is_done_once(measuring,
     chosen = json.loads((tmp_path / "chosen.json").read_text())
     assert chosen["dpsgd-mf 5"]["settings"] == {"epochs": 2}
     rows = pnbm.rows_of(json.loads((tmp_path / "results.json").read_text()))
-    assert [(row["system"], row["nominal epsilon"], row["true epsilon"], row["seeds"]) for row in rows] == [
+    assert [
+        (row["system"], row["nominal epsilon"], row["true epsilon"], row["seeds"]) for row in rows
+    ] == [
         ("dpsgd-mf", 1.0, 2.0, 2),
         ("dpsgd-mf", 5.0, 10.0, 2),
         ("item-mean", "", "", 1),
     ]
-    assert rows[0]["rmse"] == pytest.approx(3.03 + 0.05) and rows[0]["spread over seeds"] == pytest.approx(0.1 / 2**0.5)
-    drawn = ElementTree.fromstring(pnbm.drawing(rows, "x"))
-    assert len(drawn.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+    assert rows[0]["rmse"] == pytest.approx(3.03 + 0.05) and rows[0][
+        "spread over seeds"
+    ] == pytest.approx(0.1 / 2**0.5)
+    drawn = pnbm.panel(rows, "x")
+    assert drawn.lines == {"dpsgd-mf": [(1.0, rows[0]["rmse"]), (5.0, rows[1]["rmse"])]}
+    assert drawn.levels == {"item-mean": rows[2]["rmse"]}
 
 
 def test_a_fold_that_is_missing_leaves_its_seed_out(measuring, tmp_path):
     pnbm.test(tmp_path, pnbm.work_list([1.0], 2, ("dpsgd-mf",))[:7])
-    assert [row["seeds"] for row in pnbm.rows_of(json.loads((tmp_path / "results.json").read_text()))] == [1]
+    assert [
+        row["seeds"] for row in pnbm.rows_of(json.loads((tmp_path / "results.json").read_text()))
+    ] == [1]
 
 
 def test_every_setting_of_the_grids_exists():
-    from fedrec.experiment import load
+    from fedrec.experiment.loading import load
 
     for system, grid in pnbm.GRIDS.items():
         if system == "pnbm-sound":

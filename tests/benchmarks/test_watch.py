@@ -21,7 +21,8 @@ class Root:
 
 @pytest.fixture
 def sampled(monkeypatch):
-    """A watch of process 10 that has seen the given process tables, one sample each second from second 1 on."""
+    """A watch of process 10 that has seen the given process tables, one sample each second from
+    second 1 on."""
 
     def make(*tables):
         tree = watch.TreeWatch(Root())
@@ -69,21 +70,30 @@ def test_an_orphan_of_a_real_tree_is_counted():
     burn += "while str(os.getppid()) == sys.argv[1] and time.monotonic() < end: time.sleep(0.01)\n"
     burn += "while time.process_time() < 0.6: pass\ntime.sleep(0.5)"
     middle = "import os, subprocess, sys\n"
-    middle += f"subprocess.Popen([sys.executable, '-c', {burn!r}, str(os.getpid())])\nsys.stdin.read()"
-    root = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}], stdout=subprocess.PIPE)"
+    middle += (
+        f"subprocess.Popen([sys.executable, '-c', {burn!r}, str(os.getpid())])\nsys.stdin.read()"
+    )
+    root = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {middle!r}],"
+        " stdout=subprocess.PIPE)"
+    )
     process = subprocess.Popen([sys.executable, "-c", root], stdin=subprocess.PIPE)
     tree = watch.TreeWatch(process, memory=True)
     tree.start()
     while len(tree._ticks) < 3 and process.poll() is None:
         time.sleep(0.01)
-    process.stdin.close()  # the one in the middle ends; the root waits for the orphan, which holds the other pipe
+    # the one in the middle ends; the root waits for the orphan, which holds the other pipe
+    process.stdin.close()
     tree.join()
     assert tree.cpu_seconds(0.0, float("inf")) >= 0.5
     assert tree.peak_mib > 1
 
 
 def test_a_gpu_is_as_busy_as_its_tool_says_in_the_time_that_counts():
-    says = "import time\nfor n in (100, 20, 40):\n print(n, flush=True); time.sleep(0.2)\ntime.sleep(60)"
+    says = (
+        "import time\nfor n in (100, 20, 40):\n print(n, flush=True);"
+        " time.sleep(0.2)\ntime.sleep(60)"
+    )
     began = time.monotonic()
     busy = watch.GpuWatch("cuda", [sys.executable, "-c", says])
     while len(busy._samples) < 3:

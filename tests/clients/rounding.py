@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing sums of float32 updates: with the reference in float64, by the rounding that the reference itself shows.
+"""Comparing sums of float32 updates: with the reference in float64, by the rounding that the
+reference itself shows.
 
-A fixed tolerance depends on the processor: sums are taken in other orders there, and where updates of many clients
-nearly cancel, a relative difference says nothing. Errors are measured against the same computation in float64, and may
-be a multiple of those of the reference in float32, which takes as many steps.
+A fixed tolerance depends on the processor: sums are taken in other orders there, and where updates
+of many clients nearly cancel, a relative difference says nothing. Errors are measured against the
+same computation in float64, and may be a multiple of those of the reference in float32, which takes
+as many steps.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from clients.training import train_clients
-from fedrec.row_sum import dense_change
+from clients.training.round import train_clients
+from fedrec.protocol.sparse_update import dense_change
 
 _MULTIPLE = 32  # of the reference's own rounding: blocks add up in longer sums, of padded batches
-_LEAST = 2e-7  # relative to the largest number of an array; by luck the reference may round hardly at all
+# relative to the largest number of an array; by luck the reference may round hardly at all
+_LEAST = 2e-7
 
 
 def numbers(delta):
@@ -38,7 +41,9 @@ def assert_within_rounding(got, reference, exact):
     assert set(got) == set(reference) == set(exact)
     for name, wanted in exact.items():
         rounding = np.abs(reference[name] - wanted).max()
-        assert rounding <= 1e-4 * max(np.abs(wanted).max(), 1e-3), "the reference itself is chaotic here"
+        assert rounding <= 1e-4 * max(np.abs(wanted).max(), 1e-3), (
+            "the reference itself is chaotic here"
+        )
         allowed = _MULTIPLE * rounding + _LEAST * np.abs(wanted).max() + 1e-12
         error = np.abs(got[name] - wanted).max()
         assert error <= allowed, f"{name}: off by {error:.2e}, and rounding explains {allowed:.2e}"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in blocks gives what training one client after the other gives: updates, sums, norms, evaluations."""
+"""Training in blocks gives what training one client after the other gives: updates, sums, norms,
+evaluations."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from clients.blocks import train_in_blocks
 from clients.evaluation import evaluate_clients
-from clients.hosting import Node
-from clients.sizing import cut_blocks
+from clients.hosting.block_size import cut_blocks
+from clients.hosting.node import Node
 from clients.steps.sgd import Sgd
-from clients.training import train_clients
+from clients.training.blocks import train_in_blocks
+from clients.training.round import train_clients
 from fedrec.cohort.batches import Batches
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import stream, torch_stream
-from fedrec.wire import EvaluateOrder, TrainOrder
 from tests.clients.rounding import assert_within_rounding, exact_sums, numbers, whole
 
 SETTINGS = {
@@ -27,7 +28,12 @@ SETTINGS = {
     "momentum": {"momentum": 0.9},
     "weight-decay": {"weight_decay": 0.1},
     "proximal": {"proximal_mu": 0.7},
-    "everything": {"momentum": 0.5, "weight_decay": 0.05, "proximal_mu": 0.3, "negatives_policy": "epoch"},
+    "everything": {
+        "momentum": 0.5,
+        "weight_decay": 0.05,
+        "proximal_mu": 0.3,
+        "negatives_policy": "epoch",
+    },
     "low-rated": {"low_rated": "negative"},
     "rates": {"rates": {"item.id": 30.0, "user.gender": 0.0, "layer0.*": 0.5, "layer1.bias": 2.0}},
     "late-table": {"late_parameters": ["item.id"], "rates": {"item.id": 20.0}},
@@ -47,7 +53,13 @@ SETTINGS = {
 }
 
 
-NOT_PLAIN = {"momentum", "weight-decay", "proximal", "everything", "late-everything"}  # not for the kernel
+NOT_PLAIN = {
+    "momentum",
+    "weight-decay",
+    "proximal",
+    "everything",
+    "late-everything",
+}  # not for the kernel
 PATHS = ["kernel", "blocks"]
 
 
@@ -58,7 +70,9 @@ def pair(load_tiny):
     def make(path, *overrides):
         nodes = []
         for own in (path, "reference"):
-            experiment = load_tiny(f"engine.path={own}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
+            experiment = load_tiny(
+                f"engine.path={own}", "step.learning-rate=0.2", "step.batch-size=4", *overrides
+            )
             nodes.append(Node(experiment, 0, 1, None))
         parameters = nodes[1].model.initial(torch_stream(0, "init"))
         assert set(parameters) == set(nodes[0].model.initial(torch_stream(0, "init")))
@@ -79,7 +93,12 @@ def toml(value):
 
 def cases(settings):
     """A path and a case, but for those that the kernel does not take."""
-    return [(path, case) for path in PATHS for case in settings if path == "blocks" or case not in NOT_PLAIN]
+    return [
+        (path, case)
+        for path in PATHS
+        for case in settings
+        if path == "blocks" or case not in NOT_PLAIN
+    ]
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -88,10 +107,18 @@ def test_sums_are_equal(pair, path, case, weighting):
     fast, slow, arrays = pair(path, "step.epochs=3", *options(SETTINGS[case]))
     order = TrainOrder(1, np.arange(0, 18), weighting)
     got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
-    assert_within_rounding(whole(got, arrays), whole(expected, arrays), exact_sums(slow, arrays, order))
-    assert (got.clients, got.weight, got.examples) == (expected.clients, expected.weight, expected.examples)
+    assert_within_rounding(
+        whole(got, arrays), whole(expected, arrays), exact_sums(slow, arrays, order)
+    )
+    assert (got.clients, got.weight, got.examples) == (
+        expected.clients,
+        expected.weight,
+        expected.examples,
+    )
     assert got.losses == expected.losses and got.loss == pytest.approx(expected.loss, rel=1e-4)
-    assert case == "no-epoch" or any(np.abs(value).max() > 1e-3 for value in whole(expected, arrays).values())
+    assert case == "no-epoch" or any(
+        np.abs(value).max() > 1e-3 for value in whole(expected, arrays).values()
+    )
 
 
 @pytest.mark.parametrize(("path", "case"), cases(["plain", "everything"]))
@@ -106,19 +133,31 @@ def test_odd_clients(pair, world, path, case, task):
     parameters = slow.model.initial(torch_stream(0, "init"))
     step = fast.step(fast.experiment.step)
     clients = np.arange(4)
-    for places, outcome in train_in_blocks(fast, step, fast.path(step), parameters, clients, "client", 1):
+    for places, outcome in train_in_blocks(
+        fast, step, fast.path(step), parameters, clients, "client", 1
+    ):
         for member, place in enumerate(places):
             data = population.client(place)
-            update = slow.step(slow.experiment.step).update(parameters, data, stream(0, "client", place, 1))
+            update = slow.step(slow.experiment.step).update(
+                parameters, data, stream(0, "client", place, 1)
+            )
             wide = {name: value.double() for name, value in parameters.items()}
-            exact = slow.step(slow.experiment.step).update(wide, data, stream(0, "client", place, 1)).delta
+            exact = (
+                slow.step(slow.experiment.step)
+                .update(wide, data, stream(0, "client", place, 1))
+                .delta
+            )
             whole = outcome.parameters_of(member)
             got = {name: (value[0] - parameters[name]).numpy() for name, value in whole.items()}
             assert_within_rounding(got, numbers(update.delta), numbers(exact))
-            norm = math.sqrt(sum(float(delta.double().square().sum()) for delta in update.delta.values()))
+            norm = math.sqrt(
+                sum(float(delta.double().square().sum()) for delta in update.delta.values())
+            )
             assert float(outcome.norms()[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
             loss = outcome.losses()[member]
-            assert (math.isnan(loss) and math.isnan(update.loss)) or loss == pytest.approx(update.loss, rel=1e-4)
+            assert (math.isnan(loss) and math.isnan(update.loss)) or loss == pytest.approx(
+                update.loss, rel=1e-4
+            )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -136,18 +175,24 @@ def test_a_run_is_equal_to_the_reference(run_tiny, saved_parameters, path):
     slow = run_tiny("engine.path=reference", output="slow")
     wanted = saved_parameters(slow.folder)
     for name, value in saved_parameters(fast.folder).items():
-        np.testing.assert_allclose(value, wanted[name], rtol=1e-4, atol=1e-5 * np.abs(wanted[name]).max())
+        np.testing.assert_allclose(
+            value, wanted[name], rtol=1e-4, atol=1e-5 * np.abs(wanted[name]).max()
+        )
     assert fast.metrics == pytest.approx(slow.metrics)
 
 
 def test_a_clients_update_is_the_same_to_the_bit_in_any_company(pair):
     """The kernel trains one after the other, and nothing goes from one to the next."""
-    fast, _, arrays = pair("kernel", "model.hidden=[8, 5]", "model.activation='tanh'", "step.epochs=3")
+    fast, _, arrays = pair(
+        "kernel", "model.hidden=[8, 5]", "model.activation='tanh'", "step.epochs=3"
+    )
     together = {}
     parameters = {name: torch.from_numpy(value) for name, value in arrays.items()}
     step = fast.step(fast.experiment.step)
     for clients in (np.arange(18), np.arange(3, 9), np.array([7])):
-        for places, outcome in train_in_blocks(fast, step, fast.path(step), parameters, clients, "client", 1):
+        for places, outcome in train_in_blocks(
+            fast, step, fast.path(step), parameters, clients, "client", 1
+        ):
             for member, place in enumerate(places):
                 own = outcome.parameters_of(member)
                 first = together.setdefault(int(clients[place]), own)
@@ -169,9 +214,15 @@ def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
     node = Node(load_tiny(), 0, 1, None)
     batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
     parameters = {"item.id": torch.zeros(100, 8)}
-    for device, path, sizes in (("cpu", "blocks", [16, 16, 8]), ("cpu", "kernel", [32, 8]), ("cuda", "blocks", [40])):
+    for device, path, sizes in (
+        ("cpu", "blocks", [16, 16, 8]),
+        ("cpu", "kernel", [32, 8]),
+        ("cuda", "blocks", [40]),
+    ):
         node.device = torch.device(device)
-        assert [len(block) for block in node.blocks(batches, parameters, ["item.id"], path)] == sizes
+        assert [
+            len(block) for block in node.blocks(batches, parameters, ["item.id"], path)
+        ] == sizes
 
 
 def test_batches_are_cut_epoch_by_epoch():
@@ -186,17 +237,35 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
     def cut(n, batch_size):
         return Batches.cut([(np.arange(n), np.ones(n, np.float32))] * 2, batch_size)
 
-    assert cut(20, 32).items.shape == (2, 32)  # as wide for all clients, so that they fit into one block
-    assert cut(20, 1_000_000).items.shape == (2, 512) and cut(600, 1_000_000).items.shape == (2, 1024)
-    assert cut(600, 1_000_000).sizes.tolist() == [600, 600] and cut(0, 1_000_000).items.shape == (0, 512)
-    assert cut(600, 600).items.shape == (2, 600) and cut(600, 599).sizes.tolist() == [599, 1, 599, 1]
+    assert cut(20, 32).items.shape == (
+        2,
+        32,
+    )  # as wide for all clients, so that they fit into one block
+    assert cut(20, 1_000_000).items.shape == (2, 512) and cut(600, 1_000_000).items.shape == (
+        2,
+        1024,
+    )
+    assert cut(600, 1_000_000).sizes.tolist() == [600, 600] and cut(0, 1_000_000).items.shape == (
+        0,
+        512,
+    )
+    assert cut(600, 600).items.shape == (2, 600) and cut(600, 599).sizes.tolist() == [
+        599,
+        1,
+        599,
+        1,
+    ]
     parameters = {"item.id": torch.zeros(100, 8)}
     mixed = [cut(n, 10_000) for n in (600, 20, 700, 30)]
-    assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None)) == [[0, 2], [1, 3]]
+    assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None)) == [
+        [0, 2],
+        [1, 3],
+    ]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
-    """Client 5's own work fails, so a block with it fails, and the error is that of client 5 alone."""
+    """Client 5's own work fails, so a block with it fails, and the error is that of client 5
+    alone."""
     fast, _, arrays = pair("blocks")
     healthy = Sgd.update
 
@@ -210,7 +279,11 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
 
     monkeypatch.setattr(Sgd, "update", update)
     monkeypatch.setattr(Sgd, "train_block", train_block)
-    with pytest.raises(ClientError, match=r"(?s)client 5 failed in step 'Sgd' \(round 1, node 0\).*no such row"):
+    with pytest.raises(
+        ClientError, match=r"(?s)client 5 failed in step 'Sgd' \(round 1, node 0\).*no such row"
+    ):
         train_clients(fast, arrays, TrainOrder(1, np.array([2, 5, 9])))
-    with pytest.raises(ClientError, match=r"(?s)for none of them alone.*clients .*\b9\b.*path=reference"):
+    with pytest.raises(
+        ClientError, match=r"(?s)for none of them alone.*clients .*\b9\b.*path=reference"
+    ):
         train_clients(fast, arrays, TrainOrder(1, np.array([2, 9])))

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
+from clients.hosting.node import Node
 from clients.steps.canary import CanaryConfig
-from clients.training import train_clients
+from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import torch_stream
-from fedrec.row_sum import dense_change
-from fedrec.wire import TrainOrder
 
 USERS, CANARIES = 24, 6
 PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
@@ -40,7 +40,9 @@ def nodes(tiny_experiment):
 
 
 def parameters(node):
-    return {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    return {
+        name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()
+    }
 
 
 @pytest.mark.parametrize("path", ["auto", "reference"])
@@ -49,10 +51,15 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
     audited, plain = nodes(path)
     some = plain.training[:5]
     canaries = np.array([USERS, USERS + 3])
-    with_them = train_clients(audited, parameters(audited), TrainOrder(1, np.concatenate([some, canaries]), weighting))
+    with_them = train_clients(
+        audited, parameters(audited), TrainOrder(1, np.concatenate([some, canaries]), weighting)
+    )
     alone = train_clients(plain, parameters(plain), TrainOrder(1, some, weighting))
     share = 50.0 if weighting == "examples" else 1.0
-    audit = {name: dense_change(change, parameters(audited)[name]) for name, change in with_them.total.items()}
+    audit = {
+        name: dense_change(change, parameters(audited)[name])
+        for name, change in with_them.total.items()
+    }
     for name, change in alone.total.items():
         total = dense_change(change, parameters(plain)[name])
         assert np.array_equal(audit[name][: len(total)], total)
@@ -69,12 +76,16 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
 
 def test_the_others_are_trained_in_blocks(nodes, monkeypatch):
     audited, _ = nodes()
-    from clients import training
+    from clients.training import round
 
     blocks = []
-    real = training.train_in_blocks
-    monkeypatch.setattr(training, "train_in_blocks", lambda *a: blocks.append(a[4].tolist()) or real(*a))
-    train_clients(audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1])))
+    real = round.train_in_blocks
+    monkeypatch.setattr(
+        round, "train_in_blocks", lambda *a: blocks.append(a[4].tolist()) or real(*a)
+    )
+    train_clients(
+        audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1]))
+    )
     assert blocks == [audited.training[:4].tolist()]
 
 
@@ -83,7 +94,9 @@ def test_a_cohort_of_canaries_alone(nodes):
     reply = train_clients(audited, parameters(audited), TrainOrder(1, USERS + np.arange(CANARIES)))
     assert reply.clients == CANARIES and reply.losses == 0
     assert all(not total.any() for name, total in reply.total.items() if name != "item.id")
-    norms = np.linalg.norm(dense_change(reply.total["item.id"], parameters(audited)["item.id"]), axis=1)
+    norms = np.linalg.norm(
+        dense_change(reply.total["item.id"], parameters(audited)["item.id"]), axis=1
+    )
     assert norms == pytest.approx([0.0] * 30 + [3.0] * CANARIES)
 
 
@@ -117,12 +130,16 @@ def test_a_model_without_item_tables_is_refused(nodes):
     step = audited.step(audited.experiment.step)
     step.model.item_tables = ()  # type: ignore[misc]
     with pytest.raises(ExperimentError, match="no place for canaries"):
-        step.update({"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0))
+        step.update(
+            {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
+        )
 
 
 def test_what_stays_on_the_device_is_what_the_other_step_keeps(nodes):
     audited, _ = nodes()
     section = audited.experiment.step
     assert audited.step(section).keeps is False
-    step = audited.step(type(section).model_validate({**section.model_dump(), "private-parameters": ["w"]}))
+    step = audited.step(
+        type(section).model_validate({**section.model_dump(), "private-parameters": ["w"]})
+    )
     assert step.keeps is True and step.private_names(["w", "v"]) == ["w"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ClientApp: answers in our form to orders that name clients, and in Flower's form to those that do not."""
+"""The ClientApp: answers in our form to orders that name clients, and in Flower's form to those
+that do not."""
 
 from __future__ import annotations
 
@@ -11,16 +12,27 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
-from clients.hosting import Node, node_of
-from clients.local import run_step
+from clients.hosting.node import Node
+from clients.node_of_context import node_of
 from clients.steps.sgd import Sgd
-from clients.training import only_reads
-from fedrec import wire
-from fedrec.experiment import Section
-from fedrec.live_arrays import to_record
+from clients.training.one_client import run_step
+from clients.training.round import only_reads
+from fedrec.experiment.sections import Section
 from fedrec.models.mf import Mf
+from fedrec.protocol.messages import (
+    HELLO,
+    INITIAL,
+    pack_evaluate,
+    pack_train,
+    unpack_parameters,
+    unpack_presence,
+    unpack_sum,
+    unpack_table,
+)
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.zero_copy import to_record
 from fedrec.rng import torch_stream
-from fedrec.row_sum import dense_change
 
 
 @pytest.fixture
@@ -38,11 +50,15 @@ def ask(load_tiny, identity):
 
 @pytest.fixture
 def theta(ask):
-    return {name: array.copy() for name, array in wire.unpack_parameters(ask(RecordDict(), wire.INITIAL)).items()}
+    return {
+        name: array.copy() for name, array in unpack_parameters(ask(RecordDict(), INITIAL)).items()
+    }
 
 
 def order(theta, **config):
-    return RecordDict({"arrays": to_record(theta), "config": ConfigRecord({"server-round": 1, **config})})
+    return RecordDict(
+        {"arrays": to_record(theta), "config": ConfigRecord({"server-round": 1, **config})}
+    )
 
 
 def updates(node, theta, **settings):
@@ -50,8 +66,13 @@ def updates(node, theta, **settings):
     own = node.experiment.step
     step = node.step(Section.model_validate({"name": own.name, **own.options, **settings}))
     parameters = {name: torch.from_numpy(array.copy()) for name, array in theta.items()}
-    found = [run_step(step, parameters, node, client, "client", 1) for client in node.training.tolist()]
-    return [({n: d.numpy().astype(np.float64) for n, d in u.delta.items()}, u.examples, u.loss) for u in found]
+    found = [
+        run_step(step, parameters, node, client, "client", 1) for client in node.training.tolist()
+    ]
+    return [
+        ({n: d.numpy().astype(np.float64) for n, d in u.delta.items()}, u.examples, u.loss)
+        for u in found
+    ]
 
 
 class MySgd(Sgd):
@@ -63,18 +84,23 @@ class MyMf(Mf):
 
 
 def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_tiny):
-    order = wire.TrainOrder(1, ask.node.training)
+    order = TrainOrder(1, ask.node.training)
     assert only_reads(ask.node, order)
     assert not only_reads(ask.node, replace(order, step={"name": f"{__name__}:MySgd"}))
     for plug_in in (f"step.name={__name__}:MySgd", f"model.name={__name__}:MyMf"):
         assert not only_reads(Node(load_tiny(plug_in), 0, 1, None), order)
-    assert not only_reads(ask.node, replace(order, clients=None))  # its answer is made of the parameters themselves
+    assert not only_reads(
+        ask.node, replace(order, clients=None)
+    )  # its answer is made of the parameters themselves
 
 
 def test_hello(ask):
-    presence = wire.unpack_presence(ask(RecordDict(), wire.HELLO))
+    presence = unpack_presence(ask(RecordDict(), HELLO))
     assert presence.partition == 1
-    assert presence.training.tolist() == ask.node.training.tolist() and (presence.training % 2 == 1).all()
+    assert (
+        presence.training.tolist() == ask.node.training.tolist()
+        and (presence.training % 2 == 1).all()
+    )
     assert presence.evaluated.tolist() == ask.node.evaluated.tolist()
 
 
@@ -86,13 +112,19 @@ def test_initial_parameters_are_those_of_the_experiments_seed(ask, theta):
 
 def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     clients = ask.node.training[:3]
-    reply = wire.unpack_sum(ask(wire.pack_train(to_record(theta), wire.TrainOrder(1, clients))))
+    reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients))))
     expected = updates(ask.node, theta)[:3]
-    assert reply.clients == 3 and reply.weight == 3 and reply.examples == sum(n for _, n, _ in expected)
+    assert (
+        reply.clients == 3
+        and reply.weight == 3
+        and reply.examples == sum(n for _, n, _ in expected)
+    )
     assert reply.loss == pytest.approx(sum(loss for *_, loss in expected))
     for name, total in reply.total.items():
         wanted = sum(delta[name] for delta, *_ in expected)
-        rounding = 3 * 4 * np.finfo(np.float32).eps * np.abs(theta[name]).max()  # of three clients' parameters
+        rounding = (
+            3 * 4 * np.finfo(np.float32).eps * np.abs(theta[name]).max()
+        )  # of three clients' parameters
         np.testing.assert_allclose(total, wanted, rtol=1e-5, atol=rounding)
 
 
@@ -100,7 +132,7 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
     content = ask(order(theta))
     expected = updates(ask.node, theta)
     weight = sum(examples for _, examples, _ in expected)
-    arrays = wire.unpack_parameters(content)
+    arrays = unpack_parameters(content)
     for name, value in theta.items():
         mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
         np.testing.assert_allclose(arrays[name], mean, rtol=1e-5, atol=1e-6 * np.abs(mean).max())
@@ -111,11 +143,12 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
 
 
 def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
-    """With one gradient step the pull is zero, so the local step needs more than one: batches of 8 give several."""
-    sent = wire.unpack_parameters(ask(order(theta, **{"proximal-mu": 0.9})))
+    """With one gradient step the pull is zero, so the local step needs more than one: batches of 8
+    give several."""
+    sent = unpack_parameters(ask(order(theta, **{"proximal-mu": 0.9})))
     expected = updates(ask.node, theta, **{"proximal-mu": 0.9})
     weight = sum(examples for _, examples, _ in expected)
-    plain = wire.unpack_parameters(ask(order(theta)))
+    plain = unpack_parameters(ask(order(theta)))
     for name, value in theta.items():
         mean = value + sum(examples * delta[name] for delta, examples, _ in expected) / weight
         np.testing.assert_allclose(sent[name], mean, rtol=1e-5, atol=1e-6 * np.abs(mean).max())
@@ -125,14 +158,17 @@ def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
 def test_a_step_in_the_order_replaces_the_experiments_own(ask, theta):
     table = {"name": "sgd", "epochs": 0}
     clients = ask.node.training
-    reply = wire.unpack_sum(ask(wire.pack_train(to_record(theta), wire.TrainOrder(1, clients, "uniform", table))))
-    assert not any(dense_change(c, theta[name]).any() for name, c in reply.total.items()) and reply.losses == 0
+    reply = unpack_sum(ask(pack_train(to_record(theta), TrainOrder(1, clients, "uniform", table))))
+    assert (
+        not any(dense_change(c, theta[name]).any() for name, c in reply.total.items())
+        and reply.losses == 0
+    )
 
 
 def test_named_clients_are_evaluated_one_row_each(ask, theta):
     clients = ask.node.evaluated[::-1]
-    order = wire.EvaluateOrder(1, clients, None)
-    table = wire.unpack_table(ask(wire.pack_evaluate(to_record(theta), order), "evaluate"))
+    order = EvaluateOrder(1, clients, None)
+    table = unpack_table(ask(pack_evaluate(to_record(theta), order), "evaluate"))
     assert table.index.tolist() == sorted(clients.tolist())
     assert {"hits@5", "ndcg@5", "mrr", "group:active", "group:inactive"} <= set(table.columns)
 
@@ -140,8 +176,11 @@ def test_named_clients_are_evaluated_one_row_each(ask, theta):
 def test_evaluation_in_standard_form_is_the_mean_over_all(ask, theta):
     content = ask(order(theta), "evaluate")
     (metrics,) = content.metric_records.values()
-    everyone = wire.EvaluateOrder(1, ask.node.evaluated, None)
-    table = wire.unpack_table(ask(wire.pack_evaluate(to_record(theta), everyone), "evaluate"))
-    assert metrics["num-examples"] == len(table) == len(ask.node.evaluated) and not content.array_records
+    everyone = EvaluateOrder(1, ask.node.evaluated, None)
+    table = unpack_table(ask(pack_evaluate(to_record(theta), everyone), "evaluate"))
+    assert (
+        metrics["num-examples"] == len(table) == len(ask.node.evaluated)
+        and not content.array_records
+    )
     assert metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
     assert not [name for name in metrics if name.startswith("group:")]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from clients.evaluation import evaluate_clients, mean_metrics
-from clients.hosting import Node
-from clients.training import run_step, train_clients
-from fedrec.experiment import Section, load
-from fedrec.wire import EvaluateOrder, TrainOrder
+from clients.hosting.node import Node
+from clients.training.round import run_step, train_clients
+from fedrec.experiment.loading import load
+from fedrec.experiment.sections import Section
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 
 
 @pytest.fixture
@@ -20,7 +21,9 @@ def node(tiny_experiment, world, tmp_path):
         table = {**tiny_experiment(), "task": task}
         if task == "rating":
             del table["positive-above"]
-        experiment = load(table, ["evaluation.ks=[1, 2]", "evaluation.inactive-below=2", *overrides])
+        experiment = load(
+            table, ["evaluation.ks=[1, 2]", "evaluation.inactive-below=2", *overrides]
+        )
         made = Node(experiment, 0, 1, tmp_path)
         made.population = world(task)
         return made
@@ -30,9 +33,13 @@ def node(tiny_experiment, world, tmp_path):
 
 @pytest.fixture
 def theta(node):
-    """Parameters under which every client scores item i with i: one hidden unit per layer, identity throughout."""
+    """Parameters under which every client scores item i with i: one hidden unit per layer, identity
+    throughout."""
     model = node().model
-    zeros = {name: np.zeros(tuple(v.shape), np.float32) for name, v in model.initial(torch.Generator()).items()}
+    zeros = {
+        name: np.zeros(tuple(v.shape), np.float32)
+        for name, v in model.initial(torch.Generator()).items()
+    }
     zeros["item.id"][:, 0] = np.arange(6)
     zeros["layer0.weight"][8, 0] = 1  # the input is [gender (4), hobby (4), item (4), genres (4)]
     zeros["layer1.weight"][0, 0] = 1
@@ -40,24 +47,36 @@ def theta(node):
 
 
 def order(*clients, **step):
-    return EvaluateOrder(1, np.array(clients) if clients else None, {"name": "sgd", **step} if step else None)
+    return EvaluateOrder(
+        1, np.array(clients) if clients else None, {"name": "sgd", **step} if step else None
+    )
 
 
 def test_metrics_of_known_scores(node, theta):
-    """Item 5 is best for all. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1 (2, 3, 5), 0 of client 2."""
+    """Item 5 is best for all. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1 (2, 3, 5),
+    0 of client 2."""
     table = evaluate_clients(node(), theta, order(epochs=0))
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
     assert table["hits@2"].tolist() == [0, 1, 0]
     np.testing.assert_allclose(table["ndcg@2"], [0, 1 / np.log2(3), 0])
-    # Whole lists leave out what is known: 2 is third of 5 4 3 2 for client 0, hence fourth; 4 is second for client 1.
+    # Whole lists leave out what is known: 2 is third of 5 4 3 2 for client 0, hence fourth; 4 is
+    # second for client 1.
     np.testing.assert_allclose(table["mrr"], [1 / 4, 1 / 2, 1 / 5])
 
 
 def test_groups_are_columns_of_zeros_and_ones(node, theta):
     table = evaluate_clients(node(), theta, order(epochs=0))
-    assert table["group:inactive"].tolist() == [0, 0, 1] and table["group:active"].tolist() == [1, 1, 0]
-    assert table["group:gender=F"].tolist() == [1, 0, 1] and table["group:gender=M"].tolist() == [0, 1, 0]
+    assert table["group:inactive"].tolist() == [0, 0, 1] and table["group:active"].tolist() == [
+        1,
+        1,
+        0,
+    ]
+    assert table["group:gender=F"].tolist() == [1, 0, 1] and table["group:gender=M"].tolist() == [
+        0,
+        1,
+        0,
+    ]
 
 
 def test_fine_tuning_scores_with_each_clients_own_parameters(node):
@@ -70,7 +89,9 @@ def test_fine_tuning_scores_with_each_clients_own_parameters(node):
     for client in (0, 1, 2):
         delta = run_step(step, parameters, made, client, "fine-tune", 1).delta
         own = {name: (value + delta[name]).unsqueeze(0) for name, value in parameters.items()}
-        users = tuple(torch.from_numpy(codes) for codes in made.population.feature_codes(np.array([client])))
+        users = tuple(
+            torch.from_numpy(codes) for codes in made.population.feature_codes(np.array([client]))
+        )
         scores = made.model.scores(own, users)[0].numpy()
         held_out = made.population.held_out(np.array([client]), "test")
         ranked = [item for item in np.argsort(-scores) if not held_out.known[0, item]]
@@ -79,17 +100,23 @@ def test_fine_tuning_scores_with_each_clients_own_parameters(node):
 
 
 def test_private_parameters_take_part_in_the_evaluation(node, theta):
-    """Client 2 has learned; after that its private output bias, and nobody else's, enters its scores."""
+    """Client 2 has learned; after that its private output bias, and nobody else's, enters its
+    scores."""
     made = node("step.private-parameters=['layer1.bias']", task="rating")
-    before = evaluate_clients(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
+    before = evaluate_clients(
+        made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]})
+    )
     train_clients(made, theta, TrainOrder(1, np.array([2])))
-    after = evaluate_clients(made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]}))
+    after = evaluate_clients(
+        made, theta, order(epochs=0, **{"private-parameters": ["layer1.bias"]})
+    )
     changed = (before["mae"] != after["mae"]).to_dict()
     assert changed == {0: False, 1: False, 2: True, 3: False}
 
 
 def test_rating_errors_of_known_predictions(node, theta):
-    """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5; client 2: 0 rated 5."""
+    """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5;
+    client 2: 0 rated 5."""
     table = evaluate_clients(node(task="rating"), theta, order(epochs=0))
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])

@@ -9,23 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
-from clients.steps.base import Step, Update
+from clients.hosting.node import Node
+from clients.step import Step, Update
 from clients.steps.sgd import SgdConfig
-from clients.training import run_step, train_clients
+from clients.training.round import run_step, train_clients
 from fedrec.errors import ClientError, ComponentError, DataError
-from fedrec.wire import TrainOrder
+from fedrec.protocol.orders import TrainOrder
 
 THETA = {"w": np.array([1, 2], np.float32), "own": np.array([10], np.float32)}
 
 
 class Scripted(Step):
-    """Client c has c examples and moves `w` by (c, -c) and `own` by 1; client 0 has nothing to learn from."""
+    """Client c has c examples and moves `w` by (c, -c) and `own` by 1; client 0 has nothing to
+    learn from."""
 
     Config = SgdConfig
 
     def update(self, parameters, data, random):
-        self.starts = {**getattr(self, "starts", {}), data.client: {n: v.clone() for n, v in parameters.items()}}
+        self.starts = {
+            **getattr(self, "starts", {}),
+            data.client: {n: v.clone() for n, v in parameters.items()},
+        }
         client = float(data.client)
         delta = {"w": torch.tensor([client, -client]), "own": torch.ones(1)}
         return Update(delta, data.client, client / 2 if client else math.nan)
@@ -59,7 +63,9 @@ def node(load_tiny, world, tmp_path):
     """A node with the clients of the small world and a step of this file."""
 
     def make(step=Scripted, private=False, **settings):
-        experiment = load_tiny(f"step.name={__name__}:{step.__name__}", *(f"step.{k}={v}" for k, v in settings.items()))
+        experiment = load_tiny(
+            f"step.name={__name__}:{step.__name__}", *(f"step.{k}={v}" for k, v in settings.items())
+        )
         made = Node(experiment, 0, 1, tmp_path if private else None)
         made.population = world()
         return made
@@ -80,12 +86,16 @@ def test_uniform_sum(node):
 
 def test_sum_weighted_by_examples(node):
     got = train_clients(node(), THETA, order(0, 1, 2, weighting="examples"))
-    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [3]  # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
+    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [
+        3
+    ]  # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
     assert (got.clients, got.weight, got.examples) == (3, 3, 3)
 
 
 def test_the_order_of_the_clients_does_not_matter(node):
-    one, other = (train_clients(node(), THETA, order(*clients)) for clients in ((0, 1, 2), (2, 0, 1)))
+    one, other = (
+        train_clients(node(), THETA, order(*clients)) for clients in ((0, 1, 2), (2, 0, 1))
+    )
     assert one.total["w"].tobytes() == other.total["w"].tobytes()
 
 
@@ -98,8 +108,12 @@ def test_no_clients_named_means_all_that_train_and_none_means_none(node):
 def test_an_error_names_client_step_and_data(node):
     with pytest.raises(ClientError) as caught:
         train_clients(node(Failing), THETA, order(1, round_=4))
-    assert caught.value.problem == f"client 1 failed in step 'Failing' (round 4, node 0) of {__file__}"
-    assert "2 rows (1 positives)" in caught.value.expected and "learning_rate" in caught.value.expected
+    assert (
+        caught.value.problem == f"client 1 failed in step 'Failing' (round 4, node 0) of {__file__}"
+    )
+    assert (
+        "2 rows (1 positives)" in caught.value.expected and "learning_rate" in caught.value.expected
+    )
     assert caught.value.got.startswith(f"ZeroDivisionError: no taste ({__file__}, line ")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -107,12 +121,17 @@ def test_an_error_names_client_step_and_data(node):
 def test_an_error_that_explains_itself_keeps_its_kind_and_is_given_the_client(node):
     with pytest.raises(DataError) as caught:
         train_clients(node(Starving), THETA, order(1, round_=4))
-    assert (caught.value.problem, caught.value.fix) == ("client 1: nothing to draw", "enlarge the catalogue")
+    assert (caught.value.problem, caught.value.fix) == (
+        "client 1: nothing to draw",
+        "enlarge the catalogue",
+    )
 
 
 @pytest.mark.parametrize("step", [Wrong, Lacking])
 def test_a_step_that_returns_other_parameters_is_refused(node, step):
-    with pytest.raises(ComponentError, match=rf"step '{step.__name__}' \({__file__}\) .* for client 2") as caught:
+    with pytest.raises(
+        ComponentError, match=rf"step '{step.__name__}' \({__file__}\) .* for client 2"
+    ) as caught:
         train_clients(node(step), THETA, order(2))
     assert "the shapes {" in caught.value.expected
 
@@ -127,7 +146,14 @@ def test_each_client_and_round_has_a_stream_of_its_own(node):
 
     step = Drawing(SgdConfig(), made.model, made.device)
     for client, step.round in ((0, 1), (1, 1), (0, 2), (0, 1)):
-        run_step(step, {n: torch.from_numpy(v) for n, v in THETA.items()}, made, client, "client", step.round)
+        run_step(
+            step,
+            {n: torch.from_numpy(v) for n, v in THETA.items()},
+            made,
+            client,
+            "client",
+            step.round,
+        )
     assert len(drawn) == 3 and len(set(drawn.values())) == 3
 
 

@@ -1,32 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting: the sum of the clients' updates is how many of them like each item, whatever path a node takes."""
+"""Counting: the sum of the clients' updates is how many of them like each item, whatever path a
+node takes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from clients.hosting import Node
-from clients.training import train_clients
+from clients.hosting.node import Node
+from clients.steps.counts import Counts
+from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import torch_stream
-from fedrec.row_sum import dense_change
-from fedrec.wire import TrainOrder
 
 
 @pytest.fixture
 def node(tiny_experiment):
     def make(**model):
         table = tiny_experiment()
-        return Node(load({**table, "model": {**table["model"], **model}, "step": {"name": "counts"}}), 0, 1, None)
+        return Node(
+            load({**table, "model": {**table["model"], **model}, "step": {"name": "counts"}}),
+            0,
+            1,
+            None,
+        )
 
     return make
 
 
 def summed(node, protection=None):
-    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    arrays = {
+        name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()
+    }
     total = train_clients(node, arrays, TrainOrder(1, node.training, protection=protection)).total
     return {name: dense_change(change, arrays[name]) for name, change in total.items()}
 
@@ -45,6 +54,21 @@ def test_the_sum_counts_who_likes_what(node):
     found = summed(node)
     assert np.array_equal(found.pop("item.bias")[:, 0], likes(node).sum(0))
     assert not any(change.any() for change in found.values())
+
+
+def test_a_subclass_that_sends_something_else_is_signed_unless_it_says_so():
+    class Renamed(Counts):
+        pass
+
+    class Negated(Counts):
+        def update(self, parameters, data, random):
+            raise NotImplementedError
+
+    class Halved(Negated):
+        contributions = "non-negative"
+
+    found = [step.contributions for step in (Counts, Renamed, Negated, Halved)]
+    assert found == ["non-negative", "non-negative", "signed", "non-negative"]
 
 
 def test_counts_are_clipped_like_any_update(node):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
+from clients.hosting.node import Node
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -29,7 +29,11 @@ RUNS = {
         "strategy={name='metamf', server-lr=0.02}",
         *APART,
     ],
-    "mf": ["model={name='mf', factors=3}", "step={name='sgd', epochs=2, private-parameters=['user.*']}", *APART],
+    "mf": [
+        "model={name='mf', factors=3}",
+        "step={name='sgd', epochs=2, private-parameters=['user.*']}",
+        *APART,
+    ],
     "vae": [*VAE, "step={name='vae', epochs=2}"],
     "dp-vae": [*VAE, "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}"],
 }
@@ -47,7 +51,9 @@ def test_sums_are_those_of_the_processor(sums, case, path):
     wanted = sums("engine.path=reference", *TRAINING, *STEPS[case])
     found = sums("engine.device=cuda", f"engine.path={path}", *TRAINING, *STEPS[case])
     for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=2e-6 * max(1.0, np.abs(value).max()))
+        np.testing.assert_allclose(
+            found[name], value, rtol=1e-4, atol=2e-6 * max(1.0, np.abs(value).max())
+        )
 
 
 @pytest.mark.parametrize("case", STEPS)
@@ -63,4 +69,6 @@ def test_whole_runs_are_those_of_the_processor(run_tiny, saved_parameters, case)
     wanted = run_tiny(*RUNS[case], output="cpu")
     found = run_tiny(*RUNS[case], "engine.device=cuda", output="cuda")
     for name, value in saved_parameters(wanted.folder).items():
-        np.testing.assert_allclose(saved_parameters(found.folder)[name], value, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            saved_parameters(found.folder)[name], value, rtol=1e-3, atol=1e-5
+        )

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
-from clients.steps._own_noise import clipped_mean
+from clients.hosting.node import Node
+from clients.local.own_noise import clipped_mean
 from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.vae import generator_of
 from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.privacy.personal import PersonalAccountant
+from fedrec.privacy.personal.budgets import PersonalAccountant
 from fedrec.rng import stream
 from server.samplers.limited import Limited, LimitedConfig
 
@@ -40,12 +40,19 @@ def test_gradients_are_those_of_each_interaction(made):
     got, loss = step_of(made, examples=3, beta=0.6).gradients(parameters, data, stream(1, "x"))
     random = stream(1, "x")
     items = random.choice(data.positives, size=min(3, len(data.positives)), replace=False)
-    draw, history = made.model.draw((1, 1), generator_of(random)), made.model.history(data.positives)
+    draw, history = (
+        made.model.draw((1, 1), generator_of(random)),
+        made.model.history(data.positives),
+    )
     losses = []
     for place, item in enumerate(items):
-        leaves = {name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()}
+        leaves = {
+            name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()
+        }
         target = made.model.history(np.array([item]))
-        one = made.model.negative_elbo(leaves, history, draw, 0.6 / len(data.positives), targets=target).sum()
+        one = made.model.negative_elbo(
+            leaves, history, draw, 0.6 / len(data.positives), targets=target
+        ).sum()
         one.backward()
         expected = torch.cat([leaves[name].grad.flatten() for name in parameters])
         torch.testing.assert_close(got[place], expected, rtol=1e-4, atol=1e-6)
@@ -58,7 +65,9 @@ def test_the_mean_of_all_examples_is_the_bound_over_their_number(made):
     got, _ = step_of(made, examples=1000, beta=0.6).gradients(parameters, data, stream(1, "x"))
     random = stream(1, "x")
     random.choice(data.positives, size=len(data.positives), replace=False)
-    leaves = {name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()}
+    leaves = {
+        name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()
+    }
     draw = made.model.draw((1, 1), generator_of(random))
     made.model.negative_elbo(leaves, made.model.history(data.positives), draw, 0.6).sum().backward()
     whole = torch.cat([leaves[name].grad.flatten() for name in parameters]) / len(data.positives)
@@ -67,7 +76,9 @@ def test_the_mean_of_all_examples_is_the_bound_over_their_number(made):
 
 def test_each_gradient_is_clipped_on_its_own():
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0]])
-    torch.testing.assert_close(clipped_mean(rows, 1.0), torch.tensor([0.9, 1.2]) / 3, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        clipped_mean(rows, 1.0), torch.tensor([0.9, 1.2]) / 3, rtol=1e-5, atol=0
+    )
     assert clipped_mean(torch.zeros(0, 2), 1.0).tolist() == [0, 0]
 
 
@@ -111,7 +122,9 @@ def test_drawn_budgets_stay_the_same_in_every_round(made):
     step = step_of(made, budgets="uniform", epsilon=1.0)
     multipliers = {client: step.noise_multiplier(client) for client in range(5)}
     assert len(set(multipliers.values())) == 5
-    assert all(step.in_round(7).noise_multiplier(client) == value for client, value in multipliers.items())
+    assert all(
+        step.in_round(7).noise_multiplier(client) == value for client, value in multipliers.items()
+    )
 
 
 def test_whoever_is_drawn_no_more_often_than_paid_for_keeps_to_the_budget(made):
@@ -127,9 +140,23 @@ def test_whoever_is_drawn_no_more_often_than_paid_for_keeps_to_the_budget(made):
 
 
 def test_a_run_goes_through_and_almost_no_noise_learns(run_tiny):
-    settings = ("step={name='dpvae', budgets='equal', clip-norm=1.0, delta=0.1, epsilon=1e6}", "rounds=40")
-    same = ("dataset.users=80", "dataset.mean-interactions=12", "split={name='ratio'}", "sampler.cohort=20")
-    more = ("strategy={name='fed-adam', server-lr=0.03}", "evaluation.every=0", "evaluation.final-users=80")
+    settings = (
+        "step={name='dpvae', budgets='equal', clip-norm=1.0, delta=0.1, epsilon=1e6}",
+        "rounds=40",
+    )
+    same = (
+        "dataset.users=80",
+        "dataset.mean-interactions=12",
+        "split={name='ratio'}",
+        "sampler.cohort=20",
+    )
+    more = (
+        "strategy={name='fed-adam', server-lr=0.03}",
+        "evaluation.every=0",
+        "evaluation.final-users=80",
+    )
     trained = run_tiny(*VAE, *settings, *same, *more, output="trained")
-    fresh = run_tiny(*VAE, *settings, *same, *more, "rounds=1", "strategy.server-lr=1e-9", output="fresh")
+    fresh = run_tiny(
+        *VAE, *settings, *same, *more, "rounds=1", "strategy.server-lr=1e-9", output="fresh"
+    )
     assert trained.metrics["ndcg-list@5"] > 1.3 * fresh.metrics["ndcg-list@5"]

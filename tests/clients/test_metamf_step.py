@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of generated parameters on a node: in blocks as one by one, for odd clients, and what goes wrong."""
+"""Gradients of generated parameters on a node: in blocks as one by one, for odd clients, and what
+goes wrong."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import pytest
 import torch
 
 from clients.generated import train_each, wanted_items
-from clients.hosting import Node
+from clients.hosting.node import Node
 from clients.steps.metamf import MetaMf
 from fedrec.errors import ClientError
-from fedrec.generated import Generated
 from fedrec.models.metamf import generate
-from fedrec.wire import TrainOrder, WantedOrder
+from fedrec.protocol.generated import Generated
+from fedrec.protocol.orders import TrainOrder, WantedOrder
 
 STEP = {"name": "metamf"}
 CLIENTS = np.arange(4)
@@ -21,13 +22,19 @@ CLIENTS = np.arange(4)
 
 @pytest.fixture
 def nodes(load_tiny, world):
-    """By path, a node of the four odd clients of `world`: 1 has an item twice, 2 only a low rating, 3 nothing."""
+    """By path, a node of the four odd clients of `world`: 1 has an item twice, 2 only a low rating,
+    3 nothing."""
 
     def make(task):
         found = {}
         for path in ("auto", "reference"):
-            model = "model={name='metamf', user=3, memory=4, generator=5, embedding=4, rank=2, hidden=3, user-std=1.0}"
-            found[path] = Node(load_tiny(f"engine.path={path}", model, "step={name='metamf'}"), 0, 1, None)
+            model = (
+                "model={name='metamf', user=3, memory=4, generator=5, embedding=4, rank=2,"
+                " hidden=3, user-std=1.0}"
+            )
+            found[path] = Node(
+                load_tiny(f"engine.path={path}", model, "step={name='metamf'}"), 0, 1, None
+            )
             found[path].__dict__["population"] = world(task)
         return found
 
@@ -38,7 +45,9 @@ def message(node, clients=CLIENTS):
     """What a server would send for a round."""
     wanted = wanted_items(node, WantedOrder(1, clients, "train", STEP))
     values, low = generate(node.initial(), torch.from_numpy(clients), wanted)
-    return Generated(wanted, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()})
+    return Generated(
+        wanted, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()}
+    )
 
 
 def order(clients=CLIENTS):
@@ -82,9 +91,13 @@ def test_rows_that_nobody_asked_for_are_refused(nodes):
 
 
 def test_evaluation_wants_held_out_items_once(nodes):
-    wanted = wanted_items(nodes("rating")["auto"], WantedOrder(1, np.array([1, 0]), "evaluate", STEP))
+    wanted = wanted_items(
+        nodes("rating")["auto"], WantedOrder(1, np.array([1, 0]), "evaluate", STEP)
+    )
     assert wanted.clients.tolist() == [0, 1]
-    assert np.split(wanted.items, wanted.offsets[1:-1])[0].tolist() == [2, 3] and wanted.items[2:].tolist() == [4]
+    assert np.split(wanted.items, wanted.offsets[1:-1])[0].tolist() == [2, 3] and wanted.items[
+        2:
+    ].tolist() == [4]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
@@ -100,7 +113,9 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
 
     monkeypatch.setattr(MetaMf, "update", update)
     monkeypatch.setattr(MetaMf, "gradients", gradients)
-    with pytest.raises(ClientError, match=r"(?s)client 1 failed in step 'MetaMf' \(round 1, node 0\).*no such row"):
+    with pytest.raises(
+        ClientError, match=r"(?s)client 1 failed in step 'MetaMf' \(round 1, node 0\).*no such row"
+    ):
         train_each(node, message(node).arrays(), order())
     others = np.array([0, 2])
     with pytest.raises(ClientError, match=r"(?s)for none of them alone.*path=reference"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's part in the neighbourhood model against autograd, and against training in one place."""
+"""A client's part in the neighbourhood model against autograd, and against training in one
+place."""
 
 from __future__ import annotations
 
@@ -9,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
-from clients.training import train_clients
+from clients.hosting.node import Node
+from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.models.pnbm import Pnbm, PnbmConfig
 from fedrec.neighbourhood.gradients import Bounds, Examples
 from fedrec.neighbourhood.own_block import Rest, own_gradient
 from fedrec.neighbourhood.profiles import Profiles
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import torch_stream
-from fedrec.row_sum import dense_change
-from fedrec.wire import TrainOrder
 
 
 @pytest.fixture
@@ -36,7 +37,9 @@ def node(tiny_experiment):
 
 def start_of(node, random=None):
     """Initial parameters, or others with means, counts and similarities of all signs."""
-    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    arrays = {
+        name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()
+    }
     if random is not None:
         arrays["item.mean"] = random.uniform(2, 4, arrays["item.mean"].shape).astype(np.float32)
         arrays["item.count"] = random.permutation(30).astype(np.float32)[:, None]
@@ -63,28 +66,44 @@ def test_the_sum_over_clients_is_the_central_gradient(node):
     found = summed(node, arrays)
     examples = Examples(profiles(node), arrays["item.mean"][:, 0].astype(np.float64))
     bounds = Bounds(prior=2.0, low=1.0, high=5.0)
-    expected, _ = examples.gradient(arrays["similarity"].astype(np.float64), np.arange(len(examples)), bounds)
+    expected, _ = examples.gradient(
+        arrays["similarity"].astype(np.float64), np.arange(len(examples)), bounds
+    )
     np.testing.assert_allclose(found.pop("similarity"), -expected, atol=2e-6)
     assert not any(change.any() for change in found.values())
 
 
-@pytest.mark.parametrize("model", [{"items": 9}, {"items": 9, "rank": 3}, {"rank": 2, "prior": 0.0}])
+@pytest.mark.parametrize(
+    "model", [{"items": 9}, {"items": 9, "rank": 3}, {"rank": 2, "prior": 0.0}]
+)
 def test_updates_are_gradients_of_what_is_predicted(node, model):
     """Autograd through the model's own prediction, a rating at a time left out of the history."""
     node = node(**model)
     arrays = start_of(node, np.random.default_rng(1))
     client = int(node.training[0])
-    leaves = {name: torch.tensor(value, dtype=torch.float64).requires_grad_() for name, value in arrays.items()}
+    leaves = {
+        name: torch.tensor(value, dtype=torch.float64).requires_grad_()
+        for name, value in arrays.items()
+    }
     loss, chosen = torch.zeros(()), set(node.model.chosen(leaves["item.count"]).tolist())
-    history = torch.tensor(node.population.histories(np.array([client]), True), dtype=torch.float64)[0]
+    history = torch.tensor(
+        node.population.histories(np.array([client]), True), dtype=torch.float64
+    )[0]
     for item in torch.nonzero(history)[:, 0].tolist():
         if item in chosen:  # nothing is learned from the others
             rest = history.clone()
             rest[item] = 0
             slices = {name: value.unsqueeze(0) for name, value in leaves.items()}
-            loss = loss + (node.model.history_scores(slices, rest[None, None])[0, 0, item] - history[item]) ** 2 / 2
+            loss = (
+                loss
+                + (node.model.history_scores(slices, rest[None, None])[0, 0, item] - history[item])
+                ** 2
+                / 2
+            )
     names = [name for name in leaves if name.startswith("similarity")]
-    expected = dict(zip(names, torch.autograd.grad(loss, [leaves[name] for name in names]), strict=True))
+    expected = dict(
+        zip(names, torch.autograd.grad(loss, [leaves[name] for name in names]), strict=True)
+    )
     order = TrainOrder(1, np.array([client]))
     total = train_clients(node, arrays, order).total
     for name in names:
@@ -106,18 +125,27 @@ def test_an_update_stays_within_the_users_items_and_is_clipped_whole(node):
     names = ("similarity",)
     whole = train_clients(node, arrays, TrainOrder(1, client)).total["similarity"]
     outside = np.delete(np.arange(9), slots)
-    assert whole.any() and not whole[outside].any() and not whole[:, outside].any() and not whole.diagonal().any()
+    assert (
+        whole.any()
+        and not whole[outside].any()
+        and not whole[:, outside].any()
+        and not whole.diagonal().any()
+    )
     norm = float(np.linalg.norm(whole))
-    clipped = train_clients(node, arrays, TrainOrder(1, client, protection=Protection(norm / 4, 2, names))).total
+    clipped = train_clients(
+        node, arrays, TrainOrder(1, client, protection=Protection(norm / 4, 2, names))
+    ).total
     np.testing.assert_allclose(clipped["similarity"], whole / 4, rtol=1e-4)
 
 
 def test_rating_sums(node):
-    """Deviations from the middle and counts, from the dataset itself; at most so many of a user."""
+    """Ratings in [-1, 1] and counts, from the dataset itself."""
     node = node("rating-sums")
     arrays, own = start_of(node), profiles(node)
     found = summed(node, arrays)
-    np.testing.assert_allclose(found["item.mean"][:, 0], np.bincount(own.items, own.values - 3, 30), atol=1e-5)
+    np.testing.assert_allclose(
+        found["item.mean"][:, 0], np.bincount(own.items, (own.values - 3) / 2, 30), atol=1e-5
+    )
     assert np.array_equal(found["item.count"][:, 0], np.bincount(own.items, minlength=30))
     assert not found["similarity"].any()
 

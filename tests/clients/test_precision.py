@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training with products in bfloat16: near float32, by both paths, and float32 is all that leaves it."""
+"""Local training with products in bfloat16: near float32, by both paths, and float32 is all that
+leaves it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
+from clients.hosting.node import Node
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import EngineError, ExperimentError
 
@@ -16,13 +17,17 @@ STEPS = {
     "plain": SGD,
     "everything": [*SGD, "step.momentum=0.5", "step.weight-decay=0.05", "step.proximal-mu=0.3"],
     "late": [*SGD, "step.late-parameters=['item.*']"],
-    "vae": ["model={name='vae', hidden=8, latent=3}", "step={name='vae', epochs=3, learning-rate=0.2}"],
+    "vae": [
+        "model={name='vae', hidden=8, latent=3}",
+        "step={name='vae', epochs=3, learning-rate=0.2}",
+    ],
 }
 
 
 @pytest.fixture
 def sums(load_tiny, first_sums):
-    """What a node sends after a round in some precision, as whole arrays; no ReLU, which rounding may turn."""
+    """What a node sends after a round in some precision, as whole arrays; no ReLU, which rounding
+    may turn."""
 
     def train(precision, path, *overrides):
         experiment = load_tiny(f"engine.path={path}", *overrides)
@@ -38,10 +43,13 @@ def sums(load_tiny, first_sums):
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("case", STEPS)
 def test_updates_are_near_those_of_float32(sums, case, path):
-    """bfloat16 keeps 8 bits: a relative error of 2e-3 in each product, and somewhat more after several steps."""
+    """bfloat16 keeps 8 bits: a relative error of 2e-3 in each product, and somewhat more after
+    several steps."""
     exact, reply = sums("float32", path, *STEPS[case])
     rough, rough_reply = sums("bf16", path, *STEPS[case])
-    assert {change.dtype for change in rough_reply.total.values() if isinstance(change, np.ndarray)} == {np.dtype("f4")}
+    assert {
+        change.dtype for change in rough_reply.total.values() if isinstance(change, np.ndarray)
+    } == {np.dtype("f4")}
     for name, value in exact.items():
         distance = np.linalg.norm(rough[name] - value) / np.linalg.norm(value)
         assert 0 < distance < 0.05, name
@@ -50,8 +58,12 @@ def test_updates_are_near_those_of_float32(sums, case, path):
 
 @pytest.mark.parametrize("case", STEPS)
 def test_every_step_sees_what_the_one_before_moved(sums, case):
-    """Blocks and single clients round alike, so they agree better with each other than with float32."""
-    (blocks, _), (single, _) = sums("bf16", "auto", *STEPS[case]), sums("bf16", "reference", *STEPS[case])
+    """Blocks and single clients round alike, so they agree better with each other than with
+    float32."""
+    (blocks, _), (single, _) = (
+        sums("bf16", "auto", *STEPS[case]),
+        sums("bf16", "reference", *STEPS[case]),
+    )
     exact, _ = sums("float32", "reference", *STEPS[case])
 
     def distance(one, other):
@@ -62,7 +74,11 @@ def test_every_step_sees_what_the_one_before_moved(sums, case):
 
 def test_a_step_that_clips_its_own_uploads_keeps_float32(sums):
     """What rounding adds after clipping no epsilon would count."""
-    noisy = ["model={name='vae', hidden=6, latent=3}", "step={name='dpvae', participations=2}", "split={name='ratio'}"]
+    noisy = [
+        "model={name='vae', hidden=6, latent=3}",
+        "step={name='dpvae', participations=2}",
+        "split={name='ratio'}",
+    ]
     with pytest.raises(ExperimentError, match="beyond the clip norm"):
         sums("bf16", "auto", *noisy)
     assert sums("float32", "auto", *noisy)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that keep parameters to themselves, trained in blocks: as one after the other, round after round."""
+"""Clients that keep parameters to themselves, trained in blocks: as one after the other, round
+after round."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 
 from clients.evaluation import evaluate_clients
-from clients.hosting import Node
-from clients.training import train_clients
-from fedrec.row_sum import dense_change
-from fedrec.wire import EvaluateOrder, TrainOrder
+from clients.hosting.node import Node
+from clients.training.round import train_clients
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 
 SETTINGS = {
     "plain": {},
@@ -22,7 +23,7 @@ SETTINGS = {
 @pytest.fixture
 def nodes(tiny_experiment, tmp_path):
     """Two nodes that differ in the path, each with a private folder of its own."""
-    from fedrec.experiment import load
+    from fedrec.experiment.loading import load
 
     def make(task, settings):
         found = []
@@ -31,7 +32,12 @@ def nodes(tiny_experiment, tmp_path):
             if task == "rating":
                 del table["positive-above"]
             table["model"] = {"name": "mf", "factors": 3, "center": 3.0}
-            common = {"learning-rate": 0.05, "epochs": 3, "batch-size": 4, "private-parameters": ["user.*"]}
+            common = {
+                "learning-rate": 0.05,
+                "epochs": 3,
+                "batch-size": 4,
+                "private-parameters": ["user.*"],
+            }
             table["step"] = {"name": "sgd", **common, **settings}
             table["evaluation"]["fine-tune"] = {"epochs": 0}
             table["engine"]["path"] = path
@@ -42,34 +48,51 @@ def nodes(tiny_experiment, tmp_path):
 
 
 def assert_close(got, expected):
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-6 * max(1.0, np.abs(expected).max()))
+    np.testing.assert_allclose(
+        got, expected, rtol=1e-4, atol=2e-6 * max(1.0, np.abs(expected).max())
+    )
 
 
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_two_rounds_are_equal(nodes, case, task):
-    """The second round starts from what the first one left on the node; some clients are new in it."""
+    """The second round starts from what the first one left on the node; some clients are new in
+    it."""
     fast, slow = nodes(task, SETTINGS[case])
     arrays = {name: value.numpy() for name, value in slow.initial().items()}
     for number, clients in ((1, np.arange(0, 14)), (2, np.arange(6, 24))):
         order = TrainOrder(number, clients)
         got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
         for name in arrays:
-            assert_close(dense_change(got.total[name], arrays[name]), dense_change(expected.total[name], arrays[name]))
-        assert got.loss == pytest.approx(expected.loss, rel=1e-4) and got.examples == expected.examples
+            assert_close(
+                dense_change(got.total[name], arrays[name]),
+                dense_change(expected.total[name], arrays[name]),
+            )
+        assert (
+            got.loss == pytest.approx(expected.loss, rel=1e-4) and got.examples == expected.examples
+        )
         assert not dense_change(got.total["user.factors"], arrays["user.factors"]).any()
         changes = {name: dense_change(got.total[name], value) for name, value in arrays.items()}
-        arrays = {name: value + changes[name].astype(np.float32) / 20 for name, value in arrays.items()}
+        arrays = {
+            name: value + changes[name].astype(np.float32) / 20 for name, value in arrays.items()
+        }
     for client in range(24):
         own, other = fast.private.load(client, 3), slow.private.load(client, 3)
         assert list(own) == list(other) == ["user.factors", "user.bias"]
         for name in own:
             assert_close(own[name], other[name])
-    assert np.abs(fast.private.load(8, 3)["user.factors"] - fast.private.load(8, 2)["user.factors"]).max() > 1e-3
+    assert (
+        np.abs(
+            fast.private.load(8, 3)["user.factors"] - fast.private.load(8, 2)["user.factors"]
+        ).max()
+        > 1e-3
+    )
     order = EvaluateOrder(2, None)
     mine, others = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
     np.testing.assert_allclose(mine.to_numpy(), others.to_numpy(), rtol=1e-4, atol=1e-6)
-    later = evaluate_clients(fast, arrays, EvaluateOrder(0, None))  # before the first round nobody has anything
+    later = evaluate_clients(
+        fast, arrays, EvaluateOrder(0, None)
+    )  # before the first round nobody has anything
     assert not np.allclose(later.iloc[:, 0], mine.iloc[:, 0])
 
 

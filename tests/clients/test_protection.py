@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients do to their updates before these leave: clipping in blocks and one by one, bad updates, own noise."""
+"""What clients do to their updates before these leave: clipping in blocks and one by one, bad
+updates, own noise."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import re
 import numpy as np
 import pytest
 
-from clients.hosting import Node
-from clients.training import train_clients
+from clients.hosting.node import Node
+from clients.training.round import train_clients
 from fedrec.errors import ClientError
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import SparseUpdate, dense_change
 from fedrec.rng import torch_stream
-from fedrec.row_sum import RowSum, dense_change
-from fedrec.wire import TrainOrder
 
 CLIENTS = np.arange(18)
 CASES = {
@@ -33,10 +34,16 @@ def pair(load_tiny):
     def make(*overrides):
         nodes = {}
         for path in ("auto", "reference"):
-            experiment = load_tiny(f"engine.path={path}", "step.learning-rate=0.2", "step.batch-size=4", *overrides)
+            experiment = load_tiny(
+                f"engine.path={path}", "step.learning-rate=0.2", "step.batch-size=4", *overrides
+            )
             nodes[path] = Node(experiment, 0, 1, None)
         parameters = nodes["reference"].model.initial(torch_stream(0, "init"))
-        return nodes["auto"], nodes["reference"], {name: value.numpy() for name, value in parameters.items()}
+        return (
+            nodes["auto"],
+            nodes["reference"],
+            {name: value.numpy() for name, value in parameters.items()},
+        )
 
     return make
 
@@ -48,13 +55,18 @@ def asked(node, arrays, protection, clients=CLIENTS):
 
 
 def raw(node, arrays, client):
-    """One client's update without protection, as whole arrays; from the path that trains one after the other."""
+    """One client's update without protection, as whole arrays; from the path that trains one after
+    the other."""
     order = TrainOrder(1, np.array([client]))
-    return {n: dense_change(c, arrays[n]) for n, c in train_clients(node, arrays, order).total.items()}
+    return {
+        n: dense_change(c, arrays[n]) for n, c in train_clients(node, arrays, order).total.items()
+    }
 
 
 def length(update, order=2):
-    return float(np.linalg.norm(np.concatenate([np.ravel(value) for value in update.values()]), order))
+    return float(
+        np.linalg.norm(np.concatenate([np.ravel(value) for value in update.values()]), order)
+    )
 
 
 def assert_same(got, expected, atol=1e-6):
@@ -67,28 +79,38 @@ def assert_same(got, expected, atol=1e-6):
 @pytest.mark.parametrize("order", [2, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_each_client_is_clipped_over_all_that_it_sends(pair, case, order, subset):
-    """By hand from its raw update, in blocks and one by one; some are longer than the clip norm and some are not.
+    """By hand from its raw update, in blocks and one by one; some are longer than the clip norm and
+    some are not.
 
     With weight decay also rows that a client never touched move, and count."""
     fast, slow, arrays = pair(*CASES[case])
     names = [name for name in arrays if re.match(SUBSETS[subset], name)]
-    updates = [{name: value for name, value in raw(slow, arrays, c).items() if name in names} for c in CLIENTS]
+    updates = [
+        {name: value for name, value in raw(slow, arrays, c).items() if name in names}
+        for c in CLIENTS
+    ]
     lengths = np.array([length(update, order) for update in updates])
     norm = float(np.median(lengths))
     protection = Protection(norm, order, tuple(names), counted=True)
     for client, update in zip(CLIENTS, updates, strict=True):
-        expected = {name: value * min(1.0, norm / lengths[client]) for name, value in update.items()}
+        expected = {
+            name: value * min(1.0, norm / lengths[client]) for name, value in update.items()
+        }
         for node in (fast, slow):
             reply, got = asked(node, arrays, protection, [client])
             assert_same(got, expected)
             assert length(got, order) <= norm * (1 + 1e-7)
             assert (reply.clients, reply.weight) == (1, 1)
     factors = np.minimum(1.0, norm / lengths)
-    expected = {n: sum(f * update[n] for f, update in zip(factors, updates, strict=True)) for n in names}
+    expected = {
+        n: sum(f * update[n] for f, update in zip(factors, updates, strict=True)) for n in names
+    }
     for node in (fast, slow):
         reply, got = asked(node, arrays, protection)
         assert_same(got, expected, atol=1e-5)
-        assert reply.unclipped in (9, 10) and reply.clients == 18  # the median itself is a matter of the last digit
+        assert (
+            reply.unclipped in (9, 10) and reply.clients == 18
+        )  # the median itself is a matter of the last digit
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -96,23 +118,38 @@ def test_the_norm_takes_tables_and_layers_together(pair, case):
     """A client at S in its tables and at S in its layers is at sqrt(2) S, and is cut by that."""
     fast, slow, arrays = pair(*CASES[case])
     update = raw(slow, arrays, 3)
-    parts = [length({n: v for n, v in update.items() if ("item" in n) == table}) for table in (True, False)]
+    parts = [
+        length({n: v for n, v in update.items() if ("item" in n) == table})
+        for table in (True, False)
+    ]
     assert min(parts) > 0.05 * max(parts)  # else the test would tell nothing
     for node in (fast, slow):
         _, got = asked(node, arrays, Protection(max(parts), 2, tuple(arrays)), [3])
-        assert_same(got, {name: value * max(parts) / math.hypot(*parts) for name, value in update.items()})
+        assert_same(
+            got, {name: value * max(parts) / math.hypot(*parts) for name, value in update.items()}
+        )
 
 
 @pytest.fixture
 def diverging(pair):
-    """The two nodes, and parameters with an item so far out that training overflows for the one client that has it."""
+    """The two nodes, and parameters with an item so far out that training overflows for the one
+    client that has it."""
 
     def make(value):
         own_rows_only = ("step.negatives=0", "step.low-rated=negative")
         fast, slow, arrays = pair(*own_rows_only, "step.epochs=3", "model.activation=relu")
-        items = {client: set(slow.population.client(client).items.tolist()) for client in CLIENTS.tolist()}
-        client = next(c for c in items if items[c] - set().union(*(own for other, own in items.items() if other != c)))
-        lone = min(items[client] - set().union(*(own for other, own in items.items() if other != client)))
+        items = {
+            client: set(slow.population.client(client).items.tolist())
+            for client in CLIENTS.tolist()
+        }
+        client = next(
+            c
+            for c in items
+            if items[c] - set().union(*(own for other, own in items.items() if other != c))
+        )
+        lone = min(
+            items[client] - set().union(*(own for other, own in items.items() if other != client))
+        )
         spoiled = {name: array.copy() for name, array in arrays.items()}
         spoiled["item.id"][lone] = value
         return (fast, slow), spoiled, client
@@ -154,7 +191,9 @@ def test_a_client_without_training_rows_adds_zero_and_is_not_clipped(pair, world
     node, arrays = pair()[path], None
     node.__dict__["population"] = world()
     node.__dict__.pop("model", None)
-    arrays = {name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()}
+    arrays = {
+        name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()
+    }
     reply, got = asked(node, arrays, Protection(0.5, 2, tuple(arrays), counted=True), [3])
     assert (reply.clients, reply.unclipped, reply.losses) == (1, 1, 0)
     assert not any(value.any() for value in got.values())
@@ -163,7 +202,8 @@ def test_a_client_without_training_rows_adds_zero_and_is_not_clipped(pair, world
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
 def test_own_noise_is_on_every_coordinate_of_every_client(pair, path, mechanism):
-    """Rows of the item table that no client touches among them; the scale is that of the order, and clients differ."""
+    """Rows of the item table that no client touches among them; the scale is that of the order, and
+    clients differ."""
     make = ("model.embedding=64", "dataset.items=400")
     nodes, arrays = pair(*make)[:2], pair(*make)[2]
     order = 1 if mechanism == "laplace" else 2
@@ -175,7 +215,7 @@ def test_own_noise_is_on_every_coordinate_of_every_client(pair, path, mechanism)
             asked(nodes[path], arrays, noisy, [client]),
             asked(nodes[path], arrays, quiet, [client]),
         )
-        assert not any(isinstance(change, RowSum) for change in reply.total.values())
+        assert not any(isinstance(change, SparseUpdate) for change in reply.total.values())
         noises.append(np.concatenate([(got[name] - clipped[name]).ravel() for name in arrays]))
     per_std = {"gaussian": (2.0, 1 / 2), "laplace": (2.0 * math.sqrt(2), 5 / 4)}
     std, spread = per_std[mechanism]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `blocks` computes can be differentiated twice, as second-order methods do: equal to the reference's."""
+"""What `blocks` computes can be differentiated twice, as second-order methods do: equal to the
+reference's."""
 
 from __future__ import annotations
 
@@ -7,25 +8,34 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
+from clients.hosting.node import Node
 from fedrec.cohort.descent import Recommending
 from fedrec.rng import stream, torch_stream
 
 
 def curvature(loss, values, directions):
-    """Hessian times direction of each parameter, and the part of it that comes from the gradients of all."""
+    """Hessian times direction of each parameter, and the part of it that comes from the gradients
+    of all."""
     leaves = [value.clone().requires_grad_() for value in values]
     first = torch.autograd.grad(
         loss(leaves).sum(), leaves, create_graph=True, allow_unused=True, materialize_grads=True
     )
-    product = sum((gradient * direction).sum() for gradient, direction in zip(first, directions, strict=True))
+    product = sum(
+        (gradient * direction).sum() for gradient, direction in zip(first, directions, strict=True)
+    )
     return torch.autograd.grad(product, leaves, allow_unused=True, materialize_grads=True)
 
 
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
-    """Of three clients at once over gathered item rows, against one at a time over whole tables, in float64."""
-    overrides = ["model.hidden=[6, 5]", "model.activation='tanh'", "model.item-bias=true", "step.batch-size=4"]
+    """Of three clients at once over gathered item rows, against one at a time over whole tables, in
+    float64."""
+    overrides = [
+        "model.hidden=[6, 5]",
+        "model.activation='tanh'",
+        "model.item-bias=true",
+        "step.batch-size=4",
+    ]
     node = Node(load_tiny(*overrides), 0, 1, None)
     node.__dict__["population"] = world(task)
     step, model, clients = node.step(node.experiment.step), node.model, [0, 1]
@@ -37,17 +47,25 @@ def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
     data = [node.population.client(client) for client in clients]
     batches = [step.batches(one, stream(0, "client", one.client, 1)) for one in data]
     order = sorted(range(len(clients)), key=lambda place: -len(batches[place].sizes))
-    block = step.block([data[place].features for place in order], [batches[place] for place in order], node.device)
+    block = step.block(
+        [data[place].features for place in order], [batches[place] for place in order], node.device
+    )
     object.__setattr__(block, "labels", block.labels.double())
     names, active = list(start), block.active[0]
     directions = {
-        name: torch.randn(value.shape, generator=torch.Generator().manual_seed(2), dtype=value.dtype)
+        name: torch.randn(
+            value.shape, generator=torch.Generator().manual_seed(2), dtype=value.dtype
+        )
         for name, value in start.items()
     }
 
     def of_all(name, value):
         """A dense parameter of all clients; of a table the rows of the first step's items."""
-        return value[block.items[0, :active]] if name in model.item_tables else value.expand(active, *value.shape)
+        return (
+            value[block.items[0, :active]]
+            if name in model.item_tables
+            else value.expand(active, *value.shape)
+        )
 
     objective = Recommending(model)
     got = curvature(
@@ -57,11 +75,16 @@ def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
     )
     for member, place in enumerate(order[:active]):
         size = int(batches[place].sizes[0])
-        items, labels = batches[place].items[0, :size], batches[place].labels[0, :size].astype(np.float64)
+        items, labels = (
+            batches[place].items[0, :size],
+            batches[place].labels[0, :size].astype(np.float64),
+        )
         users = tuple(torch.from_numpy(codes).unsqueeze(0) for codes in data[place].features)
         one = step._loss(users, items, labels)
         wanted = curvature(
-            lambda leaves, one=one: one({n: leaf.unsqueeze(0) for n, leaf in zip(names, leaves, strict=True)}),
+            lambda leaves, one=one: one(
+                {n: leaf.unsqueeze(0) for n, leaf in zip(names, leaves, strict=True)}
+            ),
             list(start.values()),
             list(directions.values()),
         )

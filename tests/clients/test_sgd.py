@@ -44,20 +44,29 @@ def expected_factor(config, name, epochs_left):
 
 
 def by_torch(plain, config, data, batches):
-    """Train the plain module with torch's own optimiser; returns the mean loss of the last epoch."""
+    """Train the plain module with torch's own optimiser; returns the mean loss of the last
+    epoch."""
     anchor = [value.detach().clone() for value in plain.parameters()]
     groups = [{"params": [value], "name": name} for name, value in plain.named().items()]
-    optimiser = torch.optim.SGD(groups, config.learning_rate, config.momentum, weight_decay=config.weight_decay)
+    optimiser = torch.optim.SGD(
+        groups, config.learning_rate, config.momentum, weight_decay=config.weight_decay
+    )
     users = [torch.from_numpy(codes) for codes in data.features]
     for number, epoch in enumerate(batches):
         losses = []
         for group in optimiser.param_groups:
-            group["lr"] = config.learning_rate * expected_factor(config, group["name"], config.epochs - number)
+            group["lr"] = config.learning_rate * expected_factor(
+                config, group["name"], config.epochs - number
+            )
         for items, labels in epoch:
             predicted = plain(users, torch.from_numpy(items))
-            loss = nn.functional.binary_cross_entropy_with_logits(predicted, torch.from_numpy(labels))
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                predicted, torch.from_numpy(labels)
+            )
             losses.append(loss.item())
-            pull = sum(((p - a) ** 2).sum() for p, a in zip(plain.parameters(), anchor, strict=True))
+            pull = sum(
+                ((p - a) ** 2).sum() for p, a in zip(plain.parameters(), anchor, strict=True)
+            )
             optimiser.zero_grad()
             (loss + config.proximal_mu / 2 * pull).backward()
             optimiser.step()
@@ -65,14 +74,21 @@ def by_torch(plain, config, data, batches):
 
 
 def expected_batches(config, items, labels, positives, random):
-    """The batches as documented: positives then their negatives, one pool per round or epoch, one shuffle per epoch."""
+    """The batches as documented: positives then their negatives, one pool per round or epoch, one
+    shuffle per epoch."""
     pool = None
     for _ in range(config.epochs):
         if pool is None or config.negatives_policy == "epoch":
             drawn = draw_negatives(positives, 6, config.negatives * int(labels.sum()), random)
-            pool = np.concatenate([items, drawn]), np.concatenate([labels, np.zeros(len(drawn), np.float32)])
+            pool = (
+                np.concatenate([items, drawn]),
+                np.concatenate([labels, np.zeros(len(drawn), np.float32)]),
+            )
         order = random.permutation(len(pool[0]))
-        parts = [order[start : start + config.batch_size] for start in range(0, len(order), config.batch_size)]
+        parts = [
+            order[start : start + config.batch_size]
+            for start in range(0, len(order), config.batch_size)
+        ]
         yield [(pool[0][part], pool[1][part]) for part in parts]
 
 
@@ -93,7 +109,9 @@ def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec,
     data = population.client(1)
     got = step.update(parameters, data, stream(0, "client", 1, 1))
     plain = torch_privrec(step.model, parameters)
-    batches = expected_batches(step.config, data.items, data.labels, data.positives, stream(0, "client", 1, 1))
+    batches = expected_batches(
+        step.config, data.items, data.labels, data.positives, stream(0, "client", 1, 1)
+    )
     loss = by_torch(plain, step.config, data, list(batches))
     for name, value in plain.values().items():
         torch.testing.assert_close(got.delta[name], value - parameters[name], rtol=1e-5, atol=1e-6)
@@ -111,7 +129,11 @@ def test_a_client_without_data_changes_nothing_and_has_no_loss(make):
 def test_no_epoch_changes_nothing(make):
     step, parameters, population = make(epochs=0)
     got = step.update(parameters, population.client(0), stream(0, "client", 0, 1))
-    assert got.examples == 0 and np.isnan(got.loss) and not any(delta.any() for delta in got.delta.values())
+    assert (
+        got.examples == 0
+        and np.isnan(got.loss)
+        and not any(delta.any() for delta in got.delta.values())
+    )
 
 
 def test_the_global_parameters_stay_as_they_are(make):
@@ -125,9 +147,13 @@ def test_the_global_parameters_stay_as_they_are(make):
 def test_the_update_is_a_function_of_the_stream(make):
     step, parameters, population = make()
     one, same, other = (
-        step.update(parameters, population.client(0), stream(0, "client", 0, round_)) for round_ in (1, 1, 2)
+        step.update(parameters, population.client(0), stream(0, "client", 0, round_))
+        for round_ in (1, 1, 2)
     )
-    assert all(torch.equal(one.delta[name], same.delta[name]) for name in one.delta) and one.loss == same.loss
+    assert (
+        all(torch.equal(one.delta[name], same.delta[name]) for name in one.delta)
+        and one.loss == same.loss
+    )
     assert not torch.equal(one.delta["item.id"], other.delta["item.id"])
 
 
@@ -135,7 +161,9 @@ def pools(step, data):
     """The examples of each epoch, largest label first and then by item."""
     epochs = list(step._epochs(data, stream(0, "client", 0, 1)))
     orders = [np.lexsort((items, -labels)) for items, labels in epochs]
-    return [(items[order], labels[order]) for (items, labels), order in zip(epochs, orders, strict=True)]
+    return [
+        (items[order], labels[order]) for (items, labels), order in zip(epochs, orders, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("policy", "distinct"), [("round", 1), ("epoch", 4)])
@@ -184,7 +212,11 @@ def test_ratings_are_learned_without_negatives(make):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"rates": {"item.ids": 2.0}}, {"late_parameters": ("layer7.*",)}, {"rates": {"layer*": 1.0, "layer7*": 1.0}}],
+    [
+        {"rates": {"item.ids": 2.0}},
+        {"late_parameters": ("layer7.*",)},
+        {"rates": {"layer*": 1.0, "layer7*": 1.0}},
+    ],
 )
 def test_a_pattern_that_fits_nothing_is_refused(make, settings):
     step, parameters, population = make(**settings)

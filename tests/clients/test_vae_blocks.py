@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clients.blocks import train_in_blocks
-from clients.hosting import Node
-from clients.steps.base import CohortStep
-from clients.training import train_clients
-from fedrec.experiment import Section
+from clients.hosting.node import Node
+from clients.step import CohortStep
+from clients.training.blocks import train_in_blocks
+from clients.training.round import train_clients
+from fedrec.experiment.sections import Section
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import stream
-from fedrec.row_sum import dense_change
-from fedrec.wire import TrainOrder
 
 VAE = ("model={name='vae', hidden=6, latent=3}", "evaluation.fine-tune={epochs=0}")
 STEPS = {
@@ -34,7 +34,9 @@ STEPS = {
     "paper": "step={name='dpvae', mode='paper', examples=3}",
     "all-examples": "step={name='dpvae', clip-norm=0.01, examples=100, weighting='precision'}",
     "whole-user": "step={name='dpvae', clip='user', clip-norm=0.2, participations=4}",
-    "quantile": "step={name='dpvae', clip-norm=0.3, examples=3, quantile={quantile=0.3}, participations=4}",
+    "quantile": (
+        "step={name='dpvae', clip-norm=0.3, examples=3, quantile={quantile=0.3}, participations=4}"
+    ),
     "priors": "step={name='dpvae', clip-norm=0.3, priors={}, participations=4}",
     "own-priors": "step={name='dpvae', mode='paper', priors={features=['gender'], noise=false}}",
     "no-upload": "step={name='dpvae', epochs=0}",
@@ -51,7 +53,8 @@ def pair(load_tiny):
 
     def make(*overrides):
         fast, slow = (
-            Node(load_tiny(*VAE, *overrides, f"engine.path={p}"), 0, 1, None) for p in ("blocks", "reference")
+            Node(load_tiny(*VAE, *overrides, f"engine.path={p}"), 0, 1, None)
+            for p in ("blocks", "reference")
         )
         return fast, slow, {name: value.numpy() for name, value in slow.initial().items()}
 
@@ -59,23 +62,30 @@ def pair(load_tiny):
 
 
 def settings(case):
-    model = ["model.history=ratings"] * ("ratings" in case) + ["model.name='ae'"] * ("autoencoder" in case)
+    model = ["model.history=ratings"] * ("ratings" in case) + ["model.name='ae'"] * (
+        "autoencoder" in case
+    )
     return (STEPS[case], *model)
 
 
 def close(got, expected):
     assert set(got) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(np.asarray(value)).max()))
+        np.testing.assert_allclose(
+            got[name], value, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(np.asarray(value)).max())
+        )
 
 
 def without_noise(*nodes):
-    """Uploads under noise of hundreds would agree whatever their gradients are: almost none is left."""
+    """Uploads under noise of hundreds would agree whatever their gradients are: almost none is
+    left."""
     for node in nodes:
         step = node.experiment.step
         if step.name == "dpvae":
             tiny = {**step.options, "epsilon": 1e7, "budgets": "equal", "delta": 0.1}
-            table = node.experiment.model_copy(update={"step": Section.model_validate({"name": "dpvae", **tiny})})
+            table = node.experiment.model_copy(
+                update={"step": Section.model_validate({"name": "dpvae", **tiny})}
+            )
             node.experiment = table
 
 
@@ -87,8 +97,14 @@ def test_sums_are_equal(pair, case, noise):
         without_noise(fast, slow)
     order = TrainOrder(2, np.arange(18), "examples")
     got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
-    close(*({n: dense_change(c, arrays[n]) for n, c in one.total.items()} for one in (got, expected)))
-    assert (got.clients, got.examples, got.losses) == (expected.clients, expected.examples, expected.losses)
+    close(
+        *({n: dense_change(c, arrays[n]) for n, c in one.total.items()} for one in (got, expected))
+    )
+    assert (got.clients, got.examples, got.losses) == (
+        expected.clients,
+        expected.examples,
+        expected.losses,
+    )
     assert got.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
@@ -98,14 +114,21 @@ def odd(world):
     population = world()
     first = population.client(0)
     everything, ones = np.arange(6), np.ones(6, np.float32)
-    longest = replace(first, client=4, items=everything, labels=ones, positives=everything, ratings=5 * ones)
-    return {**{client: population.client(client) for client in range(4)}, 4: longest}, population.schema()
+    longest = replace(
+        first, client=4, items=everything, labels=ones, positives=everything, ratings=5 * ones
+    )
+    return {
+        **{client: population.client(client) for client in range(4)},
+        4: longest,
+    }, population.schema()
 
 
 def given(node, odd):
     """A node that hosts these clients."""
     clients, schema = odd
-    population = SimpleNamespace(client=clients.__getitem__, clients=lambda ids: [clients[one] for one in ids.tolist()])
+    population = SimpleNamespace(
+        client=clients.__getitem__, clients=lambda ids: [clients[one] for one in ids.tolist()]
+    )
     population.schema = lambda: schema
     node.__dict__["population"] = population
     node.__dict__.pop("model", None)
@@ -122,12 +145,19 @@ def test_odd_clients_are_equal(pair, odd, case, noise):
     step, reference = fast.step(fast.experiment.step), slow.step(slow.experiment.step)
     assert isinstance(step, CohortStep)
     seen = []
-    for places, trained in train_in_blocks(fast, step, fast.path(step), parameters, np.arange(5), "client", 1):
+    for places, trained in train_in_blocks(
+        fast, step, fast.path(step), parameters, np.arange(5), "client", 1
+    ):
         norms, losses = trained.norms(), trained.losses()
         for member, place in enumerate(places):
             update = reference.update(parameters, odd[0][place], stream(0, "client", place, 1))
-            close({n: v[0] - parameters[n] for n, v in trained.parameters_of(member).items()}, update.delta)
-            norm = math.sqrt(sum(float(delta.double().square().sum()) for delta in update.delta.values()))
+            close(
+                {n: v[0] - parameters[n] for n, v in trained.parameters_of(member).items()},
+                update.delta,
+            )
+            norm = math.sqrt(
+                sum(float(delta.double().square().sum()) for delta in update.delta.values())
+            )
             assert float(norms[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
             assert trained.block.examples[member] == update.examples
             assert losses[member] == pytest.approx(update.loss, rel=1e-5, nan_ok=True)

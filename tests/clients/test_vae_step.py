@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of the variational autoencoder on clients: gradients by autograd on the whole cohort, and a run."""
+"""Training of the variational autoencoder on clients: gradients by autograd on the whole cohort,
+and a run."""
 
 from __future__ import annotations
 
@@ -10,14 +11,18 @@ import pytest
 import torch
 
 from clients.evaluation import client_scores
-from clients.hosting import Node
+from clients.hosting.node import Node
 from clients.steps.vae import VaeStep, VaeStepConfig, annealed, generator_of
-from clients.training import train_clients
+from clients.training.round import train_clients
 from fedrec.errors import ExperimentError
+from fedrec.protocol.orders import TrainOrder
 from fedrec.rng import stream
-from fedrec.wire import TrainOrder
 
-VAE = ("model={name='vae', hidden=6, latent=3}", "step={name='vae'}", "evaluation.fine-tune={epochs=0}")
+VAE = (
+    "model={name='vae', hidden=6, latent=3}",
+    "step={name='vae'}",
+    "evaluation.fine-tune={epochs=0}",
+)
 
 
 @pytest.fixture
@@ -26,7 +31,9 @@ def node(load_tiny, tmp_path):
 
 
 def gradient(model, parameters, data, beta, share=1.0):
-    leaves = {name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()}
+    leaves = {
+        name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()
+    }
     draw = model.draw((1, 1), generator_of(stream(0, "client", data.client, 1)))
     loss = model.negative_elbo(leaves, model.history(data.positives), draw, beta).sum() * share
     gradients = torch.autograd.grad(loss, list(leaves.values()))
@@ -37,7 +44,9 @@ def gradient(model, parameters, data, beta, share=1.0):
 def test_one_epoch_is_one_gradient_step_on_the_bound(node, per_item):
     made = node()
     parameters, data = made.initial(), made.population.client(3)
-    step = VaeStep(VaeStepConfig(learning_rate=0.5, beta=0.7, per_item=per_item), made.model, made.device)
+    step = VaeStep(
+        VaeStepConfig(learning_rate=0.5, beta=0.7, per_item=per_item), made.model, made.device
+    )
     update = step.update(parameters, data, stream(0, "client", 3, 1))
     share = 1 / len(data.positives) if per_item else 1.0
     expected, loss = gradient(made.model, parameters, data, 0.7, share)
@@ -57,7 +66,9 @@ def test_epochs_follow_each_other_with_new_random_numbers(node):
     first = once.update(parameters, data, random).delta
     second = once.update({n: v + first[n] for n, v in parameters.items()}, data, random).delta
     for name in parameters:
-        torch.testing.assert_close(both.delta[name], first[name] + second[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            both.delta[name], first[name] + second[name], rtol=1e-4, atol=1e-6
+        )
 
 
 def test_beta_rises_linearly_and_stays(node):
@@ -67,11 +78,15 @@ def test_beta_rises_linearly_and_stays(node):
     order = TrainOrder(3, np.array([3]), "uniform", None)
     arrays = {name: value.numpy() for name, value in made.initial().items()}
     total = train_clients(made, arrays, order).total
-    leaves = {name: value.clone().unsqueeze(0).requires_grad_() for name, value in made.initial().items()}
+    leaves = {
+        name: value.clone().unsqueeze(0).requires_grad_() for name, value in made.initial().items()
+    }
     draw = made.model.draw((1, 1), generator_of(stream(0, "client", 3, 3)))
     history = made.model.history(made.population.client(3).positives)
     made.model.negative_elbo(leaves, history, draw, 0.25).sum().backward()
-    np.testing.assert_allclose(total["mean.weight"], -0.01 * leaves["mean.weight"].grad[0], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(
+        total["mean.weight"], -0.01 * leaves["mean.weight"].grad[0], rtol=1e-4, atol=1e-7
+    )
 
 
 def test_a_client_without_positives_changes_nothing(node):
@@ -79,13 +94,19 @@ def test_a_client_without_positives_changes_nothing(node):
     data = made.population.client(3)
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
     update = made.step(made.experiment.step).update(made.initial(), empty, stream(0, "x"))
-    assert update.examples == 0 and np.isnan(update.loss) and not any(d.any() for d in update.delta.values())
+    assert (
+        update.examples == 0
+        and np.isnan(update.loss)
+        and not any(d.any() for d in update.delta.values())
+    )
 
 
 def test_evaluation_gives_the_model_what_each_client_knows_and_no_more(node):
     made = node("split={name='ratio'}")
     parameters, clients = made.initial(), np.array([2, 5, 7])
-    scores = client_scores(made, made.step(made.experiment.fine_tune_step()), parameters, clients, 1)
+    scores = client_scores(
+        made, made.step(made.experiment.fine_tune_step()), parameters, clients, 1
+    )
     slices = {name: value.unsqueeze(0) for name, value in parameters.items()}
     for place, client in enumerate(clients.tolist()):
         history = made.model.history(made.population.client(client).positives)
@@ -101,8 +122,18 @@ def test_another_model_is_refused(load_tiny, tmp_path):
 
 
 def test_training_with_adam_on_the_server_ranks_better_than_fresh_parameters(run_tiny):
-    settings = (*VAE, "strategy={name='fed-adam', server-lr=0.03}", "dataset.users=80", "dataset.mean-interactions=12")
-    same = ("split={name='ratio'}", "evaluation.final-users=80", "sampler.cohort=20", "evaluation.every=0")
+    settings = (
+        *VAE,
+        "strategy={name='fed-adam', server-lr=0.03}",
+        "dataset.users=80",
+        "dataset.mean-interactions=12",
+    )
+    same = (
+        "split={name='ratio'}",
+        "evaluation.final-users=80",
+        "sampler.cohort=20",
+        "evaluation.every=0",
+    )
     fresh = run_tiny(*settings, *same, "rounds=1", "strategy.server-lr=1e-9", output="fresh")
     trained = run_tiny(*settings, *same, "rounds=40", output="trained")
     assert trained.metrics["ndcg-list@5"] > 1.3 * fresh.metrics["ndcg-list@5"]

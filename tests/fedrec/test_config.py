@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: what is wrong is named with its full key, what was expected, and how to mend it."""
+"""Configuration: what is wrong is named with its full key, what was expected, and how to mend
+it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def test_keys_are_kebab_case_and_both_spellings_are_read():
     assert Outer.keys() == ["rounds", "inner-part", "ks", "name"]
     by_toml = Outer.parse({"rounds": 2, "inner-part": {"step-size": 0.5}})
     assert by_toml == Outer(rounds=2, inner_part=Inner(step_size=0.5))
-    assert by_toml.table() == {"rounds": 2, "inner-part": {"step-size": 0.5, "mode": "fast"}, "ks": [5]}
+    assert by_toml.table() == {
+        "rounds": 2,
+        "inner-part": {"step-size": 0.5, "mode": "fast"},
+        "ks": [5],
+    }
 
 
 def test_a_configuration_cannot_be_changed():
@@ -78,9 +83,24 @@ def test_missing_key():
         ({"rounds": [1]}, "rounds", "valid integer", "[1] (list)"),
         ({"rounds": 0}, "rounds", "greater than or equal to 1", "0 (int)"),
         ({"rounds": 1.5}, "rounds", "integer", "1.5 (float)"),
-        ({"rounds": 2, "inner-part": {"step-size": 1}}, "inner-part.step-size", "less than 1", "1 (int)"),
-        ({"rounds": 2, "inner-part": {"step-size": float("nan")}}, "inner-part.step-size", "finite", "nan (float)"),
-        ({"rounds": 2, "inner-part": {"mode": "slow"}}, "inner-part.mode", "'fast' or 'exact'", "'slow' (str)"),
+        (
+            {"rounds": 2, "inner-part": {"step-size": 1}},
+            "inner-part.step-size",
+            "less than 1",
+            "1 (int)",
+        ),
+        (
+            {"rounds": 2, "inner-part": {"step-size": float("nan")}},
+            "inner-part.step-size",
+            "finite",
+            "nan (float)",
+        ),
+        (
+            {"rounds": 2, "inner-part": {"mode": "slow"}},
+            "inner-part.mode",
+            "'fast' or 'exact'",
+            "'slow' (str)",
+        ),
         ({"rounds": 2, "ks": [5, "x"]}, "ks.1", "integer", "'x' (str)"),
     ],
 )
@@ -98,13 +118,17 @@ def test_wrong_value_shows_the_meaning_of_the_key():
 
 def test_further_faults_are_counted():
     assert fault({"rounds": 0, "zzz": 1}).problem.endswith("(1 more fault after this one)")
-    assert fault({"rounds": 0, "zzz": 1, "yyy": 2}).problem.endswith("(2 more faults after this one)")
+    assert fault({"rounds": 0, "zzz": 1, "yyy": 2}).problem.endswith(
+        "(2 more faults after this one)"
+    )
 
 
 def test_settings_that_do_not_fit_together():
     assert fault({"rounds": 13}).problem == "settings do not fit together"
     error = fault({"rounds": 13}, at="strategy")
-    assert error.problem == "wrong value for 'strategy'" and error.expected == "rounds that are lucky"
+    assert (
+        error.problem == "wrong value for 'strategy'" and error.expected == "rounds that are lucky"
+    )
 
 
 def test_a_long_value_is_cut():

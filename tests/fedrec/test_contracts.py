@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every built-in keeps the contract of its kind. New built-ins are found by themselves.
 
-A built-in that needs settings, or another part of the experiment, to work at all has them in `NEEDS`.
+A built-in that needs settings, or another part of the experiment, to work at all has them in
+`NEEDS`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import pytest
 
 from fedrec import testing
 from fedrec.baselines.base import RatingBaseline
+from fedrec.components.registry import BASELINE, DATASET, KINDS, builtin_names, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
-from fedrec.experiment import Section, component_settings
-from fedrec.registry import BASELINE, DATASET, KINDS, builtin_names, resolve
+from fedrec.experiment.sections import Section, component_settings
 from simulations.contracts.base import SMALL, RunContract
 
 VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}
@@ -26,11 +27,41 @@ AUDIT = {
     "split": {"name": "canaries", "base": SMALL["split"], "count": 8},
     "model": {"name": "reserved", "base": SMALL["model"], "rows": 8},
 }
-STAGES = {"stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}}, "main": {"name": "reptile"}}
+STAGES = {
+    "stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}},
+    "main": {"name": "reptile"},
+}
 BIASED = {"model": {**SMALL["model"], "item-bias": True}}
-RATED = {"task": "rating", "positive-above": None, "model": {"name": "pnbm"}, "step": {"name": "pnbm"}}
-META = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")} | {"split": {"name": "leave-one-out"}}
+RATED = {
+    "task": "rating",
+    "positive-above": None,
+    "model": {"name": "pnbm"},
+    "step": {"name": "pnbm"},
+}
+META = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")} | {
+    "split": {"name": "leave-one-out"}
+}
+IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
+MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
+LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
+    ("model", "item-weights"): {
+        "settings": {"items": 12},
+        "experiment": {**LINEAR, "strategy": {"name": "gram"}},
+        "random": False,
+    },
+    ("step", "gram"): {
+        "experiment": {**LINEAR, "strategy": {"name": "gram"}},
+        "random": False,
+    },
+    ("strategy", "gram"): {"experiment": LINEAR},
+    ("step", "als"): {"experiment": IALS, "random": False},
+    ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
+    ("model", "neumf"): {"settings": {"factors": 4, "tower": [6, 3]}},
+    ("step", "maml"): {"settings": {"epochs": 1}},
+    ("strategy", "fcf"): {"experiment": IALS},
+    ("strategy", "fed-als"): {"experiment": MOMENTS},
     ("step", "vae"): {"experiment": VAE},
     ("step", "dpvae"): {"experiment": VAE},
     ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
@@ -42,8 +73,14 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("strategy", "two-stage"): {"settings": STAGES},
     ("step", "canary"): {"settings": {"base": "sgd", "canaries": PLAN}, "experiment": AUDIT},
     ("split", "canaries"): {"settings": {"count": 8}, "experiment": {"dataset": AUDIT["dataset"]}},
-    ("dataset", "canaries"): {"settings": {"base": SMALL["dataset"], "count": 8}, "has_files": False},
-    ("dataset", "synthetic"): {"settings": {"users": 24, "items": 30, "mean-interactions": 8}, "has_files": False},
+    ("dataset", "canaries"): {
+        "settings": {"base": SMALL["dataset"], "count": 8},
+        "has_files": False,
+    },
+    ("dataset", "synthetic"): {
+        "settings": {"users": 24, "items": 30, "mean-interactions": 8},
+        "has_files": False,
+    },
     ("split", "members"): {"settings": {"draw": "half", "runs": 4}, "random": False},
     ("split", "leave-one-out"): {"random": False},
     ("split", "published"): {"settings": {"validation": 0.25}},
@@ -51,8 +88,13 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "counts"): {"experiment": BIASED, "random": False},
     ("strategy", "popularity-start"): {"experiment": BIASED},
     ("perturbation", "randomised-response"): {"settings": {"epsilon": 2.0}},
-    ("perturbation", "noisy-cooccurrence"): {"settings": {"epsilon": 20.0}, "experiment": {"positive-above": None}},
-    ("perturbation", "upc-sdg"): {"settings": {"embeddings": {"epochs": 3}, "generator": {"steps": 3}}},
+    ("perturbation", "noisy-cooccurrence"): {
+        "settings": {"epsilon": 20.0},
+        "experiment": {"positive-above": None},
+    },
+    ("perturbation", "upc-sdg"): {
+        "settings": {"embeddings": {"epochs": 3}, "generator": {"steps": 3}}
+    },
     ("perturbation", "targeted"): {"settings": {"attribute": "gender", "epsilon": 1.0}},
     ("strategy", "means-start"): {"experiment": RATED},
     ("model", "pnbm"): {"experiment": RATED, "settings": {"items": 12, "rank": 2}},
@@ -62,11 +104,16 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
 }
-# Its clients start from what the server generates for each of them and send gradients of that, so neither the model's
-# own parameters nor a bare step are what the contracts of a model and a step are about; whole runs are.
+# Its clients start from what the server generates for each of them and send gradients of that, so
+# neither the model's own parameters nor a bare step are what the contracts of a model and a step
+# are about; whole runs are.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf")}
 # Baselines that predict ratings do not rank; tests/fedrec/baselines are about them.
-APART = {("baseline", name) for name in builtin_names(BASELINE) if issubclass(resolve(BASELINE, name), RatingBaseline)}
+APART = {
+    ("baseline", name)
+    for name in builtin_names(BASELINE)
+    if issubclass(resolve(BASELINE, name), RatingBaseline)
+}
 LARGEST = 80 << 20  # bytes of raw data that are read here; larger datasets have tests of their own
 
 
@@ -88,7 +135,10 @@ class TwoFiles:
     def write(self, tmp_path_factory):
         folder = tmp_path_factory.mktemp("published")
         for name, items in (("train", range(8)), ("test", range(8, 11))):
-            rows = [f"{user} {' '.join(str((7 * item + user) % 30) for item in items)}" for user in range(24)]
+            rows = [
+                f"{user} {' '.join(str((7 * item + user) % 30) for item in items)}"
+                for user in range(24)
+            ]
             (folder / f"{name}.txt").write_text("\n".join(rows) + "\n")
         dataset = {"name": "gowalla", "path": str(folder), "verify": False}
         type(self).experiment = {"dataset": dataset, "positive-above": None}
@@ -110,7 +160,11 @@ def marked(kind, name, cls):
     if kind is not DATASET or resolve(kind, name).source is None:
         return cls
     folder = data_directory() / (resolve(kind, name).folder_name or name)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    size = (
+        sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if folder.is_dir()
+        else 0
+    )
     there = pytest.mark.skipif(not 0 < size <= LARGEST, reason=f"{size} bytes in {folder}")
     return pytest.mark.real_data(there(cls))
 
@@ -133,7 +187,9 @@ READERS = [name for name in builtin_names(DATASET) if resolve(DATASET, name).sou
 def test_missing_raw_data_are_named(name, tmp_path):
     gone = tmp_path / "gone"
     with pytest.raises(DataError, match=str(gone)):
-        resolve(DATASET, name)(name, component_settings(DATASET, Section(name=name, path=str(gone)))).read()  # type: ignore[call-arg]
+        resolve(DATASET, name)(
+            name, component_settings(DATASET, Section(name=name, path=str(gone)))
+        ).read()  # type: ignore[call-arg]
 
 
 def test_every_kind_has_a_contract():

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.baselines import dp_gram
-from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.baselines.private import dp_gram
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Ledger
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from server.loop import Loop
 from simulations import runner
@@ -57,7 +57,10 @@ def killed(*given):
 
 
 def files(folder):
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.glob("baselines/*/users.csv")}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.glob("baselines/*/users.csv")
+    }
 
 
 def test_each_system_is_measured_as_by_itself_and_kept(central, tmp_path):
@@ -69,16 +72,24 @@ def test_each_system_is_measured_as_by_itself_and_kept(central, tmp_path):
     assert result.baselines["popularity"] == pytest.approx(expected["popularity"])
     for label, users in result.baseline_users.items():
         assert users["hits@5"].mean() == pytest.approx(result.baselines[label]["hits@5"])
-        assert users.index.tolist() == result.users.index.tolist() and len(users) == len(result.users) > 0
+        assert (
+            users.index.tolist() == result.users.index.tolist()
+            and len(users) == len(result.users) > 0
+        )
     again = RunFolder(tmp_path / "run").read_result()
     assert again.baselines == result.baselines and again.privacy == result.privacy
-    assert again.baseline_users["first"].to_numpy() == pytest.approx(result.baseline_users["first"].to_numpy())
+    assert again.baseline_users["first"].to_numpy() == pytest.approx(
+        result.baseline_users["first"].to_numpy()
+    )
 
 
 def test_every_private_system_has_a_ledger_and_a_sentence(central, tmp_path):
     result = runner.run(central(), output=tmp_path / "run")
     assert [line.split(",")[0] for line in result.privacy[:-1]] == ["first", "second"]
-    assert re.search(r"epsilon (8|7\.99\d*) at delta 1e-05", result.privacy[1]) and "sum" in result.privacy[-1]
+    assert (
+        re.search(r"epsilon (8|7\.99\d*) at delta 1e-05", result.privacy[1])
+        and "sum" in result.privacy[-1]
+    )
     for label, epsilon in (("first", 4.0), ("second", 8.0)):
         ledger = Ledger(tmp_path / "run" / "baselines" / label / "privacy.jsonl", "pld")
         assert [charge.event.phase for charge in ledger.charges] == ["counts", "gram"]
@@ -96,7 +107,9 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
     assert len(kept) == before - 1
     watcher = Stop(99)
     resumed = runner.resume(tmp_path / "broken", callbacks=[watcher])
-    assert [number for _, number, _ in watcher.told] == list(range(before, 4)), "what was done is not done again"
+    assert [number for _, number, _ in watcher.told] == list(range(before, 4)), (
+        "what was done is not done again"
+    )
     assert resumed.baselines == whole.baselines and resumed.privacy == whole.privacy
     assert files(tmp_path / "broken") == files(tmp_path / "whole")
 
@@ -114,7 +127,9 @@ def test_a_release_that_is_repeated_is_charged_again_only_with_other_noise(
     monkeypatch.undo()
     result = runner.resume(tmp_path / "run")
     assert len(ledger.read_text().splitlines()) == charges
-    spent = json.loads((tmp_path / "run" / "baselines" / "dp-gram" / "result.json").read_text())["privacy"]["epsilon"]
+    spent = json.loads((tmp_path / "run" / "baselines" / "dp-gram" / "result.json").read_text())[
+        "privacy"
+    ]["epsilon"]
     assert spent == pytest.approx(4.0, rel=1e-3) if mode == "reproducible" else spent > 4.05
     assert f"{spent:.4g}" in result.privacy[0]
 
@@ -122,8 +137,12 @@ def test_a_release_that_is_repeated_is_charged_again_only_with_other_noise(
 def test_noise_follows_the_experiments_seed_unless_the_system_has_its_own(central, tmp_path):
     fixed = [{**GRAM, "label": "own", "seed": 7}, {**GRAM, "label": "follows"}]
     split = {"name": "leave-one-out"}
-    runs = [runner.run(central(fixed, seed=s, split=split), output=tmp_path / str(s)) for s in (0, 1)]
-    own, follows = ([run.baseline_users[label].to_numpy() for run in runs] for label in ("own", "follows"))
+    runs = [
+        runner.run(central(fixed, seed=s, split=split), output=tmp_path / str(s)) for s in (0, 1)
+    ]
+    own, follows = (
+        [run.baseline_users[label].to_numpy() for run in runs] for label in ("own", "follows")
+    )
     assert not np.array_equal(*follows, equal_nan=True)
     assert runs[0].experiment.dataset == runs[1].experiment.dataset
     assert own[0].shape == own[1].shape
@@ -133,14 +152,19 @@ def test_beside_a_federated_system_they_are_the_same(tiny_experiment, tmp_path):
     table = tiny_experiment()
     table["evaluation"]["baselines"] = SYSTEMS
     result = runner.run(table, output=tmp_path / "run")
-    assert list(result.baselines) == ["popularity", "first", "second"] and 0 <= result.metrics["hits@5"] <= 1
+    assert (
+        list(result.baselines) == ["popularity", "first", "second"]
+        and 0 <= result.metrics["hits@5"] <= 1
+    )
     assert result.baseline_users["first"].index.tolist() == result.users.index.tolist()
     assert re.match(r"first, replace-one: epsilon (4|3\.999\d*) at delta 1e-05", result.privacy[0])
     assert RunFolder(tmp_path / "run").read_result().privacy == result.privacy
 
 
 def test_systems_of_ratings(central, tmp_path):
-    table = central(["item-mean", "biased-mf", "popularity"], task="rating", split={"name": "ratio"})
+    table = central(
+        ["item-mean", "biased-mf", "popularity"], task="rating", split={"name": "ratio"}
+    )
     del table["positive-above"]
     result = runner.run(table, output=tmp_path / "run")
     assert list(result.baselines) == ["item-mean", "biased-mf"]
@@ -151,8 +175,12 @@ def test_systems_of_ratings(central, tmp_path):
 
 def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(central, tmp_path):
     before, seen = torch.get_num_threads(), []
-    watcher = type("Watch", (Callback,), {"on_baseline": lambda *told: seen.append(torch.get_num_threads())})()
-    runner.run(central(["popularity"], engine={"threads": 3}), output=tmp_path / "run", callbacks=[watcher])
+    watcher = type(
+        "Watch", (Callback,), {"on_baseline": lambda *told: seen.append(torch.get_num_threads())}
+    )()
+    runner.run(
+        central(["popularity"], engine={"threads": 3}), output=tmp_path / "run", callbacks=[watcher]
+    )
     assert seen == [3] and torch.get_num_threads() == before
 
 

@@ -21,7 +21,13 @@ def state(round_number=1):
         "scalar": np.array(-0.0, dtype=np.float32),
     }
     rows = [{"round": r, "loss": 0.1 * r, "num-clients": r} for r in range(1, round_number + 1)]
-    return State(round_number, parameters, {"m_t/dict/item.id": np.ones(3), "eta/float/": np.asarray(0.1)}, rows, rows)
+    return State(
+        round_number,
+        parameters,
+        {"m_t/dict/item.id": np.ones(3), "eta/float/": np.asarray(0.1)},
+        rows,
+        rows,
+    )
 
 
 def same(one, other):
@@ -30,7 +36,11 @@ def same(one, other):
             return False
         for name, array in first.items():
             found = second[name]
-            if (found.dtype, found.shape, found.tobytes()) != (array.dtype, array.shape, array.tobytes()):
+            if (found.dtype, found.shape, found.tobytes()) != (
+                array.dtype,
+                array.shape,
+                array.tobytes(),
+            ):
                 return False
     return (one.round, one.rounds, one.timings) == (other.round, other.rounds, other.timings)
 
@@ -103,7 +113,8 @@ def test_a_checkpoint_of_another_experiment_is_refused(checkpoints):
 
 @pytest.mark.parametrize("mask", [0x01, 0x08, 0x80, 0xFF])
 def test_no_flipped_byte_changes_the_state_unnoticed(checkpoints, mask):
-    """Each byte of the file in turn: the state is found damaged, or it is still the same (a flip in a time stamp)."""
+    """Each byte of the file in turn: the state is found damaged, or it is still the same (a flip in
+    a time stamp)."""
     small = State(1, {"w": np.array([1.5, 2], np.float32)}, {}, [{"round": 1}], [])
     checkpoints.save(small)
     file = checkpoints.folder / "round-000001.npz"

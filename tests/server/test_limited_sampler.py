@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited sampling: nobody more often than allowed, and the same cohort whenever and wherever it is asked for."""
+"""Limited sampling: nobody more often than allowed, and the same cohort whenever and wherever it is
+asked for."""
 
 from __future__ import annotations
 
@@ -19,17 +20,24 @@ def test_everybody_takes_part_as_often_as_allowed_and_then_never_again():
     cohorts = [sampler.sample(number) for number in range(1, 12)]
     counts = np.bincount(np.concatenate(cohorts), minlength=18)
     assert counts[CLIENTS].tolist() == [2] * 7 and counts.sum() == 14
-    assert all(len(np.unique(cohort)) == len(cohort) <= 3 for cohort in cohorts) and len(cohorts[-1]) == 0
+    assert (
+        all(len(np.unique(cohort)) == len(cohort) <= 3 for cohort in cohorts)
+        and len(cohorts[-1]) == 0
+    )
 
 
 def test_a_resumed_run_draws_the_same_cohorts():
     whole, resumed = make(), make()
     expected = [whole.sample(number).tolist() for number in range(1, 6)]
     assert resumed.sample(4).tolist() == expected[3] and resumed.sample(2).tolist() == expected[1]
-    assert resumed.sample(5).tolist() == expected[4] and make(seed=1).sample(1).tolist() != expected[0]
+    assert (
+        resumed.sample(5).tolist() == expected[4] and make(seed=1).sample(1).tolist() != expected[0]
+    )
 
 
 def test_without_limit_in_reach_each_client_is_drawn_about_equally_often():
     sampler = make(participations=10_000)
-    counts = np.bincount(np.concatenate([sampler.sample(number) for number in range(1, 3501)]), minlength=18)[CLIENTS]
+    counts = np.bincount(
+        np.concatenate([sampler.sample(number) for number in range(1, 3501)]), minlength=18
+    )[CLIENTS]
     assert abs(counts - 1500).max() < 4 * np.sqrt(3500 * 3 / 7 * 4 / 7)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds: callbacks, early stop, divergence, reproducible files, and when and on whom it is evaluated."""
+"""The rounds: callbacks, early stop, divergence, reproducible files, and when and on whom it is
+evaluated."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import ClientError, RunError
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints
+from server.cohorts.roster import call_roster
 from server.evaluation import Evaluator
-from server.execution import execute
-from server.roster import call_roster
+from server.run import execute
 from simulations import runner
 from simulations.engines.serial import open_grid
 from strategies.reptile import Reptile
@@ -98,7 +99,10 @@ def test_a_callback_can_end_the_run_and_all_are_told_first(run_tiny, saved_param
     first, second = Recorder(stop_after=2), Recorder()
     result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
     assert first.told == second.told and first.told[-1] == ("end", 2)
-    assert len(result.rounds) == 2 and RunFolder(result.folder).status() == {"state": "finished", "round": 2}
+    assert len(result.rounds) == 2 and RunFolder(result.folder).status() == {
+        "state": "finished",
+        "round": 2,
+    }
     saved = saved_parameters(result.folder)
     assert all(np.array_equal(saved[name], value) for name, value in result.parameters.items())
 
@@ -106,7 +110,10 @@ def test_a_callback_can_end_the_run_and_all_are_told_first(run_tiny, saved_param
 def test_divergence_is_explained(run_tiny, tmp_path):
     with pytest.raises(ClientError) as caught:
         run_tiny("step.learning-rate=1e30", "step.epochs=3")
-    assert caught.value.problem == "training diverged in round 1" and "step.learning-rate" in caught.value.fix
+    assert (
+        caught.value.problem == "training diverged in round 1"
+        and "step.learning-rate" in caught.value.fix
+    )
     assert RunFolder(tmp_path / "run").status() == {"state": "failed", "round": 0}
     assert "training diverged" in (tmp_path / "run" / "log.txt").read_text()
 
@@ -114,7 +121,9 @@ def test_divergence_is_explained(run_tiny, tmp_path):
 def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path, saved_parameters):
     with pytest.raises(ClientError, match="diverged in round 2"):
         run_tiny("rounds=3", f"strategy.name={__name__}:Exploding", output="broken")
-    assert [file.name for file in (tmp_path / "broken" / "checkpoints").iterdir()] == ["round-000001.npz"]
+    assert [file.name for file in (tmp_path / "broken" / "checkpoints").iterdir()] == [
+        "round-000001.npz"
+    ]
     assert RunFolder(tmp_path / "broken").status() == {"state": "failed", "round": 1}
     good = run_tiny("rounds=1", output="good")
     saved = saved_parameters(tmp_path / "broken")
@@ -123,7 +132,8 @@ def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Makes rounds shorter than the writing of a checkpoint; gives the rounds whose checkpoint has been written."""
+    """Makes rounds shorter than the writing of a checkpoint; gives the rounds whose checkpoint has
+    been written."""
     whole, told = Checkpoints.save, []
 
     def save(self, state):
@@ -140,13 +150,17 @@ def test_a_checkpoint_holds_its_own_round_however_long_it_takes(run_tiny, slow_d
     held = []
     for round_number in (1, 2, 3):
         with np.load(tmp_path / "run" / "checkpoints" / f"round-{round_number:06d}.npz") as file:
-            held.append({name: file[name].mean() for name in file.files if name.startswith("parameters/")})
+            held.append(
+                {name: file[name].mean() for name in file.files if name.startswith("parameters/")}
+            )
     for before, after in pairwise(held):
         assert after == pytest.approx({name: mean + 1 for name, mean in before.items()}, abs=1e-5)
     assert slow_disk == [1, 2, 3]
 
 
-def test_the_next_round_begins_while_a_checkpoint_is_written_unless_it_costs_privacy(run_tiny, slow_disk):
+def test_the_next_round_begins_while_a_checkpoint_is_written_unless_it_costs_privacy(
+    run_tiny, slow_disk
+):
     begun = {}
 
     class Watch(Recorder):
@@ -154,7 +168,10 @@ def test_the_next_round_begins_while_a_checkpoint_is_written_unless_it_costs_pri
             begun.setdefault(self.name, []).append(len(slow_disk))
             return False
 
-    for name, overrides in (("plain", ()), ("private", ("privacy.clip-norm=1", "privacy.noise-multiplier=1"))):
+    for name, overrides in (
+        ("plain", ()),
+        ("private", ("privacy.clip-norm=1", "privacy.noise-multiplier=1")),
+    ):
         slow_disk.clear()
         watch = Watch()
         watch.name = name
@@ -175,7 +192,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(run_tiny, monkeypatch,
 def test_one_seed_gives_one_file_and_another_seed_another(run_tiny, tmp_path):
     for output, seed in (("a", 5), ("b", 5), ("c", 6)):
         run_tiny(f"seed={seed}", output=output)
-    files = {(o, n): (tmp_path / o / n).read_bytes() for o in "abc" for n in ("rounds.csv", "users.csv", "groups.csv")}
+    files = {
+        (o, n): (tmp_path / o / n).read_bytes()
+        for o in "abc"
+        for n in ("rounds.csv", "users.csv", "groups.csv")
+    }
     for name in ("rounds.csv", "users.csv", "groups.csv"):
         assert files["a", name] == files["b", name] != files["c", name]
 
@@ -186,7 +207,9 @@ def test_an_empty_cohort_is_a_round_that_changes_nothing(run_tiny):
     assert result.parameters["layer0.bias"].tolist() == [0] * 8
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (4, [4, 5]), (0, [])])
+@pytest.mark.parametrize(
+    ("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (4, [4, 5]), (0, [])]
+)
 def test_evaluation_every_so_many_rounds_and_after_the_last(run_tiny, every, evaluated):
     rounds = run_tiny("rounds=5", f"evaluation.every={every}").rounds
     found = rounds["round"][rounds["hits@5"].notna()].tolist() if "hits@5" in rounds else []
@@ -199,34 +222,51 @@ def test_the_same_users_are_evaluated_after_every_round(load_tiny, tmp_path, use
     with open_grid(RunFolder.create(experiment, tmp_path / "run")) as grid:
         roster = call_roster(grid, timeout=9.0)
         sampled = [
-            Evaluator(experiment, roster, grid).sampled_clients(experiment.evaluation.users).tolist() for _ in range(2)
+            Evaluator(experiment, roster, grid)
+            .sampled_clients(experiment.evaluation.users)
+            .tolist()
+            for _ in range(2)
         ]
     assert sampled[0] == sampled[1] == sorted(set(sampled[0])) and len(sampled[0]) == expected
     assert set(sampled[0]) <= set(roster.evaluated.tolist())
 
 
 def test_the_last_evaluation_takes_all_users_with_and_without_fine_tuning(run_tiny):
-    result = run_tiny("evaluation.users=1", "evaluation.fine-tune.epochs=5", "step.learning-rate=0.5")
+    result = run_tiny(
+        "evaluation.users=1", "evaluation.fine-tune.epochs=5", "step.learning-rate=0.5"
+    )
     assert len(result.users) == 6 and result.users.index.is_monotonic_increasing
     assert result.metrics["mrr"] == pytest.approx(result.users["mrr"].mean())
     assert result.before_fine_tuning.keys() == result.metrics.keys()
     assert result.before_fine_tuning != result.metrics
-    shared = run_tiny("evaluation.users=1", "evaluation.fine-tune.epochs=0", "step.learning-rate=0.5", output="shared")
+    shared = run_tiny(
+        "evaluation.users=1",
+        "evaluation.fine-tune.epochs=0",
+        "step.learning-rate=0.5",
+        output="shared",
+    )
     assert shared.before_fine_tuning == {} and shared.metrics == result.before_fine_tuning
 
 
 def test_the_order_in_which_nodes_answer_does_not_matter(load_tiny, tmp_path):
     found = []
     for turned in (False, True):
-        experiment = load_tiny("engine.nodes=5", f"strategy.name={__name__}:Watching", "sampler.cohort=18")
+        experiment = load_tiny(
+            "engine.nodes=5", f"strategy.name={__name__}:Watching", "sampler.cohort=18"
+        )
         run = RunFolder.create(runner.settle(experiment), tmp_path / str(turned))
         with open_grid(run) as grid:
             send = grid.send_and_receive
             if turned:
-                grid.send_and_receive = lambda messages, send=send, **more: send(messages, **more)[::-1]
+                grid.send_and_receive = lambda messages, send=send, **more: send(messages, **more)[
+                    ::-1
+                ]
             found.append(execute(run, grid))
     assert Watching.got == 4 * [[2, 3, 4, 5, 6]]
-    assert all(np.array_equal(found[0].parameters[name], found[1].parameters[name]) for name in found[0].parameters)
+    assert all(
+        np.array_equal(found[0].parameters[name], found[1].parameters[name])
+        for name in found[0].parameters
+    )
     pd.testing.assert_frame_equal(found[0].users, found[1].users)
     pd.testing.assert_frame_equal(found[0].groups, found[1].groups)
 
@@ -241,12 +281,16 @@ def test_result_json_tells_what_the_result_holds(run_tiny):
     result = run_tiny("evaluation.baselines=['popularity']")
     summary = json.loads((result.folder / "result.json").read_text())
     assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
-    assert summary["baselines"] == result.baselines and 0 <= result.baselines["popularity"]["hits@5"] <= 1
+    assert (
+        summary["baselines"] == result.baselines
+        and 0 <= result.baselines["popularity"]["hits@5"] <= 1
+    )
     assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
 
 
 def test_a_baseline_that_is_left_out_is_told_of(run_tiny):
-    """EASE takes at most five items here: iALS stands in, and callbacks and the run's log are told in one line."""
+    """EASE takes at most five items here: iALS stands in, and callbacks and the run's log are told
+    in one line."""
     told = []
 
     class Listener(Callback):
@@ -257,7 +301,9 @@ def test_a_baseline_that_is_left_out_is_told_of(run_tiny):
     result = run_tiny(ease, callbacks=[Listener()])
     assert list(result.baselines) == ["popularity", "ials"]
     (line,) = [text for text in told if "left out" in text]
-    assert line.startswith("baseline ease is left out: 30 items") and line.endswith("; ials stands in")
+    assert line.startswith("baseline ease is left out: 30 items") and line.endswith(
+        "; ials stands in"
+    )
     assert line in (result.folder / "log.txt").read_text()
     assert {"coverage@5", "gini@5", "map@5"} <= set(result.baselines["ials"])
     assert result.gaps.index[0] == "activity" and (result.gaps["hits@5"].dropna() >= 0).all()

@@ -26,7 +26,11 @@ def poisson(cohort=10.0, clients=CLIENTS, seed=0):
 def test_a_cohort_is_ascending_distinct_and_of_these_clients(make):
     for round_number in range(1, 50):
         cohort = make().sample(round_number)
-        assert cohort.dtype == np.int64 and (np.diff(cohort) > 0).all() and np.isin(cohort, CLIENTS).all()
+        assert (
+            cohort.dtype == np.int64
+            and (np.diff(cohort) > 0).all()
+            and np.isin(cohort, CLIENTS).all()
+        )
 
 
 @pytest.mark.parametrize("make", [fixed, poisson])
@@ -45,9 +49,12 @@ def test_fixed_size():
 
 
 def test_fixed_size_is_uniform():
-    """Chi-square over 40 clients and 2000 cohorts of 10, corrected for drawing without replacement."""
+    """Chi-square over 40 clients and 2000 cohorts of 10, corrected for drawing without
+    replacement."""
     sampler = fixed()
-    counts = np.bincount(np.concatenate([sampler.sample(r) for r in range(2000)]), minlength=205)[CLIENTS]
+    counts = np.bincount(np.concatenate([sampler.sample(r) for r in range(2000)]), minlength=205)[
+        CLIENTS
+    ]
     assert counts.sum() == 20_000
     # Each count is binomial(2000, 1/4), and they sum to a constant: 39 degrees of freedom.
     statistic = ((counts - 500) ** 2 / (2000 * 0.25 * 0.75)).sum() * 39 / 40

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A broken plug-in is named with its file and the reason, and the rest of fedrec goes on.
 
-Each kind is broken in five ways where they apply: it cannot be imported, a method has the wrong signature, it gives
-NaN, it gives wrong shapes, it changes its input.
+Each kind is broken in five ways where they apply: it cannot be imported, a method has the wrong
+signature, it gives NaN, it gives wrong shapes, it changes its input.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from uuid import uuid4
 
 import pytest
 
-from fedrec import registry
+from fedrec.components import registry
 from simulations import cli
 
 HEAD = """
 import numpy as np
 import torch
-from clients.steps.base import Step, Update
+from clients.step import Step, Update
 from clients.steps.sgd import Sgd
 from fedrec.baselines.base import Baseline
 from fedrec.data.interactions import Interactions
@@ -37,12 +37,16 @@ from strategies.reptile import Reptile
 
 BROKEN = {
     # kind, how: (body of the class, what the error says)
-    ("step", "signature"): ("class Bad(Step):\n def update(self, parameters, data): ...", "update(self, parameters"),
+    ("step", "signature"): (
+        "class Bad(Step):\n def update(self, parameters, data): ...",
+        "update(self, parameters",
+    ),
     ("step", "nan"): (
         """
         class Bad(Step):
             def update(self, parameters, data, random):
-                return Update({n: torch.full_like(v, float("nan")) for n, v in parameters.items()}, 1, 0.0)
+                bad = {n: torch.full_like(v, float("nan")) for n, v in parameters.items()}
+                return Update(bad, 1, 0.0)
         """,
         "NaN or infinity in",
     ),
@@ -74,7 +78,10 @@ BROKEN = {
         """,
         "'layer0.bias': (6, 1)",
     ),
-    ("step", "no-update"): ("class Bad(Step):\n def update(self, parameters, data, random): return {}", "got: dict"),
+    ("step", "no-update"): (
+        "class Bad(Step):\n def update(self, parameters, data, random): return {}",
+        "got: dict",
+    ),
     ("step", "mutates"): (
         """
         class Bad(Step):
@@ -104,12 +111,18 @@ BROKEN = {
         """,
         "changed 'item.id'",
     ),
-    ("step", "raises"): ("class Bad(Step):\n def update(self, parameters, data, random): return 1 / 0", "ZeroDivision"),
+    ("step", "raises"): (
+        "class Bad(Step):\n def update(self, parameters, data, random): return 1 / 0",
+        "ZeroDivision",
+    ),
     ("step", "constructor"): (
         "class Bad(Sgd):\n def __init__(self, config): ...",
         "__init__(self, config: 'StepConfig', model",
     ),
-    ("model", "signature"): ("class Bad(PrivRec):\n def predict(self, parameters, items): ...", "predict(self, param"),
+    ("model", "signature"): (
+        "class Bad(PrivRec):\n def predict(self, parameters, items): ...",
+        "predict(self, param",
+    ),
     ("model", "optional-by-another-name"): (
         "class Bad(PrivRec):\n def predict(self, parameters, users, items, places=None): ...",
         "rows: 'Tensor | None' = None",
@@ -148,7 +161,10 @@ BROKEN = {
         """,
         "changed 'item.id' in place",
     ),
-    ("strategy", "signature"): ("class Bad(Reptile):\n def apply(self, theta): ...", "apply(self, theta"),
+    ("strategy", "signature"): (
+        "class Bad(Reptile):\n def apply(self, theta): ...",
+        "apply(self, theta",
+    ),
     ("strategy", "abstract"): (
         "from strategies.base import CohortStrategy\nclass Bad(CohortStrategy):\n pass",
         "got: no apply",
@@ -169,7 +185,10 @@ BROKEN = {
         """,
         "expected: the shapes {'user.",
     ),
-    ("strategy", "lacks-one"): ("class Bad(Reptile):\n def apply(self, theta, aggregate): return {}", "KeyError"),
+    ("strategy", "lacks-one"): (
+        "class Bad(Reptile):\n def apply(self, theta, aggregate): return {}",
+        "KeyError",
+    ),
     ("strategy", "of-flower"): (
         """
         class Bad(FlowerFedAvg):
@@ -201,7 +220,10 @@ BROKEN = {
         "read-only",
     ),
     ("dataset", "signature"): ("class Bad(Synthetic):\n def read(self, path): ...", "read(self"),
-    ("dataset", "shapes"): ("class Bad(Synthetic):\n def read(self): return super().read().frame()", "got: DataFrame"),
+    ("dataset", "shapes"): (
+        "class Bad(Synthetic):\n def read(self): return super().read().frame()",
+        "got: DataFrame",
+    ),
     ("dataset", "nan"): (
         """
         from dataclasses import replace
@@ -212,13 +234,22 @@ BROKEN = {
         """,
         "a rating is not finite",
     ),
-    ("dataset", "raises"): ("class Bad(Synthetic):\n def read(self): return open('/nowhere/a.csv')", "/nowhere/a.csv"),
-    ("split", "shapes"): ("class Bad(UserHoldout):\n def split(self, interactions): return 3", "got: int"),
+    ("dataset", "raises"): (
+        "class Bad(Synthetic):\n def read(self): return open('/nowhere/a.csv')",
+        "/nowhere/a.csv",
+    ),
+    ("split", "shapes"): (
+        "class Bad(UserHoldout):\n def split(self, interactions): return 3",
+        "got: int",
+    ),
     ("split", "mutates"): (
         "class Bad(UserHoldout):\n def split(self, interactions): interactions.users[0] = 1",
         "read-only",
     ),
-    ("baseline", "signature"): ("class Bad(Baseline):\n def fit(self): ...\n def scores(self): ...", "fit(self"),
+    ("baseline", "signature"): (
+        "class Bad(Baseline):\n def fit(self): ...\n def scores(self): ...",
+        "fit(self",
+    ),
     ("baseline", "nan"): (
         """
         class Bad(Baseline):
@@ -246,8 +277,14 @@ BROKEN = {
         """,
         "changed 'items' in place",
     ),
-    ("callback", "signature"): ("class Bad(Callback):\n def after_round(self, row): ...", "after_round(self, row"),
-    ("callback", "raises"): ("class Bad(Callback):\n def after_round(self, row, seconds): row['no']", "KeyError: 'no'"),
+    ("callback", "signature"): (
+        "class Bad(Callback):\n def after_round(self, row): ...",
+        "after_round(self, row",
+    ),
+    ("callback", "raises"): (
+        "class Bad(Callback):\n def after_round(self, row, seconds): row['no']",
+        "KeyError: 'no'",
+    ),
     ("callback", "mutates"): (
         """
         class Bad(Callback):
@@ -261,7 +298,8 @@ BROKEN = {
 
 @pytest.fixture
 def plugin(monkeypatch, tmp_path):
-    """Writes a module of one class `Bad` that `fedrec.KIND` entry points name `bad`; gives its file."""
+    """Writes a module of one class `Bad` that `fedrec.KIND` entry points name `bad`; gives its
+    file."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(kind, body, head=HEAD):
@@ -291,7 +329,9 @@ def experiment(tiny_experiment, tmp_path):
 def fedrec(capsys, monkeypatch):
     """Calls the command line in this process: exit status, standard output, standard error."""
 
-    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])  # they may hold a stream of an earlier test
+    monkeypatch.setattr(
+        logging.getLogger("flwr"), "handlers", []
+    )  # they may hold a stream of an earlier test
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
@@ -311,7 +351,9 @@ def chosen(kind):
 
 
 @pytest.mark.parametrize(("kind", "how"), BROKEN)
-def test_a_run_with_a_broken_plug_in_says_which_and_why(kind, how, plugin, experiment, fedrec, tmp_path):
+def test_a_run_with_a_broken_plug_in_says_which_and_why(
+    kind, how, plugin, experiment, fedrec, tmp_path
+):
     body, reason = BROKEN[kind, how]
     file = plugin(kind, body)
     code, out, err = fedrec("run", experiment, "-o", tmp_path / "run", "-s", chosen(kind))
@@ -322,44 +364,65 @@ def test_a_run_with_a_broken_plug_in_says_which_and_why(kind, how, plugin, exper
         assert str(file) in err or "is an abstract" in err, err
 
 
-@pytest.mark.parametrize(("kind", "how"), [key for key in BROKEN if key[1] in ("signature", "constructor", "abstract")])
+@pytest.mark.parametrize(
+    ("kind", "how"), [key for key in BROKEN if key[1] in ("signature", "constructor", "abstract")]
+)
 def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
     body, _ = BROKEN[kind, how]
     file = plugin(kind, body)
     code, out, _ = fedrec("list", kind, "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)[kind]}
-    assert code == 0 and entries["bad"]["about"].startswith("BROKEN: ") and entries["bad"]["file"] == str(file)
+    assert (
+        code == 0
+        and entries["bad"]["about"].startswith("BROKEN: ")
+        and entries["bad"]["file"] == str(file)
+    )
     assert "signature" in entries["bad"]["about"] or "abstract" in entries["bad"]["about"]
-    assert len(entries) > 1 and not any(e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad")
+    assert len(entries) > 1 and not any(
+        e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad"
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        (
+            "import no_such_module_here",
+            "ModuleNotFoundError: No module named 'no_such_module_here'",
+        ),
         ("def (:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("from clients.steps.sgd import Nothing", "ImportError: cannot import name 'Nothing'"),
     ],
 )
-def test_an_import_error_is_told_and_the_rest_goes_on(line, reason, plugin, fedrec, experiment, tmp_path):
+def test_an_import_error_is_told_and_the_rest_goes_on(
+    line, reason, plugin, fedrec, experiment, tmp_path
+):
     file = plugin("step", line, head="")
     code, out, err = fedrec("list", "--json")
     found = json.loads(out)
     steps = {entry["name"]: entry for entry in found["step"]}
     assert code == 0 and reason in steps["bad"]["about"] and steps["bad"]["file"] == str(file)
     everything = [e for entries in found.values() for e in entries]
-    assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == ["bad"] and "Traceback" not in err
+    assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == [
+        "bad"
+    ] and "Traceback" not in err
     code, out, err = fedrec("run", experiment, "-o", tmp_path / "bad", "-s", "step.name=bad")
     assert code == 2 and reason in err and f"{file}, line 1" in err and "Traceback" not in out + err
     code, _, _ = fedrec("run", experiment, "-o", tmp_path / "good", "--quiet")
     assert code == 0
 
 
+@pytest.mark.slow
 def test_on_ray_it_is_named_as_well(plugin, experiment, fedrec, tmp_path, monkeypatch):
     """The node is another process, which finds the module by PYTHONPATH and has no entry point."""
     file = plugin("step", BROKEN["step", "shapes"][0])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
     arguments = ["--engine", "ray", "--nodes", 1, "-s", f"step.name={file.stem}:Bad"]
     code, out, err = fedrec("run", experiment, "-o", tmp_path / "run", *arguments)
-    assert code not in (0, None) and "Traceback" not in out + err and str(file) in err and "'item.id': ()" in err
+    assert (
+        code not in (0, None)
+        and "Traceback" not in out + err
+        and str(file) in err
+        and "'item.id': ()" in err
+    )

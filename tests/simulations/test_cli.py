@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: good input works, bad input says what was expected, what came, and how to mend it."""
+"""The command line: good input works, bad input says what was expected, what came, and how to mend
+it."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ def fedrec(capsys, monkeypatch):
             raise SystemExit(0)
         captured = capsys.readouterr()
         code = ended.value.code
-        return (code if isinstance(code, int) else 0 if code is None else 1), captured.out, captured.err
+        return (
+            (code if isinstance(code, int) else 0 if code is None else 1),
+            captured.out,
+            captured.err,
+        )
 
     return call
 
@@ -68,7 +73,11 @@ def test_run_prints_a_table_and_writes_flat_metrics(fedrec, experiment, tmp_path
     assert "hits@10" in out and "popularity" in out and "ease" in out
     assert str(tmp_path / "run") in out.replace("\n", "")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    for metrics in (result["metrics"], result["baselines"]["popularity"], result["baselines"]["ease"]):
+    for metrics in (
+        result["metrics"],
+        result["baselines"]["popularity"],
+        result["baselines"]["ease"],
+    ):
         assert {"hits@5", "hits@10", "ndcg@10", "recall@10", "precision@10", "mrr"} <= set(metrics)
         assert all(isinstance(value, float) for value in metrics.values())
     assert result["seed"] == 3
@@ -87,16 +96,36 @@ def test_resume_of_a_finished_run_prints_its_table_again(fedrec, experiment, tmp
 
 
 BAD = {
-    "unknown-key": (["--set", "strategy.server-lrr=1"], 2, ["strategy.server-lrr", "did you mean 'server-lr'"]),
-    "unknown-section-key": (["--set", "evaluation.evry=1"], 2, ["evaluation.evry", "did you mean 'every'"]),
+    "unknown-key": (
+        ["--set", "strategy.server-lrr=1"],
+        2,
+        ["strategy.server-lrr", "did you mean 'server-lr'"],
+    ),
+    "unknown-section-key": (
+        ["--set", "evaluation.evry=1"],
+        2,
+        ["evaluation.evry", "did you mean 'every'"],
+    ),
     "wrong-type": (["--set", "rounds='many'"], 2, ["'rounds'", "valid integer", "'many'"]),
     "zero-rounds": (["--set", "rounds=0"], 2, ["'rounds'", "greater than or equal to 1", "0"]),
-    "too-many-clients": (["--set", "sampler.cohort=500"], 2, ["sampler.cohort", "at most", "24", "500"]),
-    "unknown-strategy": (["--set", "strategy.name=reptil"], 2, ["'reptil'", "did you mean 'reptile'"]),
+    "too-many-clients": (
+        ["--set", "sampler.cohort=500"],
+        2,
+        ["sampler.cohort", "at most", "24", "500"],
+    ),
+    "unknown-strategy": (
+        ["--set", "strategy.name=reptil"],
+        2,
+        ["'reptil'", "did you mean 'reptile'"],
+    ),
     "unknown-dataset": (["--set", "dataset.name=ml1m"], 2, ["unknown dataset", "did you mean"]),
     "unknown-engine": (["--engine", "rai"], 2, ["engine.name", "'serial', 'ray' or 'flower'"]),
     "bad-device": (["--device", "cuda:7"], 6, ["cuda:7", "--device cpu"]),
-    "bad-precision": (["--set", "engine.precision=bf16"], 6, ["'bf16'", "a CUDA device", "'float32'"]),
+    "bad-precision": (
+        ["--set", "engine.precision=bf16"],
+        6,
+        ["'bf16'", "a CUDA device", "'float32'"],
+    ),
     "no-equals-sign": (["--set", "rounds"], 2, ["key=value"]),
     "missing-data": (
         ["--set", "dataset={name='ml-1m', path='/nowhere/ml-1m'}"],
@@ -140,7 +169,9 @@ def test_an_output_folder_in_use_is_refused_and_resume_is_offered(fedrec, experi
     assert code == 4 and "not empty" in err and f"fedrec resume {tmp_path / 'run'}" in err
 
 
-def test_a_checkpoint_cut_in_half_falls_back_to_the_one_before_and_says_so(fedrec, experiment, tmp_path, caplog):
+def test_a_checkpoint_cut_in_half_falls_back_to_the_one_before_and_says_so(
+    fedrec, experiment, tmp_path, caplog
+):
     run = tmp_path / "run"
     fedrec("run", experiment, "-o", run)
     users = (run / "users.csv").read_bytes()
@@ -159,9 +190,17 @@ def test_list_names_paper_and_file(fedrec):
     found = json.loads(out)
     assert code == 0
     names = {kind: {entry["name"] for entry in entries} for kind, entries in found.items()}
-    assert {"ml-1m", "ml-20m", "netflix", "frappe", "gowalla", "table", "synthetic"} <= names["dataset"]
-    assert {"reptile", "fedavg"} <= names["strategy"] and {"popularity", "ease"} <= names["baseline"]
-    assert "privrec-ml1m" in names["experiment"] and "sgd" in names["step"] and "privrec" in names["model"]
+    assert {"ml-1m", "ml-20m", "netflix", "frappe", "gowalla", "table", "synthetic"} <= names[
+        "dataset"
+    ]
+    assert {"reptile", "fedavg"} <= names["strategy"] and {"popularity", "ease"} <= names[
+        "baseline"
+    ]
+    assert (
+        "privrec-ml1m" in names["experiment"]
+        and "sgd" in names["step"]
+        and "privrec" in names["model"]
+    )
     reptile = next(entry for entry in found["strategy"] if entry["name"] == "reptile")
     assert reptile["file"] == "strategies/reptile.py" and "eq. 6" in reptile["paper"]
 
@@ -178,7 +217,11 @@ def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
     lines = out.splitlines()
     assert code == 0 and len(lines) == len(entries)
     for line, (kind, entry) in zip(lines, entries, strict=True):
-        assert line.split()[:2] == [kind, entry["name"]] and entry["about"] in line and line.endswith(entry["file"])
+        assert (
+            line.split()[:2] == [kind, entry["name"]]
+            and entry["about"] in line
+            and line.endswith(entry["file"])
+        )
 
 
 @pytest.mark.parametrize("arguments", [("baseline", "noisy"), ("baselines", "NOISY"), ("noisy",)])
@@ -190,7 +233,9 @@ def test_list_searches_for_a_word(fedrec, arguments):
     assert (len(found) == 1) == (len(arguments) == 2)
 
 
-@pytest.mark.parametrize("arguments", [("baseline", "no-such-word"), ("no-such-word",), ("no-such-kind", "noisy")])
+@pytest.mark.parametrize(
+    "arguments", [("baseline", "no-such-word"), ("no-such-word",), ("no-such-kind", "noisy")]
+)
 def test_list_of_nothing_is_an_error(fedrec, arguments):
     code, out, err = fedrec("list", *arguments)
     assert code == 2 and not out and "no-such" in err and "expected" in err
@@ -198,7 +243,11 @@ def test_list_of_nothing_is_an_error(fedrec, arguments):
 
 def test_data_info_describes_a_dataset(fedrec):
     code, out, _ = fedrec("data", "info", "synthetic", "--set", "users=30", "--set", "items=40")
-    assert code == 0 and out.startswith("synthetic: 30 users, 40 items") and "user feature gender" in out
+    assert (
+        code == 0
+        and out.startswith("synthetic: 30 users, 40 items")
+        and "user feature gender" in out
+    )
 
 
 def test_data_list_says_what_can_be_fetched(fedrec):
@@ -218,18 +267,18 @@ def test_doctor_finds_this_installation_in_order(fedrec):
 
 def test_help_imports_nothing_heavy():
     script = (
-        "import sys\n"
-        "sys.argv = ['fedrec', '--help']\n"
-        "from simulations.cli import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'ray', 'flwr', 'pandas', 'numpy', 'pydantic', 'autodp'} & set(sys.modules)))\n"
+        "import sys\nsys.argv = ['fedrec', '--help']\nfrom simulations.cli import main\ntry:\n   "
+        " main()\nexcept SystemExit:\n    pass\nprint(sorted({'torch', 'ray', 'flwr', 'pandas',"
+        " 'numpy', 'pydantic', 'autodp'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip().splitlines()[-1] == "[]"
 
 
 def test_shell_completion_offers_shipped_experiments():
-    from simulations.cli.running import _shipped
+    from simulations.cli.experiments.run import _shipped
 
     assert "privrec-ml1m" in _shipped("privrec-") and _shipped("nothing") == []
 
@@ -238,7 +287,13 @@ def test_interrupt_leaves_a_resumable_run_and_says_how(experiment, tmp_path):
     import signal
 
     run = tmp_path / "run"
-    command = [sys.executable, "-c", "from simulations.cli import main; main()", "run", str(experiment)]
+    command = [
+        sys.executable,
+        "-c",
+        "from simulations.cli import main; main()",
+        "run",
+        str(experiment),
+    ]
     process = subprocess.Popen(
         [*command, "-o", str(run), "--set", "rounds=100000", "--set", "evaluation.every=0"],
         stderr=subprocess.PIPE,
@@ -252,3 +307,41 @@ def test_interrupt_leaves_a_resumable_run_and_says_how(experiment, tmp_path):
     assert process.returncode == 130
     assert f"fedrec resume {run}" in err and "Traceback" not in err
     assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
+
+
+def test_output_into_an_existing_run_can_resume_or_overwrite_it(fedrec, experiment, tmp_path):
+    run = tmp_path / "run"
+    _, first, _ = fedrec("run", experiment, "-o", run)
+    code, second, _ = fedrec("run", experiment, "-o", run, "--resume")
+    assert code == 0 and second == first
+    code, _, err = fedrec("run", experiment, "-o", run, "--resume", "--seed", 5)
+    assert code == 4 and "there is another run" in err and "seed differ" in err
+    code, third, _ = fedrec("run", experiment, "-o", run, "--overwrite", "--seed", 5)
+    assert code == 0 and third != first
+    assert json.loads((run / "result.json").read_text())["seed"] == 5
+    assert fedrec("run", experiment, "-o", tmp_path / "new", "--resume")[0] == 0
+
+
+def test_a_finished_run_is_extended_and_the_next_commands_are_named(fedrec, experiment, tmp_path):
+    run = tmp_path / "run"
+    _, _, err = fedrec("run", experiment, "-o", run)
+    assert "Next:" in err and f"fedrec resume {run} --set rounds=4" in err
+    code, out, _ = fedrec("resume", run, "--set", "rounds=3")
+    assert code == 0 and "3 rounds" in out
+
+
+def test_one_round_in_ten_gets_a_line_where_no_terminal_is(fedrec, experiment, tmp_path):
+    _, _, err = fedrec("run", experiment, "-o", tmp_path / "run", "--set", "rounds=23")
+    told = [line.split()[1] for line in err.splitlines() if line.startswith("round ")]
+    assert told == ["1/23", "10/23", "20/23", "23/23"]
+
+
+def test_list_of_one_component_shows_its_settings(fedrec):
+    code, out, _ = fedrec("list", "step", "sgd")
+    assert code == 0 and "learning-rate = 0.1    (number, > 0)" in out and "E2 in PrivRec" in out
+    code, out, _ = fedrec("list", "section", "privacy", "--json")
+    found = json.loads(out)
+    keys = {one["key"]: one for one in found["settings"]}
+    assert code == 0 and keys["clip-norm"]["default"] == "required"
+    code, _, err = fedrec("list", "section", "privcy")
+    assert code == 2 and "did you mean 'privacy'" in err

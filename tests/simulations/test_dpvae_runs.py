@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-VAE, and its noise on another model, as whole runs: three engines, a broken run, what is told, who is drawn."""
+"""DP-VAE, and its noise on another model, as whole runs: three engines, a broken run, what is told,
+who is drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrec.errors import ExperimentError
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.cli import app
@@ -45,6 +46,7 @@ def same_run(result, other, saved_parameters):
         assert (result.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -68,7 +70,8 @@ class Broken(Callback):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, system):
-    """Rounds 3 and 4 are run again from the checkpoint of round 2: their uploads are the same, and count once."""
+    """Rounds 3 and 4 are run again from the checkpoint of round 2: their uploads are the same, and
+    count once."""
     settings = (*SYSTEMS[system], "rounds=6", "checkpoint.every=2")
     whole = run_tiny(*settings, output="whole")
     with pytest.raises(KeyboardInterrupt):
@@ -78,13 +81,17 @@ def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, 
     if system != "paper":
         clients = pd.read_csv(whole.folder / "rounds.csv")["num-clients"]
         uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
-        assert clients.iloc[0] == 12 and clients.sum() == uploads.sum() < 6 * 12 and uploads.max() == 2
+        assert (
+            clients.iloc[0] == 12 and clients.sum() == uploads.sum() < 6 * 12 and uploads.max() == 2
+        )
 
 
 def test_the_papers_mode_says_that_it_guarantees_nothing_before_and_after(run_tiny, caplog):
     result = run_tiny(*COMMON, MODES["paper"])
     promise = "no finite guarantee: the clip norm comes from private data"
-    assert any(promise in record.message for record in caplog.records if record.levelname == "WARNING")
+    assert any(
+        promise in record.message for record in caplog.records if record.levelname == "WARNING"
+    )
     assert sum(promise in line for line in result.privacy) == 1
     assert promise in (result.folder / "log.txt").read_text()
     assert runner.resume(result.folder).privacy == result.privacy
@@ -110,8 +117,15 @@ def test_a_run_ends_when_every_budget_is_spent(run_tiny):
 
 
 def test_secure_noise_never_repeats_and_a_repeated_round_counts_again(run_tiny, saved_parameters):
-    settings = (*COMMON, "step={name='dpvae', noise='secure', participations=3}", "rounds=1", "evaluation.every=0")
-    one, two = (saved_parameters(run_tiny(*settings, output=name).folder) for name in ("one", "two"))
+    settings = (
+        *COMMON,
+        "step={name='dpvae', noise='secure', participations=3}",
+        "rounds=1",
+        "evaluation.every=0",
+    )
+    one, two = (
+        saved_parameters(run_tiny(*settings, output=name).folder) for name in ("one", "two")
+    )
     assert all((one[name] != two[name]).all() for name in one)
 
 
@@ -125,7 +139,9 @@ def test_a_sampler_that_asks_too_often_is_told(run_tiny, caplog):
 
 def test_secret_cohorts_are_refused(run_tiny):
     with pytest.raises(ExperimentError, match="cannot be counted"):
-        run_tiny(*COMMON, MODES["sound"], "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}")
+        run_tiny(
+            *COMMON, MODES["sound"], "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}"
+        )
 
 
 def test_the_command_line_knows_before_anything_runs(tmp_path, tiny_experiment):
@@ -134,8 +150,12 @@ def test_the_command_line_knows_before_anything_runs(tmp_path, tiny_experiment):
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(tiny_experiment()))
     sets = [word for text in (*COMMON, MODES["sound"], "rounds=40") for word in ("--set", text)]
-    found = CliRunner().invoke(app, ["privacy", "users", str(file), *sets, "--output", str(tmp_path / "users.csv")])
+    found = CliRunner().invoke(
+        app, ["privacy", "users", str(file), *sets, "--output", str(tmp_path / "users.csv")]
+    )
     assert found.exit_code == 0, found.output
     table = pd.read_csv(tmp_path / "users.csv")
     assert "0 of 24 users spent more" in found.output and (table["uploads"] == 2).all()
-    assert f"{table['nominal'].max():.4g}" in found.output and math.isfinite(table["replace-one"].max())
+    assert f"{table['nominal'].max():.4g}" in found.output and math.isfinite(
+        table["replace-one"].max()
+    )

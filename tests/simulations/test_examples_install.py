@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages under examples/ install with pip, appear in the list by their entry points, and say what is so."""
+"""The packages under examples/ install with pip, appear in the list by their entry points, and say
+what is so."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedrec import registry
-from fedrec.experiment import load
+from fedrec.components import registry
+from fedrec.experiment.loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
@@ -20,13 +21,25 @@ EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with the examples as pip installs them; built from copies, as building leaves files behind."""
+    """A folder with the examples as pip installs them; built from copies, as building leaves files
+    behind."""
     import shutil
 
     folder = tmp_path_factory.mktemp("examples")
     copies = [str(shutil.copytree(path, folder / path.name)) for path in EXAMPLES]
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *copies], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *copies], check=True
+    )
     return folder / "site"
 
 
@@ -39,8 +52,12 @@ def test_their_components_are_found_by_name(site, monkeypatch):
     importlib.invalidate_caches()
     declared = {}
     for path in EXAMPLES:
-        for group, names in tomllib.loads((path / "pyproject.toml").read_text())["project"]["entry-points"].items():
-            declared |= {(group.removeprefix("fedrec."), name): target for name, target in names.items()}
+        for group, names in tomllib.loads((path / "pyproject.toml").read_text())["project"][
+            "entry-points"
+        ].items():
+            declared |= {
+                (group.removeprefix("fedrec."), name): target for name, target in names.items()
+            }
     assert len(declared) == 6
     kinds = {kind.name: kind for kind in registry.KINDS}
     for (kind, name), target in declared.items():

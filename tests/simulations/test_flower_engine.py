@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flower engine: a real `flwr run` gives the serial engine's numbers, and nothing stays behind."""
+"""The flower engine: a real `flwr run` gives the serial engine's numbers, and nothing stays
+behind."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 
 
@@ -25,8 +26,11 @@ class Recorder(Callback):
         self.told.append("end")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_flower_gives_the_serial_engines_numbers(run_tiny, saved_parameters, monkeypatch, tmp_path, leftovers):
+def test_flower_gives_the_serial_engines_numbers(
+    run_tiny, saved_parameters, monkeypatch, tmp_path, leftovers
+):
     serial = run_tiny(output="serial")
     monkeypatch.setenv("FEDREC_TEST_MARK", str(tmp_path))
     recorder = Recorder()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our grids take from inside Flower. When a new Flower fails here, mend `simulations/engines/flwr_private.py`."""
+"""What our grids take from inside Flower. When a new Flower fails here, mend
+`simulations/engines/flwr_private.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def nobody(monkeypatch):
 def test_task_identity_has_the_three_attributes_that_are_set():
     for name in ("run_id", "node_id", "task_id"):
         assert hasattr(TaskIdentity, f"_{name}"), f"flwr: TaskIdentity._{name} is gone"
-        assert isinstance(getattr(type(TaskIdentity), name), property), f"flwr: TaskIdentity.{name} is no property"
+        assert isinstance(getattr(type(TaskIdentity), name), property), (
+            f"flwr: TaskIdentity.{name} is no property"
+        )
 
 
 def test_without_an_identity_no_message_can_be_made(nobody):
@@ -37,7 +40,10 @@ def test_without_an_identity_no_message_can_be_made(nobody):
 def test_with_an_identity_messages_can_be_made(nobody):
     identify_server()
     message = Message(RecordDict(), 2, "train")
-    assert message.metadata.src_node_id == flwr_private.SERVER_NODE_ID and message.metadata.dst_node_id == 2
+    assert (
+        message.metadata.src_node_id == flwr_private.SERVER_NODE_ID
+        and message.metadata.dst_node_id == 2
+    )
 
 
 def test_the_identity_of_a_real_flower_task_is_kept(nobody):
@@ -50,7 +56,9 @@ def test_a_message_can_be_numbered_and_its_reply_names_the_number():
     message = Message(RecordDict(), 2, "train")
     assert message.metadata.message_id == "", "flwr: messages now number themselves"
     number(message, "message-5")
-    assert message.metadata.message_id == "message-5", "flwr: Metadata keeps the message id elsewhere"
+    assert message.metadata.message_id == "message-5", (
+        "flwr: Metadata keeps the message id elsewhere"
+    )
     reply = Message(RecordDict(), reply_to=message)
     assert reply.metadata.reply_to_message_id == "message-5" and reply.metadata.src_node_id == 2
 
@@ -72,8 +80,15 @@ def test_the_error_code_is_flowers():
 
 def test_the_public_parts_have_the_shapes_that_are_used():
     assert set(Grid.__abstractmethods__) == {
-        "set_run", "run", "create_message", "get_node_ids", "push_messages", "pull_messages", "send_and_receive",
+        "set_run", "run", "create_message", "get_node_ids", "push_messages", "pull_messages",
+        "send_and_receive",
     }, "flwr: Grid has other abstract methods"  # fmt: skip
     context = list(inspect.signature(Context).parameters)
-    assert context[:5] == ["run_id", "node_id", "node_config", "state", "run_config"], "flwr: Context was changed"
+    assert context[:5] == [
+        "run_id",
+        "node_id",
+        "node_config",
+        "state",
+        "run_config",
+    ], "flwr: Context was changed"
     assert callable(ClientApp())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a user, a file or an enemy gives: it is taken, or told what is wrong with it, and never a traceback.
+"""Whatever a user, a file or an enemy gives: it is taken, or told what is wrong with it, and never
+a traceback.
 
-Some 2,500 inputs: experiments, overrides, data and catalogues of nodes, their settings, deployments, run folders and
-their checkpoints, and what comes over the network.
+Some 2,500 inputs: experiments, overrides, data and catalogues of nodes, their settings,
+deployments, run folders and their checkpoints, and what comes over the network.
 """
 
 from __future__ import annotations
@@ -20,30 +21,40 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from clients.own_data import read_own
-from clients.policy import Policy, experiment_of, run_key
-from fedrec import wire
+from clients.device.own_data import read_own
+from clients.device.policy import Policy, experiment_of, run_key
 from fedrec.errors import FedrecError
-from fedrec.experiment import load, override
+from fedrec.experiment.loading import load
+from fedrec.experiment.overrides import override
 from fedrec.privacy.ledger import Ledger
-from fedrec.runs import RunFolder
+from fedrec.protocol.messages import pack_sum, pack_train
+from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.runs.folder import RunFolder
 from server.checkpoint import Checkpoints
-from server.discovery import Discovery
-from server.gate import Gate
-from simulations.deploy.client import plan_of
-from simulations.deploy.layout import Deployment
+from server.deployed.discovery import Discovery
+from server.deployed.reply_validation import ReplyValidator
+from simulations.deployment.client import plan_of
+from simulations.deployment.layout import Deployment
 
 fuzzed = settings(
     deadline=None,
     derandomize=True,
     max_examples=250,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.data_too_large,
+    ],
 )
 NUMBERS = st.integers() | st.floats() | st.sampled_from([2**63, -(2**63) - 1, 1e30, 10**400, -0.0])
-WORDS = st.text(max_size=20) | st.sampled_from(["", "\x00", "../x", "a" * 5000, "1e999", "nan", "os:system", "*", "["])
+WORDS = st.text(max_size=20) | st.sampled_from(
+    ["", "\x00", "../x", "a" * 5000, "1e999", "nan", "os:system", "*", "["]
+)
 SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
 )
 
 
@@ -100,12 +111,14 @@ def test_overrides_and_names(tiny_experiment, text, name):
     told(load, name)
 
 
-CELL = st.sampled_from(["ann", "1", "5", "-3", "1e999", "nan", "", '"', "2020-01-01", str(2**63 + 5), "x|y", "train"])
+CELL = st.sampled_from(
+    ["ann", "1", "5", "-3", "1e999", "nan", "", '"', "2020-01-01", str(2**63 + 5), "x|y", "train"]
+)
 
 
 @pytest.fixture(scope="module")
 def shard(load_tiny, tmp_path_factory):
-    from simulations.deploy.shards import cut
+    from simulations.deployment.shards import cut
 
     folder = tmp_path_factory.mktemp("shard")
     cut(load_tiny(), [folder])
@@ -114,7 +127,9 @@ def shard(load_tiny, tmp_path_factory):
 
 @fuzzed
 @given(
-    st.lists(st.sampled_from(["user", "item", "rating", "time", "part", "gender", "x", ""]), max_size=7),
+    st.lists(
+        st.sampled_from(["user", "item", "rating", "time", "part", "gender", "x", ""]), max_size=7
+    ),
     st.lists(st.lists(CELL, max_size=7), max_size=5),
     st.binary(max_size=8),
 )
@@ -129,13 +144,18 @@ def test_data_of_nodes(shard, tmp_path, header, rows, rest):
 def test_catalogues(shard, tmp_path, data):
     table = json.loads((shard / "catalogue.json").read_text())
     path = data.draw(st.sampled_from(sorted(paths_in(table))))
-    changes = data.draw(VALUES | st.just(table[path[0]] * 2 if isinstance(table[path[0]], list) else 3))
+    changes = data.draw(
+        VALUES | st.just(table[path[0]] * 2 if isinstance(table[path[0]], list) else 3)
+    )
     (tmp_path / "c.json").write_text(json.dumps(changed(table, path, changes)))
     told(read_own, shard / "data.csv", tmp_path / "c.json")
 
 
 @fuzzed
-@given(st.text(max_size=80) | st.dictionaries(WORDS, SCALARS.filter(lambda v: v is not None), max_size=4))
+@given(
+    st.text(max_size=80)
+    | st.dictionaries(WORDS, SCALARS.filter(lambda v: v is not None), max_size=4)
+)
 def test_settings_of_nodes_and_deployments(tmp_path, given_):
     try:
         text = given_ if isinstance(given_, str) else tomli_w.dumps(given_)
@@ -181,7 +201,9 @@ def read_all(folder):
 def test_run_folders(finished, tmp_path, data):
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder, dirs_exist_ok=True)
-    file = data.draw(st.sampled_from(sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")))
+    file = data.draw(
+        st.sampled_from(sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"))
+    )
     before = file.read_bytes()
     how = data.draw(st.sampled_from(["gone", "cut", "bytes", "value", "json", "folder"]))
     if how == "gone":
@@ -212,12 +234,15 @@ def test_checkpoints(finished, tmp_path, data):
     about = json.loads(arrays["about"].tobytes())
     kind = data.draw(st.sampled_from(["about", "array", "gone"]))
     if kind == "about":
-        text = json.dumps(changed(about, (data.draw(st.sampled_from(sorted(about))),), data.draw(VALUES)))
+        text = json.dumps(
+            changed(about, (data.draw(st.sampled_from(sorted(about))),), data.draw(VALUES))
+        )
         arrays["about"] = np.frombuffer(text.encode(), np.uint8)
     else:
         name = data.draw(st.sampled_from(sorted(arrays)))
         arrays[name] = np.zeros(
-            data.draw(st.lists(st.integers(0, 3), max_size=3)), data.draw(st.sampled_from(["f4", "i4", "u1"]))
+            data.draw(st.lists(st.integers(0, 3), max_size=3)),
+            data.draw(st.sampled_from(["f4", "i4", "u1"])),
         )
         if kind == "gone":
             del arrays[name]
@@ -225,14 +250,20 @@ def test_checkpoints(finished, tmp_path, data):
     written = io.BytesIO()
     np.savez(written, **arrays)
     (tmp_path / "checkpoints" / newest.name).write_bytes(written.getvalue())
-    told(Checkpoints(tmp_path / "checkpoints", RunFolder(finished).experiment.digest(), keep=3).latest)
+    told(
+        Checkpoints(
+            tmp_path / "checkpoints", RunFolder(finished).experiment.digest(), keep=3
+        ).latest
+    )
 
 
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
-SUM = wire.TrainSum({n: np.ones_like(v) for n, v in THETA.items()}, 2, 2.0, 9, 1.0, 2)
+SUM = TrainSum({n: np.ones_like(v) for n, v in THETA.items()}, 2, 2.0, 9, 1.0, 2)
 METRIC = st.integers(-(2**62), 2**62) | st.floats()
 RAW = st.builds(
-    lambda shape, kind, size: Array(kind, tuple(shape), "numpy.ndarray", struct.pack("<d", 1.0) * size),
+    lambda shape, kind, size: Array(
+        kind, tuple(shape), "numpy.ndarray", struct.pack("<d", 1.0) * size
+    ),
     st.lists(st.integers(0, 5), max_size=3),
     st.sampled_from(["float32", "int64", "object", "", "<U9"]),
     st.integers(0, 5),
@@ -243,9 +274,11 @@ RAW = st.builds(
 @fuzzed
 @given(st.data())
 def test_answers_of_nodes(tmp_path, data):
-    order = wire.TrainOrder(1, np.array([1, 2]), "uniform", {"name": "sgd"})
-    message = Message(wire.pack_train(ArrayRecord({n: Array(v) for n, v in THETA.items()}), order), 2, "train")
-    content = wire.pack_sum(SUM)
+    order = TrainOrder(1, np.array([1, 2]), "uniform", {"name": "sgd"})
+    message = Message(
+        pack_train(ArrayRecord({n: Array(v) for n, v in THETA.items()}), order), 2, "train"
+    )
+    content = pack_sum(SUM)
     for record in list(content):
         if data.draw(st.booleans()):
             del content[record]
@@ -256,8 +289,12 @@ def test_answers_of_nodes(tmp_path, data):
         for name in data.draw(st.lists(st.sampled_from(names), max_size=3)):
             record[name] = data.draw(RAW)
     if data.draw(st.booleans()):
-        content["x"] = data.draw(st.sampled_from([MetricRecord({"a": 1}), ConfigRecord({"a": b"b"})]))
-    assert isinstance(Gate().trained([message], [Message(content, reply_to=message)], THETA), list)
+        content["x"] = data.draw(
+            st.sampled_from([MetricRecord({"a": 1}), ConfigRecord({"a": b"b"})])
+        )
+    assert isinstance(
+        ReplyValidator().trained([message], [Message(content, reply_to=message)], THETA), list
+    )
 
     class Grid:
         def get_node_ids(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory lent for answers: what comes back is what was put there, and nobody writes where somebody still reads."""
+"""Memory lent for answers: what comes back is what was put there, and nobody writes where somebody
+still reads."""
 
 from __future__ import annotations
 
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from fedrec.live_arrays import live_arrays, to_record
-from fedrec.shared import offered
-from simulations.engines import lent
-from simulations.engines.lent import Lender, Memory, put
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.runtime.shared_memory import offered
+from simulations.engines import reply_buffers
+from simulations.engines.reply_buffers import BufferPool, Memory, put
 
 pytestmark = pytest.mark.skipif(not offered(), reason="this system has no anonymous shared files")
 
 
 def content(*arrays):
-    return RecordDict({"arrays": to_record({f"a{place}": array for place, array in enumerate(arrays)})})
+    return RecordDict(
+        {"arrays": to_record({f"a{place}": array for place, array in enumerate(arrays)})}
+    )
 
 
 ORDER = content(np.zeros((400, 100), np.float32), np.zeros(3))
@@ -31,11 +34,18 @@ ORDER = content(np.zeros((400, 100), np.float32), np.zeros(3))
 def answer(seed=0):
     random = np.random.default_rng(seed)
     table = random.normal(size=(100, 400)).astype(np.float32)
-    return content(table, table.T[3:9], np.arange(5), np.float64(2.5), np.zeros((0, 4)), np.array([True, False]))
+    return content(
+        table,
+        table.T[3:9],
+        np.arange(5),
+        np.float64(2.5),
+        np.zeros((0, 4)),
+        np.array([True, False]),
+    )
 
 
 def copies(found):
-    return {name: np.array(array) for name, array in live_arrays(found["arrays"]).items()}
+    return {name: np.array(array) for name, array in zero_copy_arrays(found["arrays"]).items()}
 
 
 def assert_equal(found, expected):
@@ -46,37 +56,45 @@ def assert_equal(found, expected):
 
 
 def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
-    lender, sent = Lender(), answer()
+    lender, sent = BufferPool(), answer()
     sent["metrics"], expected = MetricRecord({"n": 1}), copies(sent)
     memory = lender.memory(ORDER)
     spots = put(sent, memory.lend())
     assert set(sent) == {"metrics"}
     found = memory.take_back(pickle.loads(pickle.dumps(spots)))
-    arrays = live_arrays(found["arrays"])
+    arrays = zero_copy_arrays(found["arrays"])
     assert_equal(arrays, expected)
-    assert not any(array.ctypes.data % 64 for array in arrays.values() if array.size), "each begins a line of the cache"
+    assert not any(array.ctypes.data % 64 for array in arrays.values() if array.size), (
+        "each begins a line of the cache"
+    )
     with pytest.raises(ValueError, match="read-only"):
         arrays["a0"][0] = 1
 
 
 def test_another_process_puts_it_there():
-    memory = Lender().memory(ORDER)
+    memory = BufferPool().memory(ORDER)
     program = (
-        "import pickle, sys; from tests.simulations.test_lent import answer; from simulations.engines.lent import put\n"
-        "sys.stdout.buffer.write(pickle.dumps(put(answer(7), pickle.load(sys.stdin.buffer))))"
+        "import pickle, sys; from tests.simulations.test_lent import answer; from"
+        " simulations.engines.reply_buffers import"
+        " put\nsys.stdout.buffer.write(pickle.dumps(put(answer(7), pickle.load(sys.stdin.buffer))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], input=pickle.dumps(memory.lend()), capture_output=True, check=True
+        [sys.executable, "-c", program],
+        input=pickle.dumps(memory.lend()),
+        capture_output=True,
+        check=True,
     )
-    assert_equal(live_arrays(memory.take_back(pickle.loads(done.stdout))["arrays"]), copies(answer(7)))
+    assert_equal(
+        zero_copy_arrays(memory.take_back(pickle.loads(done.stdout))["arrays"]), copies(answer(7))
+    )
 
 
 def test_memory_is_lent_again_when_nothing_of_the_last_answer_is_in_use():
-    lender = Lender()
+    lender = BufferPool()
     first = lender.memory(ORDER)
     spots = put(answer(), first.lend())
     assert not first.free and lender.memory(ORDER) is not first, "an answer may still come"
-    part = live_arrays(first.take_back(spots)["arrays"])["a0"][3:, 5].T
+    part = zero_copy_arrays(first.take_back(spots)["arrays"])["a0"][3:, 5].T
     kept = part.copy()
     second = lender.memory(ORDER)
     assert not first.free and second is not first
@@ -87,14 +105,14 @@ def test_memory_is_lent_again_when_nothing_of_the_last_answer_is_in_use():
 
 
 def test_memory_that_brought_nothing_is_lent_again():
-    lender = Lender()
+    lender = BufferPool()
     memory = lender.memory(ORDER)
     memory.lend()
     assert memory.take_back({}) == {} and lender.memory(ORDER) is memory
 
 
 def test_memory_that_is_too_small_goes():
-    open_files, lender = [], Lender()
+    open_files, lender = [], BufferPool()
     for size in (0, 10**5, 10**6, 10**5):
         lender.memory(content(np.zeros(size, np.float32)))
         gc.collect()
@@ -107,8 +125,8 @@ def test_memory_that_is_too_small_goes():
 
 
 def test_nodes_that_never_answer_use_no_more_than_some(monkeypatch):
-    monkeypatch.setattr(lent, "_MOST", 3)
-    lender, memories = Lender(), []
+    monkeypatch.setattr(reply_buffers, "_MOST", 3)
+    lender, memories = BufferPool(), []
     for _ in range(3):
         memories.append(lender.memory(ORDER))
         memories[-1].lend()
@@ -118,7 +136,7 @@ def test_nodes_that_never_answer_use_no_more_than_some(monkeypatch):
 
 
 def test_what_is_small_or_does_not_fit_stays_in_the_answer():
-    lender = Lender()
+    lender = BufferPool()
     assert lender.memory(content(np.zeros(10))) is None and lender.memory(RecordDict()) is None
     memory = lender.memory(ORDER)
     small, large = content(np.zeros(10)), content(np.zeros((400, 200), np.float32))
@@ -128,14 +146,17 @@ def test_what_is_small_or_does_not_fit_stays_in_the_answer():
 
 
 def test_records_of_flowers_own_arrays_come_back_too():
-    memory, table = Lender().memory(ORDER), np.random.default_rng(0).normal(size=(200, 100))
+    memory, table = BufferPool().memory(ORDER), np.random.default_rng(0).normal(size=(200, 100))
     found = memory.take_back(put(RecordDict({"parameters": ArrayRecord([table])}), memory.lend()))
     (own,) = found["parameters"].to_numpy_ndarrays()
     np.testing.assert_array_equal(own, table)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(run_tiny, monkeypatch):
+def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(
+    run_tiny, monkeypatch
+):
     wide = "model.hidden=[256, 128, 64]"
     serial = run_tiny(wide, output="serial")
     taken, take_back = [], Memory.take_back
@@ -148,6 +169,8 @@ def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(r
     result = run_tiny(wide, "engine.name=ray", output="ray")
     whole = {"arrays": len(serial.parameters)}
     sums = [memory for memory, found in taken if found == whole]
-    assert len(sums) == 2 * len(serial.rounds) and len(set(map(id, sums))) == 2, "one for each of two nodes"
+    assert len(sums) == 2 * len(serial.rounds) and len(set(map(id, sums))) == 2, (
+        "one for each of two nodes"
+    )
     for name, value in serial.parameters.items():
         np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated and private parameters on all engines, and in runs that were broken off: the same numbers."""
+"""Generated and private parameters on all engines, and in runs that were broken off: the same
+numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 
 from fedrec.data.population import Population
 from fedrec.metrics.ranking import ranking_metrics
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.attacks.federations import parameters_of, scores_of
@@ -35,6 +36,7 @@ def run_metamf(run_tiny):
     return lambda *more, **others: run_tiny(*METAMF, *more, **others)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -88,8 +90,13 @@ def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
     experiment, folder = (result := run_metamf()).experiment, result.folder
     population = Population.of(experiment)
     users = result.users.index.to_numpy()
-    (scores,) = (s for _, s in scores_of(experiment, parameters_of(RunFolder(folder)), users, fine_tune=False))
+    (scores,) = (
+        s
+        for _, s in scores_of(experiment, parameters_of(RunFolder(folder)), users, fine_tune=False)
+    )
     held_out = population.held_out(users, "test")
-    masks = {name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "known", "relevant")}
+    masks = {
+        name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "known", "relevant")
+    }
     found = ranking_metrics(torch.from_numpy(scores), **masks, ks=(5,))
     np.testing.assert_allclose(found["hits@5"].numpy(), result.users["hits@5"].to_numpy())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedrec.errors import ExperimentError
-from simulations.personal import personal_epsilons
+from simulations.personal_epsilons import personal_epsilons
 
 DPVAE = (
     "model={name='vae', hidden=6, latent=3}",
@@ -26,10 +26,16 @@ def test_calibrated_noise_keeps_everybody_within_the_budget(load_tiny):
 
 def test_the_papers_noise_overspends(load_tiny):
     # Thirty uploads at delta 1 / 80,000: the reference of the accountant's own test.
-    more = ("rounds=120", "sampler.participations=30", "step={name='dpvae', budgets='equal', delta=1.25e-5}")
+    more = (
+        "rounds=120",
+        "sampler.participations=30",
+        "step={name='dpvae', budgets='equal', delta=1.25e-5}",
+    )
     table = personal_epsilons(load_tiny(*DPVAE, *more))
     assert (table["uploads"] == 30).all() and np.allclose(table["nominal"], 1)
-    assert np.allclose(table["replace-one"], 11.66, atol=0.006) and np.allclose(table["add-remove"], 5.05, atol=0.006)
+    assert np.allclose(table["replace-one"], 11.66, atol=0.006) and np.allclose(
+        table["add-remove"], 5.05, atol=0.006
+    )
     early = personal_epsilons(load_tiny(*DPVAE, *more), rounds=1)
     assert early["uploads"].sum() == 6 and (early["replace-one"][early["uploads"] == 0] == 0).all()
 

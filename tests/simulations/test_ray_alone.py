@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local Ray is its user's alone: no other process of the machine gets in, by whichever address."""
+"""A local Ray is its user's alone: no other process of the machine gets in, by whichever
+address."""
 
 from __future__ import annotations
 
@@ -37,12 +38,23 @@ print("IN", ray.get(ray.remote(lambda: 5).remote(), timeout=20))
 
 
 def python(code, *arguments, home, **more):
-    """A Python of another user, as far as that can be had: another home, and nothing of Ray's in the environment."""
+    """A Python of another user, as far as that can be had: another home, and nothing of Ray's in
+    the environment."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **more}
+    environment |= {
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **more,
+    }
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
 
 
@@ -58,7 +70,8 @@ def victim(tmp_path_factory):
 
 
 def test_a_stranger_runs_no_code(victim, tmp_path):
-    """While one who has the token does; without one Ray asks again and again, and gives up after minutes."""
+    """While one who has the token does; without one Ray asks again and again, and gives up after
+    minutes."""
     process, address = victim
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"RAY_AUTH" not in environment  # of the process as it was started; its own Ray's have it
@@ -67,8 +80,13 @@ def test_a_stranger_runs_no_code(victim, tmp_path):
         "none": {},
         "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
     }
-    reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # or Ray would look for it at another address
-    asking = {name: python(STRANGER, address, home=tmp_path, **reachable, **own) for name, own in tokens.items()}
+    reachable = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
+    }  # or Ray would look for it at another address
+    asking = {
+        name: python(STRANGER, address, home=tmp_path, **reachable, **own)
+        for name, own in tokens.items()
+    }
     try:
         assert asking["friend"].communicate(timeout=120)[0] == "IN 5\n"
         time.sleep(3)
@@ -96,9 +114,13 @@ def test_it_listens_on_loopback_alone(victim):
     assert address.startswith("127.0.0.1:")
     group = {process.pid}
     for _ in range(4):  # Ray's processes, and theirs
-        group |= {int(f.parent.name) for f in Path("/proc").glob("[0-9]*/stat") if _parent(f) in group}
+        group |= {
+            int(f.parent.name) for f in Path("/proc").glob("[0-9]*/stat") if _parent(f) in group
+        }
     open_ports = {row for pid in group for row in _listening(pid)}
-    assert open_ports and not [row for row in open_ports if not row.endswith("0100007F")], open_ports
+    assert open_ports and not [row for row in open_ports if not row.endswith("0100007F")], (
+        open_ports
+    )
 
 
 def _parent(file):
@@ -109,7 +131,8 @@ def _parent(file):
 
 
 def _listening(pid):
-    """Addresses that a process listens on, as in /proc/net/tcp: 127.0.0.1 ends with 0100007F, zeros are all."""
+    """Addresses that a process listens on, as in /proc/net/tcp: 127.0.0.1 ends with 0100007F, zeros
+    are all."""
     sockets = set()
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -129,4 +152,7 @@ def test_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ray_alone.alone():
         assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ
-    assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+    assert (
+        os.environ["RAY_AUTH_MODE"] == "disabled"
+        and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+    )

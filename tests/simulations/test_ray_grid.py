@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray engine: the serial engine's numbers, and nodes that fail, hang or die. One Ray for the whole file."""
+"""The Ray engine: the serial engine's numbers, and nodes that fail, hang or die. One Ray for the
+whole file."""
 
 from __future__ import annotations
 
@@ -7,16 +8,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from fedrec import wire
 from fedrec.errors import ClientError, EngineError
-from fedrec.live_arrays import to_record
-from fedrec.runs import RunFolder
+from fedrec.protocol.messages import HELLO, INITIAL, pack_train, unpack_parameters
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.zero_copy import to_record
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
-from server.execution import execute
-from server.roster import call_roster
+from server.cohorts.roster import call_roster
+from server.run import execute
 from simulations import runner
-from simulations.engines import lent
 from simulations.engines import ray as engine
+from simulations.engines import reply_buffers
 from simulations.engines.ray import open_grid
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,13 +43,13 @@ def grid(run, leftovers):
 
 @pytest.fixture
 def theta(grid, run):
-    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, wire.INITIAL)])
-    return wire.unpack_parameters(reply.content)
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, INITIAL)])
+    return unpack_parameters(reply.content)
 
 
 def training(theta, node, clients, step=None):
-    order = wire.TrainOrder(1, np.array(clients, dtype=np.int64), step=step)
-    return Message(wire.pack_train(theta, order), node, "train")
+    order = TrainOrder(1, np.array(clients, dtype=np.int64), step=step)
+    return Message(pack_train(theta, order), node, "train")
 
 
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
@@ -80,7 +82,9 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     assert [reply.has_error() for reply in replies] == [False, False] and stored == expected
     assert set(messages[0].content) == {"arrays", "config"}
     stored.clear()
-    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})  # as Flower's strategies do
+    content = RecordDict(
+        {"arrays": arrays, "config": ConfigRecord({"server-round": 1})}
+    )  # as Flower's strategies do
     grid.send_and_receive([Message(content, node, "evaluate") for node in (2, 3)])
     assert stored == expected
 
@@ -88,9 +92,13 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     bad = to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
     clients = [call_roster(grid, timeout=60).presences[0].training[0]]
-    good, failed = grid.send_and_receive([training(to_record(theta), 3, []), training(bad, 2, clients)], timeout=60)
+    good, failed = grid.send_and_receive(
+        [training(to_record(theta), 3, []), training(bad, 2, clients)], timeout=60
+    )
     assert not good.has_error() and failed.has_error() and failed.metadata.src_node_id == 2
-    assert failed.error.reason.startswith(f"client {clients[0]} failed in step 'Sgd' (round 1, node 0)")
+    assert failed.error.reason.startswith(
+        f"client {clients[0]} failed in step 'Sgd' (round 1, node 0)"
+    )
     assert "got: RuntimeError" in failed.error.reason
 
 
@@ -100,11 +108,13 @@ def test_a_defect_is_an_error_reply_with_its_traceback(grid):
 
 
 def test_messages_can_be_pushed_and_pulled(grid):
-    ids = grid.push_messages([Message(RecordDict(), node, wire.HELLO) for node in (2, 3)])
+    ids = grid.push_messages([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     got = []
     while len(got) < 2:
         got += grid.pull_messages(ids)
-    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids) and list(grid.pull_messages(ids)) == []
+    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids) and list(
+        grid.pull_messages(ids)
+    ) == []
 
 
 class Fail(Callback):
@@ -115,10 +125,11 @@ class Fail(Callback):
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
     grid, theta, load_tiny, tmp_path, monkeypatch
 ):
-    """The last test: node 3 does not live through it, but gives back the memory that was lent to it."""
+    """The last test: node 3 does not live through it, but gives back the memory that was lent to
+    it."""
     import ray
 
-    monkeypatch.setattr(lent, "_WORTH_LENDING", 0)
+    monkeypatch.setattr(reply_buffers, "_WORTH_LENDING", 0)
     lender = grid._lender
     client = call_roster(grid, timeout=60).presences[1].training[0]
     endless = training(to_record(theta), 3, [client], ENDLESS)
@@ -128,7 +139,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     ray.kill(grid._actors[1])
     (late,) = grid._collect({endless.metadata.message_id}, 30)
     assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
-    (again,) = grid.send_and_receive([Message(RecordDict(), 3, wire.HELLO)], timeout=30)
+    (again,) = grid.send_and_receive([Message(RecordDict(), 3, HELLO)], timeout=30)
     assert again.has_error() and again.metadata.src_node_id == 3
     other = RunFolder.create(runner.settle(load_tiny("engine.name=ray")), tmp_path / "run")
     with pytest.raises(ClientError, match="1 of 2 nodes failed"):
@@ -139,12 +150,19 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
 
 def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):
     experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
-    with pytest.raises(EngineError, match="cannot be reached"), open_grid(RunFolder.create(experiment, tmp_path / "r")):
+    with (
+        pytest.raises(EngineError, match="cannot be reached"),
+        open_grid(RunFolder.create(experiment, tmp_path / "r")),
+    ):
         pass
 
 
-@pytest.mark.parametrize(("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)])
-def test_a_local_ray_that_does_not_start_is_started_once_more(monkeypatch, address, failures, started):
+@pytest.mark.parametrize(
+    ("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)]
+)
+def test_a_local_ray_that_does_not_start_is_started_once_more(
+    monkeypatch, address, failures, started
+):
     import ray
 
     calls = []
@@ -155,10 +173,12 @@ def test_a_local_ray_that_does_not_start_is_started_once_more(monkeypatch, addre
             raise RuntimeError("late")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)  # so that no other Ray is shut down here
+    monkeypatch.setattr(
+        ray, "is_initialized", lambda: True
+    )  # so that no other Ray is shut down here
     if started:
-        engine._connect(address, 1, 0)
+        engine.connect(address, 1, 0)
     else:
         with pytest.raises(EngineError, match="RuntimeError: late"):
-            engine._connect(address, 1, 0)
+            engine.connect(address, 1, 0)
     assert len(calls) == (2 if address is None else 1)

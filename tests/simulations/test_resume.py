@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is killed or interrupted in the middle of a round goes on as if nothing had happened."""
+"""A run that is killed or interrupted in the middle of a round goes on as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from simulations import runner
 
 STEP = """
@@ -24,7 +25,8 @@ calls = 0
 
 
 class Stuck(Sgd):
-    '''Trains like `Sgd`, but waits for ever at the third client after round 2 of the run that STUCK_IN names.'''
+    '''Trains like `Sgd`, but waits for ever at the third client after round 2 of the run that
+    STUCK_IN names.'''
 
     def update(self, parameters, data, random):
         global calls
@@ -36,7 +38,10 @@ class Stuck(Sgd):
                 time.sleep(600)
         return super().update(parameters, data, random)
 """
-START = "import sys, json; from simulations.runner import run; run(json.loads(sys.argv[1]), output=sys.argv[2])"
+START = (
+    "import sys, json; from simulations.runner import run; run(json.loads(sys.argv[1]),"
+    " output=sys.argv[2])"
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,9 @@ def table(plugin, tiny_experiment):
     """Every client keeps its output layer to itself, so the private state must survive as well."""
     table = {**tiny_experiment(), "rounds": 4}
     table["sampler"]["cohort"] = 12
-    table["engine"]["path"] = "reference"  # so that the step is asked for one client after the other
+    table["engine"]["path"] = (
+        "reference"  # so that the step is asked for one client after the other
+    )
     table["step"] |= {"name": "stuck_step:Stuck", "private-parameters": ["layer1.*"]}
     return table
 
@@ -74,14 +81,18 @@ def stuck_process(table, plugin, run):
     )
     deadline = time.monotonic() + 60
     while not (run.parent / "stuck").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "the run did not come to round 3"
+        assert process.poll() is None and time.monotonic() < deadline, (
+            "the run did not come to round 3"
+        )
         time.sleep(0.05)
     return process
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("sign", "status"), [(signal.SIGKILL, "running"), (signal.SIGINT, "interrupted")], ids=["kill -9", "ctrl-c"]
+    ("sign", "status"),
+    [(signal.SIGKILL, "running"), (signal.SIGINT, "interrupted")],
+    ids=["kill -9", "ctrl-c"],
 )
 def test_a_broken_run_ends_with_the_numbers_of_an_unbroken_one(
     table, plugin, unbroken, tmp_path, saved_parameters, sign, status

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs under secure aggregation: the same numbers as without it, on every engine; what cannot be is refused."""
+"""Whole runs under secure aggregation: the same numbers as without it, on every engine; what cannot
+be is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ PLANS = {
     "none": (),
     "weighted": ("strategy.name=fedavg",),
     "central": ("privacy={clip-norm=0.5, noise-multiplier=1.0}",),
-    "distributed": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='distributed', max-dropouts=2}",),
+    "distributed": (
+        "privacy={clip-norm=0.5, noise-multiplier=1.0, placement='distributed', max-dropouts=2}",
+    ),
     "local": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='local'}",),
     "laplace": ("privacy={clip-norm=0.5, noise-multiplier=1.0, mechanism='laplace', delta=0.0}",),
     "adaptive": ("privacy={clip-norm=0.5, noise-multiplier=1.0, adaptive-clip={count-noise=2.0}}",),
@@ -32,7 +35,8 @@ class Stop(Callback):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_same_parameters_as_without(run_tiny, plan):
-    """Up to the order of float32 additions that are exact here: the step of the fixed point is far below."""
+    """Up to the order of float32 additions that are exact here: the step of the fixed point is far
+    below."""
     plain = run_tiny(*PLANS[plan], *QUICK, THREE, output="plain")
     secure = run_tiny(*PLANS[plan], *QUICK, THREE, SECURE, output="secure")
     assert plain.parameters.keys() == secure.parameters.keys()
@@ -58,6 +62,7 @@ def test_a_run_that_was_broken_off_goes_on(run_tiny, tmp_path):
     assert len(resumed.rounds) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_on_ray(run_tiny):
     plain = run_tiny(*QUICK, THREE, output="plain")

@@ -14,7 +14,9 @@ from simulations.engines.serial import SerialGrid
 
 
 def contexts(count):
-    return [Context(1, 2 + place, {"partition-id": place}, RecordDict(), {}) for place in range(count)]
+    return [
+        Context(1, 2 + place, {"partition-id": place}, RecordDict(), {}) for place in range(count)
+    ]
 
 
 def shared():
@@ -30,7 +32,11 @@ def vandal():
     @app.train()
     def train(message, context):
         arrays, config = message.content["arrays"], message.content["config"]
-        given = {"sum": float(arrays["w"].numpy().sum()), "rate": config["rate"], "list": list(config["list"])}
+        given = {
+            "sum": float(arrays["w"].numpy().sum()),
+            "rate": config["rate"],
+            "list": list(config["list"]),
+        }
         arrays["w"].numpy()[:] = -1
         arrays["w"] = Array(np.full(3, 100, np.float32))
         config["rate"] = 99.0
@@ -38,22 +44,40 @@ def vandal():
         message.content["more"] = ConfigRecord()
         context.state["count"] = ConfigRecord({"n": len(context.state) + 1})
         place = context.node_config["partition-id"]
-        return Message(RecordDict({"metrics": MetricRecord({**given, "place": place})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({**given, "place": place})}), reply_to=message
+        )
 
     return SerialGrid(app, contexts(3))
 
 
 def test_a_client_that_edits_its_message_does_not_change_the_others(vandal):
     content = shared()
-    replies = vandal.send_and_receive([Message(content, node, "train") for node in vandal.get_node_ids()])
+    replies = vandal.send_and_receive(
+        [Message(content, node, "train") for node in vandal.get_node_ids()]
+    )
     for place, reply in enumerate(replies):
-        assert dict(reply.content["metrics"]) == {"sum": 3.0, "rate": 0.5, "list": [1, 2], "place": place}
-    assert content["arrays"]["w"].numpy().tolist() == [0, 1, 2] and set(content) == {"arrays", "config"}
+        assert dict(reply.content["metrics"]) == {
+            "sum": 3.0,
+            "rate": 0.5,
+            "list": [1, 2],
+            "place": place,
+        }
+    assert content["arrays"]["w"].numpy().tolist() == [0, 1, 2] and set(content) == {
+        "arrays",
+        "config",
+    }
     assert dict(content["config"]) == {"rate": 0.5, "list": [1, 2]}
 
 
 def test_replies_come_in_the_order_of_the_messages(vandal):
-    nodes = [4, 2, 3, 2, 4] * 6  # more than ten messages, so that order by number is not order by text
+    nodes = [
+        4,
+        2,
+        3,
+        2,
+        4,
+    ] * 6  # more than ten messages, so that order by number is not order by text
     replies = vandal.send_and_receive([Message(shared(), node, "train") for node in nodes])
     assert [reply.metadata.src_node_id for reply in replies] == nodes
     assert vandal.send_and_receive([]) == []
@@ -65,13 +89,19 @@ def test_messages_can_be_pushed_and_pulled(vandal):
     assert len({*first, *second}) == 3
     (reply,) = vandal.pull_messages(second)
     assert reply.metadata.reply_to_message_id == second[0]
-    assert {reply.metadata.reply_to_message_id for reply in vandal.pull_messages(first)} == set(first)
+    assert {reply.metadata.reply_to_message_id for reply in vandal.pull_messages(first)} == set(
+        first
+    )
     assert list(vandal.pull_messages(first)) == []
 
 
 def test_create_message_and_run_as_flower_has_them(vandal):
     message = vandal.create_message(shared(), "train", 3, "group", 60.0)
-    assert (message.metadata.dst_node_id, message.metadata.group_id, message.metadata.ttl) == (3, "group", 60.0)
+    assert (message.metadata.dst_node_id, message.metadata.group_id, message.metadata.ttl) == (
+        3,
+        "group",
+        60.0,
+    )
     vandal.set_run("a run")
     assert vandal.run == "a run"
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from simulations.engines import flower
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,8 @@ class AsTorch(Model):
     """The network of the clients, under the same names."""
 
     def initial(self, generator):
-        drawn = {"items.weight": torch.randn(30, 4, generator=generator), "score.weight": torch.zeros(1, 4)}
+        drawn = {"items.weight": torch.randn(30, 4, generator=generator)}
+        drawn["score.weight"] = torch.zeros(1, 4)
         return drawn | {"score.bias": torch.zeros(1)}
 
     def predict(self, parameters, users, items, rows=None):
@@ -64,16 +65,25 @@ def bundle(tmp_path, tiny_experiment, monkeypatch):
     (app / "stock_bundle").mkdir(parents=True)
     (app / "pyproject.toml").write_text(PYPROJECT)
     (app / "stock_bundle" / "__init__.py").touch()
-    (app / "stock_bundle" / "server_app.py").write_text('from server.app import app\n\n__all__ = ["app"]\n')
+    (app / "stock_bundle" / "server_app.py").write_text(
+        'from server.app import app\n\n__all__ = ["app"]\n'
+    )
     (app / "stock_bundle" / "model.py").write_text(MODEL)
-    shutil.copy(ROOT / "tests/server/stock_app.py", app / "stock_bundle" / "client_app.py")
-    table = {**tiny_experiment(), "model": {"name": "stock_bundle.model:AsTorch"}, "train-config": {"lr": 0.5}}
+    shutil.copy(ROOT / "tests/server/deployed/stock_app.py", app / "stock_bundle" / "client_app.py")
+    table = {
+        **tiny_experiment(),
+        "model": {"name": "stock_bundle.model:AsTorch"},
+        "train-config": {"lr": 0.5},
+    }
     table["sampler"] = {"name": "fixed-size", "cohort": 2}
     (tmp_path / "experiment.toml").write_text(tomli_w.dumps(table))
-    monkeypatch.syspath_prepend(str(app))  # for this process, which reads the run folder; the run's have the bundle
+    monkeypatch.syspath_prepend(
+        str(app)
+    )  # for this process, which reads the run folder; the run's have the bundle
     return app
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
     port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
@@ -84,11 +94,18 @@ def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
     with flower._superlink(place, environment, port):  # type: ignore[arg-type]
         command = [flower._script("flwr"), "run", str(bundle), "fedrec", "--stream", "-c", config]
         done = subprocess.run(
-            [*command, "--federation-config", sizes], env=environment, cwd=tmp_path, capture_output=True, text=True
+            [*command, "--federation-config", sizes],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
     assert (tmp_path / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
     run = RunFolder(tmp_path / "run")
     assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
     result = run.read_result()
     assert set(result.metrics) == {"eval_acc"} and len(result.users) == 2
-    assert result.rounds["num-examples"].tolist() == [41, 41] and result.rounds["loss"][1] < result.rounds["loss"][0]
+    assert (
+        result.rounds["num-examples"].tolist() == [41, 41]
+        and result.rounds["loss"][1] < result.rounds["loss"][0]
+    )

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from simulations.cli import app
 
 QUICK = {
@@ -29,7 +29,13 @@ def call(tiny_experiment, tmp_path):
     def call(perturb, *arguments, output="synthetic.csv"):
         table = {**tiny_experiment(), **({"perturb": perturb} if perturb else {})}
         (tmp_path / "tiny.toml").write_text(tomli_w.dumps(table))
-        command = ["synthesise", str(tmp_path / "tiny.toml"), "--output", str(tmp_path / output), *arguments]
+        command = [
+            "synthesise",
+            str(tmp_path / "tiny.toml"),
+            "--output",
+            str(tmp_path / output),
+            *arguments,
+        ]
         return table, CliRunner().invoke(app, command)
 
     return call
@@ -37,32 +43,48 @@ def call(tiny_experiment, tmp_path):
 
 @pytest.mark.parametrize("output", ["synthetic.csv", "synthetic.parquet"])
 def test_the_table_is_what_clients_learn_from(call, tmp_path, output):
-    table, done = call({"name": "upc-sdg", "replacement-ratio": 0.5, **QUICK}, "--json", output=output)
+    table, done = call(
+        {"name": "upc-sdg", "replacement-ratio": 0.5, **QUICK}, "--json", output=output
+    )
     assert done.exit_code == 0, done.output
     found, learned = json.loads(done.stdout), Population.of(load(table)).perturbed.rows
     columns = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
     dataset = {"name": "table", "path": str(tmp_path / output), **columns}
     del table["perturb"]
     data = Population.of(load({**table, "dataset": dataset})).interactions
-    ids = [(one.user_ids[one.users].tolist(), one.item_ids[one.items].tolist()) for one in (data, learned)]
-    pairs = [sorted(zip(*names, one.ratings, strict=True)) for names, one in zip(ids, (data, learned), strict=True)]
+    ids = [
+        (one.user_ids[one.users].tolist(), one.item_ids[one.items].tolist())
+        for one in (data, learned)
+    ]
+    pairs = [
+        sorted(zip(*names, one.ratings, strict=True))
+        for names, one in zip(ids, (data, learned), strict=True)
+    ]
     assert pairs[0] == pairs[1] and found["rows"] == len(learned)
     assert found["kept"] + found["replaced"] == pytest.approx(1) and 0.3 < found["kept"] < 0.7
     assert 0 <= found["linked"] <= 1 and set(found["recovered"]) == {"top-1", "top-10"}
-    assert set(found["mean similarity by sensitivity"]["0.9"]) == {"rows", "paper", "released", "cosine"}
+    assert set(found["mean similarity by sensitivity"]["0.9"]) == {
+        "rows",
+        "paper",
+        "released",
+        "cosine",
+    }
     assert any("no differential privacy" in line for line in found["in words"])
 
 
 def test_people_get_it_in_lines(call):
     _, done = call({"name": "random-replacement", "replacement-ratio": 0.25})
     assert done.exit_code == 0 and "linked: " in done.output and "top-10" in done.output
+    assert "mean similarity by sensitivity" in done.output
 
 
 def test_a_run_learns_from_synthetic_rows(run_tiny):
     settings = ["perturb.name=upc-sdg", "perturb.embeddings.epochs=2", "perturb.generator.steps=3"]
     one, again = (run_tiny(*settings, output=name) for name in ("one", "again"))
     assert any("no differential privacy" in line for line in one.privacy)
-    assert all(np.array_equal(one.parameters[name], again.parameters[name]) for name in one.parameters)
+    assert all(
+        np.array_equal(one.parameters[name], again.parameters[name]) for name in one.parameters
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +95,11 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
         ({"name": "random-replacement"}, ".", "cannot write"),
         ({"name": "random-replacment"}, "a.csv", "unknown perturbation"),
         ({"replacement-ratio": 0.5}, "a.csv", "missing key 'perturb.name'"),
-        ({"name": "random-replacement", "replacement-ratio": 2}, "a.csv", "perturb.replacement-ratio"),
+        (
+            {"name": "random-replacement", "replacement-ratio": 2},
+            "a.csv",
+            "perturb.replacement-ratio",
+        ),
         ({"name": "upc-sdg", "sensitivity": -1}, "a.csv", "perturb.sensitivity"),
         ({"name": "random-replacement", "users": "nowhere.csv"}, "a.csv", "no table of users"),
         ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),

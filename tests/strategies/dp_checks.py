@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a differentially private aggregator, as checks that a right one passes and a broken one fails.
+"""What must hold of a differentially private aggregator, as checks that a right one passes and a
+broken one fails.
 
-The federation here is real from the client's finished update on: clients' sums, messages, strategy and release are
-those of a run. Only the training is scripted, so that updates can be as bad as one likes. The parameters start at zero,
-so the parameters after a round are what was released.
+The federation here is real from the client's finished update on: clients' sums, messages, strategy
+and release are those of a run. Only the training is scripted, so that updates can be as bad as one
+likes. The parameters start at zero, so the parameters after a round are what was released.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import torch
 from flwr.app import ConfigRecord, Error, Message
 from scipy.stats import kstest
 
-from clients.steps.base import Update
-from clients.total import Total
-from fedrec import wire
-from fedrec.live_arrays import from_record, to_record
+from clients.step import Update
+from clients.training.update_sum import UpdateSum
 from fedrec.privacy.mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
+from fedrec.protocol.messages import pack_sum, unpack_train
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.zero_copy import from_record, to_record
 from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
 from strategies.reptile import Reptile, ReptileConfig
@@ -44,7 +46,8 @@ WORST = {  # updates of one client that try to get more than their share
 
 
 def update(scale: float, *, examples: int = 3, seed: int = 7, names=tuple(SHAPES)) -> Update:
-    """An update in a random direction that touches five items; zero in all but the named parameters."""
+    """An update in a random direction that touches five items; zero in all but the named
+    parameters."""
     random = np.random.default_rng(seed)
     delta = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     for name in names:
@@ -63,7 +66,10 @@ def spoiled(value: float) -> Update:
 
 def honest(clients: int = CLIENTS) -> dict[int, Update | None]:
     """Everybody's updates; some of them longer than the clip norm."""
-    return {client: update(0.1 * (client + 1), examples=client + 1, seed=client) for client in range(clients)}
+    return {
+        client: update(0.1 * (client + 1), examples=client + 1, seed=client)
+        for client in range(clients)
+    }
 
 
 class Fixed:
@@ -85,7 +91,7 @@ class Parts:
     """What a federation is built of; a broken aggregator replaces one of them."""
 
     privacy: type[DpFedAvg] = DpFedAvg
-    total: type[Total] = Total
+    total: type[UpdateSum] = UpdateSum
     strategy: type[CohortStrategy] = Reptile
     start: dict[str, np.ndarray] = field(
         default_factory=lambda: {n: np.zeros(s, np.float32) for n, s in SHAPES.items()}
@@ -93,7 +99,8 @@ class Parts:
 
 
 class Federation:
-    """Rounds of a private strategy. All clients are in every cohort, each on a node of its own, unless told."""
+    """Rounds of a private strategy. All clients are in every cohort, each on a node of its own,
+    unless told."""
 
     def __init__(
         self,
@@ -111,13 +118,27 @@ class Federation:
         settings = {"clip_norm": CLIP, **privacy}
         if "noise_multiplier" not in settings and "epsilon" not in settings:
             settings["noise_multiplier"] = 1.0
-        plan = Plan.of(PrivacyConfig(**settings), sampler, {"cohort": self.cohort}, clients, 10, server_lr=server_lr)
+        plan = Plan.of(
+            PrivacyConfig(**settings),
+            sampler,
+            {"cohort": self.cohort},
+            clients,
+            10,
+            server_lr=server_lr,
+        )
         self.charged: list[Any] = []
         cohorts: Any = Fixed(clients, self.cohort, nodes or clients)
-        self.strategy = self.parts.strategy(ReptileConfig(server_lr=server_lr), cohorts, {"name": "sgd"})
+        self.strategy = self.parts.strategy(
+            ReptileConfig(server_lr=server_lr), cohorts, {"name": "sgd"}
+        )
         self.source = Reproducible(5)
         self.strategy.protect(
-            self.parts.privacy(plan, "main", self.source, lambda number, event: self.charged.append((number, event)))
+            self.parts.privacy(
+                plan,
+                "main",
+                self.source,
+                lambda number, event: self.charged.append((number, event)),
+            )
         )
         self.round, self.asked = 0, []
 
@@ -140,14 +161,19 @@ class Federation:
         """What a node answers; without any of its clients' updates it fails."""
         order = order_of(message)
         total = self.parts.total(
-            self.parts.start, ["item.id"], order.weighting, order.protection, self.source, order.round
+            self.parts.start,
+            ["item.id"],
+            order.weighting,
+            order.protection,
+            self.source,
+            order.round,
         )
         present = [client for client in order.clients.tolist() if updates.get(client) is not None]  # type: ignore[union-attr]
         if not present:
             return Message(Error(2, "gone"), reply_to=message)
         for client in present:
             total.add(client, updates[client])  # type: ignore[arg-type]
-        return Message(wire.pack_sum(total.sum()), reply_to=message)
+        return Message(pack_sum(total.sum()), reply_to=message)
 
     def applied(self, replies: list[Message]) -> dict[str, np.ndarray]:
         """How far the parameters move, times M / server_lr: the released sum."""
@@ -155,18 +181,22 @@ class Federation:
         assert arrays is not None, "nothing was released"
         moved = from_record(arrays)
         factor = self.cohort / self.rate
-        return {n: (moved[n].astype(np.float64) - start) * factor for n, start in self.parts.start.items()}
+        return {
+            n: (moved[n].astype(np.float64) - start) * factor
+            for n, start in self.parts.start.items()
+        }
 
     def play(self, updates: dict[int, Update | None] | None = None) -> dict[str, np.ndarray]:
-        """A round in which the clients have these updates (zero by default); gives the released sum."""
+        """A round in which the clients have these updates (zero by default); gives the released
+        sum."""
         if updates is None:
             updates = dict.fromkeys(range(CLIENTS), update(0.0))
         return self.applied([self.answer(message, updates) for message in self.configured()])
 
 
-def order_of(message: Message) -> wire.TrainOrder:
+def order_of(message: Message) -> TrainOrder:
     """The order in a training message."""
-    return wire.unpack_train(message.content)[1]
+    return unpack_train(message.content)[1]
 
 
 def flat(released: dict[str, np.ndarray]) -> np.ndarray:
@@ -199,7 +229,10 @@ def noise_is_drawn_anew(parts: Parts) -> None:
     federation = Federation(parts)
     first, second = federation.play(), federation.play()
     size = SHAPES["layer.weight"]
-    pairs = [(flat(first), flat(second)), (first["item.id"].ravel()[: np.prod(size)], first["layer.weight"].ravel())]
+    pairs = [
+        (flat(first), flat(second)),
+        (first["item.id"].ravel()[: np.prod(size)], first["layer.weight"].ravel()),
+    ]
     for one, other in pairs:
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(one.size)
 
@@ -207,18 +240,23 @@ def noise_is_drawn_anew(parts: Parts) -> None:
 def every_row_has_noise(parts: Parts) -> None:
     """A row that no client touched has the noise of one that somebody touched."""
     updates = honest()
-    touched = np.unique(np.concatenate([u.delta["item.id"].any(1).nonzero()[:, 0] for u in updates.values() if u]))
+    touched = np.unique(
+        np.concatenate([u.delta["item.id"].any(1).nonzero()[:, 0] for u in updates.values() if u])
+    )
     released = Federation(parts, noise_multiplier=3.0).play(updates)
     assert all(value.all() for value in released.values())
     assert_std(np.delete(released["item.id"], touched, axis=0), 2 * CLIP * 3.0)
 
 
 def sum_moves_by_two_clip_norms_at_most(parts: Parts) -> None:
-    """Whatever one client is replaced with, the sum of the others stays, and all of it moves by 2 S at most."""
+    """Whatever one client is replaced with, the sum of the others stays, and all of it moves by 2 S
+    at most."""
     for nodes in (CLIENTS, 3):
         sums = {}
         for name, make in WORST.items():
-            sums[name] = Federation(parts, nodes=nodes, noise_multiplier=0.0).play({**honest(), 4: make()})
+            sums[name] = Federation(parts, nodes=nodes, noise_multiplier=0.0).play(
+                {**honest(), 4: make()}
+            )
         for one in sums.values():
             for other in sums.values():
                 moved = norm({name: one[name] - other[name] for name in SHAPES})
@@ -230,7 +268,9 @@ def sum_moves_by_two_clip_norms_at_most(parts: Parts) -> None:
 def clients_count_the_same(parts: Parts) -> None:
     """The same update with a billion examples moves the sum no further."""
     few, many = (
-        Federation(parts, noise_multiplier=0.0).play({**honest(), 4: update(1.0, examples=examples)})
+        Federation(parts, noise_multiplier=0.0).play(
+            {**honest(), 4: update(1.0, examples=examples)}
+        )
         for examples in (1, 10**9)
     )
     np.testing.assert_allclose(flat(few), flat(many), rtol=1e-6, atol=1e-9)
@@ -250,9 +290,13 @@ def denominator_is_fixed(parts: Parts) -> None:
     half = {client: update if client % 2 else None for client, update in updates.items()}
     zeroed = {client: u if client % 2 else update(0.0) for client, u in updates.items()}
     for nodes in (CLIENTS, 2, 3):
-        found, expected = (Federation(parts, nodes=nodes, noise_multiplier=0.0).play(u) for u in (half, zeroed))
+        found, expected = (
+            Federation(parts, nodes=nodes, noise_multiplier=0.0).play(u) for u in (half, zeroed)
+        )
         np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-5, atol=1e-6)
-    assert_std(flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP)  # the noise weighs the same as well
+    assert_std(
+        flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP
+    )  # the noise weighs the same as well
 
 
 def nobody_is_drawn_for_a_failed_client(parts: Parts) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy interface."""
+"""REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy
+interface."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message
 
-from fedrec import wire
-from fedrec.live_arrays import from_record, to_record
+from fedrec.protocol.messages import pack_sum, unpack_train
+from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.zero_copy import from_record, to_record
 from strategies.fedavg import FedAvg, FedAvgConfig
 from strategies.reptile import Reptile, ReptileConfig
 
@@ -46,26 +48,32 @@ def configured(strategy, round_number=1, theta=THETA):
 
 def answer(message, w, b, clients, weight, loss=(0.0, 0)):
     total = {"w": np.array(w, np.float32), "b": np.array(b, np.float32)}
-    return Message(wire.pack_sum(wire.TrainSum(total, clients, weight, 4 * clients, *loss)), reply_to=message)
+    return Message(pack_sum(TrainSum(total, clients, weight, 4 * clients, *loss)), reply_to=message)
 
 
 def test_every_node_gets_one_message_with_its_clients_and_the_step():
     strategy = reptile()
     messages = configured(strategy, 3)
-    orders = [wire.unpack_train(message.content)[1] for message in messages]
+    orders = [unpack_train(message.content)[1] for message in messages]
     assert [message.metadata.dst_node_id for message in messages] == [7, 5]
     assert [order.clients.tolist() for order in orders] == [[0, 2], [1]]
-    assert all(order.round == 3 and order.step == STEP for order in orders) and strategy.cohorts.asked == 3
+    assert (
+        all(order.round == 3 and order.step == STEP for order in orders)
+        and strategy.cohorts.asked == 3
+    )
     assert messages[0].content["arrays"] is messages[1].content["arrays"]
 
 
 @pytest.mark.parametrize(("make", "weighting"), [(reptile, "uniform"), (fedavg, "examples")])
 def test_clients_are_told_how_to_weight(make, weighting):
-    assert {wire.unpack_train(message.content)[1].weighting for message in configured(make())} == {weighting}
+    assert {unpack_train(message.content)[1].weighting for message in configured(make())} == {
+        weighting
+    }
 
 
 def test_reptile_is_equation_6():
-    """theta + 0.5 * (1 / 3) * (sum over three clients): w = [1, 2] + [9, -3] / 6, b = 10 + 1.5 / 6."""
+    """theta + 0.5 * (1 / 3) * (sum over three clients): w = [1, 2] + [9, -3] / 6, b = 10 + 1.5 /
+    6."""
     strategy = reptile(0.5)
     one, two = configured(strategy)
     arrays, metrics = strategy.aggregate_train(
@@ -79,7 +87,8 @@ def test_reptile_is_equation_6():
 
 @pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (2, 6), (4, 2), (5, 0), (9, 0)])
 def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
-    """Over T = 4 rounds the rate is 1, 3/4, 1/2, 1/4, and nothing after; one client moves w by 8."""
+    """Over T = 4 rounds the rate is 1, 3/4, 1/2, 1/4, and nothing after; one client moves w by
+    8."""
     strategy = reptile(1.0, anneal_rounds=4)
     one, _ = configured(strategy, round_number)
     arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
@@ -90,7 +99,9 @@ def test_fedavg_divides_by_the_examples():
     """Weights 8 and 2: w = [1, 2] + ([6, -6] + [4, 0]) / 10, b = 10 + (5 + 5) / 10."""
     strategy = fedavg()
     one, two = configured(strategy)
-    arrays, _ = strategy.aggregate_train(1, [answer(one, [6, -6], 5, 2, 8), answer(two, [4, 0], 5, 1, 2)])
+    arrays, _ = strategy.aggregate_train(
+        1, [answer(one, [6, -6], 5, 2, 8), answer(two, [4, 0], 5, 1, 2)]
+    )
     found = from_record(arrays)
     np.testing.assert_allclose(found["w"], [2, 1.4], rtol=1e-6)
     assert found["b"] == 11
@@ -99,7 +110,9 @@ def test_fedavg_divides_by_the_examples():
 def test_fedavg_without_any_example_changes_nothing():
     strategy = fedavg()
     one, two = configured(strategy)
-    arrays, _ = strategy.aggregate_train(1, [answer(one, [0, 0], 0, 2, 0), answer(two, [0, 0], 0, 1, 0)])
+    arrays, _ = strategy.aggregate_train(
+        1, [answer(one, [0, 0], 0, 2, 0), answer(two, [0, 0], 0, 1, 0)]
+    )
     assert all(np.array_equal(from_record(arrays)[name], value) for name, value in THETA.items())
 
 
@@ -117,7 +130,9 @@ def test_without_any_answer_the_parameters_stay(cohort):
     strategy = reptile(cohort=cohort)
     messages = configured(strategy)
     assert len(messages) == (2 if cohort else 0)
-    arrays, metrics = strategy.aggregate_train(1, [Message(Error(2, "x"), reply_to=message) for message in messages])
+    arrays, metrics = strategy.aggregate_train(
+        1, [Message(Error(2, "x"), reply_to=message) for message in messages]
+    )
     assert arrays is None and dict(metrics) == {"num-clients": 0, "num-examples": 0}
 
 
@@ -131,8 +146,14 @@ def test_a_round_without_anything_to_learn_from_has_no_loss():
 def test_sums_are_added_in_float64():
     """In float32, 2^24 + 1 + 1 would stay 2^24."""
     strategy = reptile(1.0)
-    one, two = configured(strategy, theta={"w": np.zeros(2, np.float32), "b": np.zeros((), np.float32)})
-    replies = [answer(one, [2**24, 1], 0, 1, 1), answer(two, [1, 1], 0, 1, 1), answer(two, [1, 1], 0, 0, 0)]
+    one, two = configured(
+        strategy, theta={"w": np.zeros(2, np.float32), "b": np.zeros((), np.float32)}
+    )
+    replies = [
+        answer(one, [2**24, 1], 0, 1, 1),
+        answer(two, [1, 1], 0, 1, 1),
+        answer(two, [1, 1], 0, 0, 0),
+    ]
     arrays, _ = strategy.aggregate_train(1, replies)
     assert from_record(arrays)["w"].tolist() == [2**23 + 1, 1.5]
 

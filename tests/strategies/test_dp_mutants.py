@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten broken aggregators, each with the check that catches it: a check that lets one pass is worth nothing."""
+"""Ten broken aggregators, each with the check that catches it: a check that lets one pass is worth
+nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 from dp_checks import Parts
 
-from clients.total import Total
+from clients.training.update_sum import UpdateSum
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms import Reproducible
-from fedrec.row_sum import dense_change
+from fedrec.protocol.sparse_update import dense_change
 from strategies.dp import DpFedAvg
 from strategies.reptile import Reptile
 
@@ -83,24 +84,29 @@ class Believing(DpFedAvg):
         return total
 
 
-class Unclipped(Total):
+class Unclipped(UpdateSum):
     def _shares(self, examples, norms):
         return [float(np.isfinite(norm)) for norm in norms]
 
 
-class Weighted(Total):
+class Weighted(UpdateSum):
     """Clips, and then weights by examples."""
 
     def _shares(self, examples, norms):
-        return [share * count for share, count in zip(super()._shares(examples, norms), examples, strict=True)]
+        return [
+            share * count
+            for share, count in zip(super()._shares(examples, norms), examples, strict=True)
+        ]
 
 
-class ClippedByTensor(Total):
+class ClippedByTensor(UpdateSum):
     """Bounds every parameter by itself."""
 
     def _add_whole(self, client, delta, share):
         clip = Clip(self.protection.clip_norm)
-        super()._add_whole(client, {name: clip({name: value})[name] for name, value in delta.items()}, 1.0)
+        super()._add_whole(
+            client, {name: clip({name: value})[name] for name, value in delta.items()}, 1.0
+        )
 
 
 class Survivors(Reptile):
@@ -113,7 +119,9 @@ class Survivors(Reptile):
 
     def apply(self, theta, aggregate):
         nodes = len(self.cohorts.by_node(self.cohorts.sample(1)))
-        return super().apply(theta, dataclasses.replace(aggregate, clients=aggregate.clients * self.answered / nodes))
+        return super().apply(
+            theta, dataclasses.replace(aggregate, clients=aggregate.clients * self.answered / nodes)
+        )
 
 
 class Resampling(Reptile):
@@ -133,15 +141,27 @@ class Resampling(Reptile):
 MUTANTS = {
     "no noise": (Parts(privacy=NoNoise), dp_checks.noise_has_the_accounted_scale),
     "half the noise": (Parts(privacy=HalfNoise), dp_checks.noise_has_the_accounted_scale),
-    "noise / sqrt(M)": (Parts(privacy=NoiseByRootOfClients), dp_checks.noise_has_the_accounted_scale),
+    "noise / sqrt(M)": (
+        Parts(privacy=NoiseByRootOfClients),
+        dp_checks.noise_has_the_accounted_scale,
+    ),
     "same seed every round": (Parts(privacy=SameSeed), dp_checks.noise_is_drawn_anew),
     "same seed for every parameter": (Parts(privacy=SameStream), dp_checks.noise_is_drawn_anew),
     "noise on touched rows only": (Parts(privacy=TouchedRowsOnly), dp_checks.every_row_has_noise),
-    "no clip": (Parts(total=Unclipped, privacy=Believing), dp_checks.sum_moves_by_two_clip_norms_at_most),
+    "no clip": (
+        Parts(total=Unclipped, privacy=Believing),
+        dp_checks.sum_moves_by_two_clip_norms_at_most,
+    ),
     "weighted mean": (Parts(total=Weighted, privacy=Believing), dp_checks.clients_count_the_same),
-    "clip per tensor": (Parts(total=ClippedByTensor, privacy=Believing), dp_checks.norm_is_that_of_all_parameters),
+    "clip per tensor": (
+        Parts(total=ClippedByTensor, privacy=Believing),
+        dp_checks.norm_is_that_of_all_parameters,
+    ),
     "survivors as denominator": (Parts(strategy=Survivors), dp_checks.denominator_is_fixed),
-    "resampling after failure": (Parts(strategy=Resampling), dp_checks.nobody_is_drawn_for_a_failed_client),
+    "resampling after failure": (
+        Parts(strategy=Resampling),
+        dp_checks.nobody_is_drawn_for_a_failed_client,
+    ),
 }
 
 

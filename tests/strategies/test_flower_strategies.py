@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAdam
 
-from fedrec import wire
+from fedrec.components.registry import MODEL
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.live_arrays import from_record, to_record
 from fedrec.models.privrec import PrivRec
-from fedrec.registry import MODEL
+from fedrec.protocol.messages import unpack_parameters
+from fedrec.protocol.zero_copy import from_record, to_record
 from fedrec.rng import torch_stream
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
-from server.execution import execute
+from server.run import execute
 from server.strategy_state import restore_strategy, strategy_state
 from simulations import runner
 from simulations.engines.serial import open_grid
@@ -26,7 +26,10 @@ FLOWER = "flwr.serverapp.strategy"
 
 def initial(experiment):
     model = PrivRec(experiment.settings(MODEL), Population.of(experiment).schema())
-    return {name: value.numpy() for name, value in model.initial(torch_stream(experiment.seed, "init")).items()}
+    return {
+        name: value.numpy()
+        for name, value in model.initial(torch_stream(experiment.seed, "init")).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,20 +43,28 @@ def initial(experiment):
     ],
 )
 def test_stock_strategy_trains(run_tiny, saved_parameters, name, settings):
-    overrides = [f"strategy.name={FLOWER}:{name}", *(f"strategy.{key}={value}" for key, value in settings.items())]
+    overrides = [
+        f"strategy.name={FLOWER}:{name}",
+        *(f"strategy.{key}={value}" for key, value in settings.items()),
+    ]
     result = run_tiny("engine.nodes=4", *overrides)
     start, end = initial(result.experiment), saved_parameters(result.folder)
     assert list(result.rounds["round"]) == [1, 2] and np.isfinite(result.rounds["loss"]).all()
     for array_name, before in start.items():
         after = end[array_name]
-        assert after.dtype == before.dtype and after.shape == before.shape and np.isfinite(after).all()
+        assert (
+            after.dtype == before.dtype and after.shape == before.shape and np.isfinite(after).all()
+        )
     assert not np.array_equal(start["item.id"], end["item.id"])
     assert np.isfinite(result.users["hits@5"]).all()
 
 
 def test_one_step_of_fedadam_by_hand(load_tiny, tmp_path):
-    """Flower's Adam: mean of the nodes by examples, moments from zero, rate corrected with the round's number + 1."""
-    experiment = runner.settle(load_tiny("rounds=1", f"strategy.name={FLOWER}:FedAdam", "strategy.eta=0.05"))
+    """Flower's Adam: mean of the nodes by examples, moments from zero, rate corrected with the
+    round's number + 1."""
+    experiment = runner.settle(
+        load_tiny("rounds=1", f"strategy.name={FLOWER}:FedAdam", "strategy.eta=0.05")
+    )
     replies = []
     with open_grid(RunFolder.create(experiment, tmp_path / "run")) as grid:
         send = grid.send_and_receive
@@ -66,8 +77,10 @@ def test_one_step_of_fedadam_by_hand(load_tiny, tmp_path):
         grid.send_and_receive = watch
         result = execute(RunFolder(tmp_path / "run"), grid)
     assert len(replies) == 2
-    weights = [next(iter(reply.content.metric_records.values()))["num-examples"] for reply in replies]
-    arrays = [wire.unpack_parameters(reply.content) for reply in replies]
+    weights = [
+        next(iter(reply.content.metric_records.values()))["num-examples"] for reply in replies
+    ]
+    arrays = [unpack_parameters(reply.content) for reply in replies]
     beta1, beta2, tau, eta = 0.9, 0.99, 1e-3, 0.05
     rate = eta * np.sqrt(1 - beta2**2) / (1 - beta1**2)
     for name, before in initial(experiment).items():
@@ -99,7 +112,9 @@ def test_a_strategy_with_memory_is_resumed_as_if_unbroken(run_tiny, tmp_path, na
         run_tiny(*overrides, output="broken", callbacks=[Break(after=2)])
     again = runner.resume(tmp_path / "broken")
     assert all(np.array_equal(whole.parameters[n], again.parameters[n]) for n in whole.parameters)
-    assert (tmp_path / "whole/rounds.csv").read_bytes() == (tmp_path / "broken/rounds.csv").read_bytes()
+    assert (tmp_path / "whole/rounds.csv").read_bytes() == (
+        tmp_path / "broken/rounds.csv"
+    ).read_bytes()
 
 
 def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny):
@@ -111,13 +126,24 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny
 def test_what_a_strategy_remembers_is_whatever_holds_arrays(identity):
     arrays = {"w": np.arange(3, dtype=np.float32), "a/b": np.array(2.5)}
     strategy = FedAdam(eta=0.25)
-    strategy.m_t, strategy.history, strategy.last = arrays, [arrays["w"], arrays["w"] * 2], arrays["w"] * 3
+    strategy.m_t, strategy.history, strategy.last = (
+        arrays,
+        [arrays["w"], arrays["w"] * 2],
+        arrays["w"] * 3,
+    )
     strategy.record, strategy.rounds_seen = to_record(arrays), 7
     memory = strategy_state(strategy)
     assert all(isinstance(value, np.ndarray) for value in memory.values())
     fresh = FedAdam()
     restore_strategy(fresh, memory)
-    assert fresh.eta == 0.25 and fresh.rounds_seen == 7 and isinstance(fresh.min_available_nodes, int)
+    assert (
+        fresh.eta == 0.25 and fresh.rounds_seen == 7 and isinstance(fresh.min_available_nodes, int)
+    )
     assert all(np.array_equal(fresh.m_t[name], value) for name, value in arrays.items())
-    assert [part.tolist() for part in fresh.history] == [[0, 1, 2], [0, 2, 4]] and fresh.last.tolist() == [0, 3, 6]
-    assert all(np.array_equal(from_record(fresh.record)[name], value) for name, value in arrays.items())
+    assert [part.tolist() for part in fresh.history] == [
+        [0, 1, 2],
+        [0, 2, 4],
+    ] and fresh.last.tolist() == [0, 3, 6]
+    assert all(
+        np.array_equal(from_record(fresh.record)[name], value) for name, value in arrays.items()
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federated meta matrix factorization against central training with dense tables, one-hot products and autograd."""
+"""Federated meta matrix factorization against central training with dense tables, one-hot products
+and autograd."""
 
 from __future__ import annotations
 
@@ -9,27 +10,38 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec import wire
 from fedrec.data.negatives import draw_negatives
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment import load
-from fedrec.generated import Generated
-from fedrec.live_arrays import from_record
+from fedrec.experiment.loading import load
+from fedrec.protocol.generated import Generated
+from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.zero_copy import from_record
 from fedrec.rng import stream, torch_stream
 from strategies.metamf import MetaMf, MetaMfConfig, _Collected
 
-MODEL = {"name": "metamf", "user": 3, "memory": 4, "generator": 7, "embedding": 6, "rank": 2, "hidden": 5}
+MODEL = {
+    "name": "metamf",
+    "user": 3,
+    "memory": 4,
+    "generator": 7,
+    "embedding": 6,
+    "rank": 2,
+    "hidden": 5,
+}
 SPLIT = {"name": "ratio", "train": 0.6, "validation": 0.2, "test": 0.2}
 
 
 class Central(nn.Module):
-    """The published scheme: for each rating, the item table of its user is generated whole and met by a one-hot row."""
+    """The published scheme: for each rating, the item table of its user is generated whole and met
+    by a one-hot row."""
 
     def __init__(self, start, users, items):
         super().__init__()
         self.users, self.items = users, items
-        self.p = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(v.clone()) for name, v in start.items()})
+        self.p = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(v.clone()) for name, v in start.items()}
+        )
 
     def affine(self, inputs, name, *shape):
         p = self.p
@@ -39,10 +51,13 @@ class Central(nn.Module):
         p = self.p
         collaborative = F.one_hot(users, self.users).float() @ p["user/id"] @ p["memory"]
         heads = {
-            h: collaborative @ p[f"{h}/hidden/weight"] + p[f"{h}/hidden/bias"] for h in ("layer0", "layer1", "item")
+            h: collaborative @ p[f"{h}/hidden/weight"] + p[f"{h}/hidden/bias"]
+            for h in ("layer0", "layer1", "item")
         }
         heads = {name: torch.relu(value) for name, value in heads.items()}
-        low = torch.einsum("ikh,bh->bik", p["item/low/matrix"], heads["item"]) + p["item/low/offset"]
+        low = (
+            torch.einsum("ikh,bh->bik", p["item/low/matrix"], heads["item"]) + p["item/low/offset"]
+        )
         tables = low @ self.affine(heads["item"], "item/rise", 2, 6)
         row = F.one_hot(items, self.items).float().unsqueeze(1) @ tables
         first = row @ self.affine(heads["layer0"], "layer0/weight", 6, 5) + self.affine(
@@ -78,7 +93,8 @@ def experiment(tiny_experiment):
 
 
 def examples(population, round_):
-    """All clients' users, items, labels, and the number of each client's examples, as the paper's batch."""
+    """All clients' users, items, labels, and the number of each client's examples, as the paper's
+    batch."""
     users, items, labels = [], [], []
     for client in population.partition.training_clients.tolist():
         data = population.client(client)
@@ -86,23 +102,31 @@ def examples(population, round_):
         if population.task == "ranking":
             own = own[label > 0]
             random = stream(0, "client", client, round_)
-            drawn = draw_negatives(data.positives, population.interactions.num_items, 4 * len(own), random)
+            drawn = draw_negatives(
+                data.positives, population.interactions.num_items, 4 * len(own), random
+            )
             label = np.concatenate([np.ones(len(own)), np.zeros(len(drawn))])
             own = np.concatenate([own, drawn])
         users += [client] * len(own)
         items.append(own)
         labels.append(label)
-    return torch.tensor(users), torch.tensor(np.concatenate(items)), torch.tensor(np.concatenate(labels)).float()
+    return (
+        torch.tensor(users),
+        torch.tensor(np.concatenate(items)),
+        torch.tensor(np.concatenate(labels)).float(),
+    )
 
 
 def central_training(table, rounds, optimiser, uniform=False):
     experiment = load(table)
     population = Population.of(experiment)
     schema = population.schema()
-    from fedrec.registry import MODEL as KIND
-    from fedrec.registry import resolve
+    from fedrec.components.registry import MODEL as KIND
+    from fedrec.components.registry import resolve
 
-    start = resolve(KIND, "metamf")(experiment.settings(KIND), schema).initial(torch_stream(0, "init"))
+    start = resolve(KIND, "metamf")(experiment.settings(KIND), schema).initial(
+        torch_stream(0, "init")
+    )
     central = Central(start, schema.num_users, schema.num_items)
     steps = optimiser(central.parameters())
     for number in range(1, rounds + 1):
@@ -111,7 +135,11 @@ def central_training(table, rounds, optimiser, uniform=False):
         measure = F.mse_loss if population.task == "rating" else F.binary_cross_entropy_with_logits
         losses = measure(predicted, labels, reduction="none")
         counts = torch.bincount(users).float()
-        weights = 1 / (counts[users] * (counts > 0).sum()) if uniform else torch.full_like(losses, 1 / len(losses))
+        weights = (
+            1 / (counts[users] * (counts > 0).sum())
+            if uniform
+            else torch.full_like(losses, 1 / len(losses))
+        )
         steps.zero_grad()
         (losses * weights).sum().backward()
         steps.step()
@@ -136,10 +164,18 @@ def assert_same_moves(got, expected, start, rtol=1e-4):
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_one_round_is_one_central_step(experiment, saved_parameters, tmp_path, task, weighting, path):
-    table = experiment(task, **{"optimiser": "sgd", "weighting": weighting, "server-lr": 10.0}) | {"rounds": 1}
-    expected, start = central_training(table, 1, lambda p: torch.optim.SGD(p, lr=10.0), weighting == "uniform")
-    got = federated(table, saved_parameters, tmp_path / "run", f"engine.path={path}", "engine.nodes=3")
+def test_one_round_is_one_central_step(
+    experiment, saved_parameters, tmp_path, task, weighting, path
+):
+    table = experiment(task, **{"optimiser": "sgd", "weighting": weighting, "server-lr": 10.0}) | {
+        "rounds": 1
+    }
+    expected, start = central_training(
+        table, 1, lambda p: torch.optim.SGD(p, lr=10.0), weighting == "uniform"
+    )
+    got = federated(
+        table, saved_parameters, tmp_path / "run", f"engine.path={path}", "engine.nodes=3"
+    )
     assert_same_moves(got, expected, start)
 
 
@@ -147,14 +183,19 @@ def test_one_round_is_one_central_step(experiment, saved_parameters, tmp_path, t
     ("settings", "optimiser"),
     [
         ({"weight-decay": 0.01}, lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.01)),
-        ({"optimiser": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+        (
+            {"optimiser": "sgd", "momentum": 0.9},
+            lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        ),
     ],
     ids=["adam", "momentum"],
 )
 def test_rounds_follow_the_optimiser(experiment, saved_parameters, tmp_path, settings, optimiser):
     table = experiment(**settings)
     expected, start = central_training(table, 3, optimiser)
-    assert_same_moves(federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3)
+    assert_same_moves(
+        federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3
+    )
 
 
 def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
@@ -166,10 +207,14 @@ def test_some_parameters_do_not_decay(experiment, saved_parameters, tmp_path):
         for parameter in parameters:  # the user embeddings are known by their shape
             (users if parameter.shape == (24, 3) else others).append(parameter)
         assert len(users) == 1
-        return torch.optim.Adam([{"params": users}, {"params": others, "weight_decay": 0.1}], lr=0.05)
+        return torch.optim.Adam(
+            [{"params": users}, {"params": others, "weight_decay": 0.1}], lr=0.05
+        )
 
     expected, start = central_training(table, 3, optimiser)
-    assert_same_moves(federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3)
+    assert_same_moves(
+        federated(table, saved_parameters, tmp_path / "run"), expected, start, rtol=2e-3
+    )
 
 
 def test_rates_and_annealing(experiment, saved_parameters, tmp_path):
@@ -184,7 +229,9 @@ def test_rates_and_annealing(experiment, saved_parameters, tmp_path):
     np.testing.assert_array_equal(got["item.low.matrix"], start["item.low.matrix"])
 
 
-def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(experiment, tmp_path, monkeypatch):
+def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
+    experiment, tmp_path, monkeypatch
+):
     """Neither the server's parameters nor rows that a client did not name are in any message."""
     from simulations import runner
     from simulations.engines.serial import SerialGrid
@@ -208,7 +255,11 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(experiment, tm
         for place, client in enumerate(given.wanted.clients.tolist()):
             own = given.wanted.items[given.wanted.offsets[place] : given.wanted.offsets[place + 1]]
             train = message.metadata.message_type == "train"
-            items = population.client(client).items if train else population.held_out_ratings(client, "test")[0]
+            items = (
+                population.client(client).items
+                if train
+                else population.held_out_ratings(client, "test")[0]
+            )
             assert own.tolist() == sorted(set(items.tolist()))
 
 
@@ -219,7 +270,7 @@ def test_answers_for_others_are_refused():
             "value/w": np.ones((1, 3), np.float32), "row/item.low": np.ones((1, 2), np.float32),
         }
     )  # fmt: skip
-    reply = wire.TrainEach(generated, np.array([4]), np.array([0.5]))
+    reply = TrainEach(generated, np.array([4]), np.array([0.5]))
     collected = _Collected(generated.wanted, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
     collected.add(reply, "examples")
     assert collected.values["w"].tolist() == [[4, 4, 4]] and collected.weight == 4
@@ -229,7 +280,7 @@ def test_answers_for_others_are_refused():
         other = Generated.read({**generated.arrays(), "clients": np.array([client])})
         with pytest.raises(ClientError, match="other clients"):
             fresh = _Collected(generated.wanted, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
-            fresh.add(wire.TrainEach(other, np.array([4]), np.array([0.5])), "examples")
+            fresh.add(TrainEach(other, np.array([4]), np.array([0.5])), "examples")
 
 
 def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
@@ -250,7 +301,10 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
         ),
         ({"strategy": {"name": "reptile"}}, "start from parameters that the server generates"),
         ({"step": {"name": "sgd"}}, "cannot start from generated parameters"),
-        ({"step": {"name": "sgd"}, "strategy": {"name": "reptile"}}, "start from parameters that the server generates"),
+        (
+            {"step": {"name": "sgd"}, "strategy": {"name": "reptile"}},
+            "start from parameters that the server generates",
+        ),
         ({"model": {"name": "privrec"}}, "no parameters to generate others from"),
     ],
     ids=["unknown users", "other strategy", "other step", "model alone", "other model"],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another step, except that some clients are malicious: they send the opposite of what they learned, magnified."""
+"""Another step, except that some clients are malicious: they send the opposite of what they
+learned, magnified."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
-from fedrec import registry
-from fedrec.data.population import ClientData
-from fedrec.experiment import Section, component_settings
+from clients.step import Step, StepConfig, Update
+from fedrec.components import registry
+from fedrec.data.client_data import ClientData
+from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import Model
 from fedrec.rng import stream
 
@@ -50,12 +51,15 @@ class Poisoned(Step):
         return np.array(draws, dtype=float) < self.config.share
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """See `Step.assign`."""
+        """Which step works for which of a round's clients, `int64` each; this one for all of them
+        by default."""
         malicious = self.malicious(clients)
         yield self.base, clients[~malicious]
         yield self, clients[malicious]
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
         """The other step's update, a malicious client's multiplied."""
         found = self.base.update(parameters, data, random)
         if not self.malicious(np.array([data.client]))[0]:

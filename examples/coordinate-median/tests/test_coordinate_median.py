@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The median against numpy's, its contract, and that it stands malicious clients where a mean does not."""
+"""The median against numpy's, its contract, and that it stands malicious clients where a mean does
+not."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from coordinate_median.step import Poisoned
 from coordinate_median.strategy import CoordinateMedian, CoordinateMedianConfig
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
-from fedrec.row_sum import RowSum
+from fedrec.experiment.loading import load
+from fedrec.protocol.sparse_update import SparseUpdate
 from fedrec.testing import StepContract, StrategyContract
 from simulations import runner
 
@@ -56,9 +57,18 @@ def test_dense_medians_are_numpys():
 def test_rows_take_the_median_of_whoever_touched_them():
     shape, table = (6, 2), np.zeros((6, 2))
     touched = [([0, 2], 1.0), ([0, 5], 9.0), ([0, 2], 2.0), ([2, 5], 4.0)]
-    changes = [RowSum(shape, np.array(rows), np.full((2, 2), value)) for rows, value in touched]
+    changes = [
+        SparseUpdate(shape, np.array(rows), np.full((2, 2), value)) for rows, value in touched
+    ]
     found = strategy(least=3).median(changes, table)
-    assert found.dense(table)[:, 0].tolist() == [2, 0, 2, 0, 0, 0]  # 1 9 2, then 1 2 4; two at row 5 are too few
+    assert found.dense(table)[:, 0].tolist() == [
+        2,
+        0,
+        2,
+        0,
+        0,
+        0,
+    ]  # 1 9 2, then 1 2 4; two at row 5 are too few
     found = strategy(least=2).median(changes, table)
     assert found.dense(table)[:, 1].tolist() == [2, 0, 2, 0, 0, 6.5]
     whole = np.median([change.dense(table) for change in changes], axis=0)
@@ -67,7 +77,10 @@ def test_rows_take_the_median_of_whoever_touched_them():
 
 def test_weight_decay_moves_every_row_so_all_clients_count():
     table = np.ones((3, 1))
-    changes = [RowSum((3, 1), np.array([0]), np.array([[float(value)]]), drift=-0.1 * value) for value in (1, 2, 3)]
+    changes = [
+        SparseUpdate((3, 1), np.array([0]), np.array([[float(value)]]), drift=-0.1 * value)
+        for value in (1, 2, 3)
+    ]
     expected = np.median([change.dense(table) for change in changes], axis=0)
     assert np.array_equal(strategy().median(changes, table), expected)
 
@@ -92,7 +105,12 @@ def test_malicious_clients_hurt_the_mean_and_not_the_median(tmp_path):
     losses = {}
     for name in ("coordinate_median.strategy:CoordinateMedian", "reptile"):
         for share in (0.0, 0.2):
-            overrides = [*SMALL, f"strategy.name={name}", f"step.share={share}", "evaluation.fine-tune.epochs=0"]
+            overrides = [
+                *SMALL,
+                f"strategy.name={name}",
+                f"step.share={share}",
+                "evaluation.fine-tune.epochs=0",
+            ]
             result = runner.run(EXPERIMENT, overrides, output=tmp_path / f"{len(losses)}")
             losses[name[:7], share] = float(result.rounds["loss"].tail(3).mean())
     assert losses["reptile", 0.2] > 1.4 * losses["reptile", 0.0]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log of plays: one line per play, with the columns `time`, `listener`, `track` and, if there is one, `genre`.
+"""A log of plays: one line per play, with the columns `time`, `listener`, `track` and, if there is
+one, `genre`.
 
     time,listener,track,genre
     2024-03-01T18:22:00+00:00,ann,Blue in Green,jazz
 
-A listener and a track become one interaction: its rating is the number of plays, its time that of the last one. Genres
-become a feature of the tracks. For a table with one line per user and item there is `dataset.name = "table"` already.
+A listener and a track become one interaction: its rating is the number of plays, its time that of
+the last one. Genres become a feature of the tracks. For a table with one line per user and item
+there is `dataset.name = "table"` already.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.indexing import index_rows
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError
@@ -61,18 +63,32 @@ class ListeningLog(Reader):
     config: ListeningLogConfig
 
     def read(self) -> Interactions:
-        """See `Reader.read`.
+        """Read and verify the dataset.
 
         Raises:
-            DataError: the file is missing, lacks a column, or has a line that cannot be understood, which is named.
+            DataError: the file is missing, lacks a column, or has a line that cannot be understood,
+                which is named.
         """
         log = self._summed(self._file())
-        kept = {pair: played for pair, played in log.pairs.items() if played.plays >= self.config.least_plays}
-        tracks = np.unique([listener for listener, _ in kept], return_counts=True) if kept else ([], [])
-        enough = {one for one, count in zip(*tracks, strict=True) if count >= self.config.least_tracks}
+        kept = {
+            pair: played
+            for pair, played in log.pairs.items()
+            if played.plays >= self.config.least_plays
+        }
+        tracks = (
+            np.unique([listener for listener, _ in kept], return_counts=True) if kept else ([], [])
+        )
+        enough = {
+            one for one, count in zip(*tracks, strict=True) if count >= self.config.least_tracks
+        }
         rows = [(*pair, played) for pair, played in kept.items() if pair[0] in enough]
         if not rows:
-            raise DataError("nothing is left of the log", expected="plays", got="none", fix="lower dataset.least-plays")
+            raise DataError(
+                "nothing is left of the log",
+                expected="plays",
+                got="none",
+                fix="lower dataset.least-plays",
+            )
         bare = index_rows(
             self.name,
             users=np.array([listener for listener, _, _ in rows]),
@@ -82,13 +98,20 @@ class ListeningLog(Reader):
         )
         if not log.genres:
             return bare
-        known = [[log.genres[track]] if track in log.genres else [] for track in bare.item_ids.tolist()]
+        known = [
+            [log.genres[track]] if track in log.genres else [] for track in bare.item_ids.tolist()
+        ]
         genres = FeatureTable(bare.num_items, (Feature.multiple("genre", known),))
         return replace(bare, item_features=genres)
 
     def _file(self) -> Path:
         if self.config.path is None:
-            raise DataError("no log is named", expected="dataset.path", got="nothing", fix="set dataset.path = ...")
+            raise DataError(
+                "no log is named",
+                expected="dataset.path",
+                got="nothing",
+                fix="set dataset.path = ...",
+            )
         path = self.folder()
         if not path.is_file():
             raise DataError(f"{path} is not a file", expected="a CSV file", got="a folder")
@@ -130,7 +153,9 @@ def _lines(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise DataError(
                     f"{file}, line {table.line_num} is not a play",
                     expected=", ".join(columns),
-                    got=f"nothing for {', '.join(lacking)}" if lacking else "more values than columns",
+                    got=f"nothing for {', '.join(lacking)}"
+                    if lacking
+                    else "more values than columns",
                 )
             yield table.line_num, row
 

@@ -12,7 +12,7 @@ from listening_log.dataset import ListeningLog, ListeningLogConfig
 
 from fedrec.data.population import read_interactions
 from fedrec.errors import DataError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.testing import DatasetContract
 from simulations import runner
 
@@ -50,7 +50,11 @@ class TestListeningLog(DatasetContract):
     @pytest.fixture(autouse=True)
     def write(self, tmp_path_factory):
         file = tmp_path_factory.mktemp("log") / "plays.csv"
-        rows = [f"{100 * user + item},u{user},t{(user * item) % 13}" for user in range(24) for item in range(1, 9)]
+        rows = [
+            f"{100 * user + item},u{user},t{(user * item) % 13}"
+            for user in range(24)
+            for item in range(1, 9)
+        ]
         file.write_text("\n".join(["time,listener,track", *rows]) + "\n")
         type(self).settings = {"path": str(file)}
 
@@ -66,14 +70,24 @@ def test_plays_are_counted_and_the_last_one_tells_the_time(log):
     }
     genre = data.item_features["genre"]
     labels = {
-        name: [genre.categories[code] for code in genre.codes[genre.offsets[place] : genre.offsets[place + 1]]]
+        name: [
+            genre.categories[code]
+            for code in genre.codes[genre.offsets[place] : genre.offsets[place + 1]]
+        ]
         for place, name in enumerate(data.item_ids.tolist())
     }
-    assert labels == {"Blue in Green": ["jazz"], "So What": ["jazz"], "Hurt": [], "Red, Red Wine": ["reggae"]}
+    assert labels == {
+        "Blue in Green": ["jazz"],
+        "So What": ["jazz"],
+        "Hurt": [],
+        "Red, Red Wine": ["reggae"],
+    }
 
 
 def test_few_plays_and_few_tracks_are_left_out(log):
-    assert log(least_plays=2).frame()[["user", "item"]].to_numpy().tolist() == [["ann", "Blue in Green"]]
+    assert log(least_plays=2).frame()[["user", "item"]].to_numpy().tolist() == [
+        ["ann", "Blue in Green"]
+    ]
     more = LOG + "1709400003,cleo,Hurt,\n"
     assert set(log(more, least_tracks=2).user_ids) == {"ann", "bob"}
     with pytest.raises(DataError, match="nothing is left"):
@@ -98,18 +112,30 @@ def test_a_bad_line_is_named(log, text, words, tmp_path):
     assert all(word in caught.value.text() for word in words)
 
 
-@pytest.mark.parametrize("name", ["synthetic", pytest.param("ml-100k", marks=pytest.mark.real_data)])
+@pytest.mark.parametrize(
+    "name", ["synthetic", pytest.param("ml-100k", marks=pytest.mark.real_data)]
+)
 def test_a_log_of_a_known_dataset_reads_back_as_it(name, write_log, tmp_path):
     known = read_interactions(load({"name": "log", "rounds": 1, "dataset": {"name": name}}))
     write_log(known, tmp_path / "plays.csv")
     found = ListeningLog("listening-log", ListeningLogConfig(path=tmp_path / "plays.csv")).read()
-    assert found.fingerprint() == known.fingerprint()  # users, items and ratings by their ids, in any order
+    assert (
+        found.fingerprint() == known.fingerprint()
+    )  # users, items and ratings by their ids, in any order
     assert np.array_equal(np.sort(found.times), np.sort(known.times))
 
 
 def test_an_experiment_on_the_log_runs(write_log, tmp_path):
     small = {"name": "synthetic", "users": 30, "items": 40, "mean-interactions": 8}
-    write_log(read_interactions(load({"name": "log", "rounds": 1, "dataset": small})), tmp_path / "plays.csv")
-    overrides = [f"dataset.path={tmp_path / 'plays.csv'}", "rounds=2", "sampler.cohort=4", "evaluation.users=4"]
+    write_log(
+        read_interactions(load({"name": "log", "rounds": 1, "dataset": small})),
+        tmp_path / "plays.csv",
+    )
+    overrides = [
+        f"dataset.path={tmp_path / 'plays.csv'}",
+        "rounds=2",
+        "sampler.cohort=4",
+        "evaluation.users=4",
+    ]
     result = runner.run(FOLDER / "experiment.toml", overrides, output=tmp_path / "run")
     assert len(result.rounds) == 2 and {"popularity", "ease"} == set(result.baselines)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear score function over item embeddings (Zhang et al. 2023, Dual Personalization on Federated Recommendation).
+"""A linear score function over item embeddings (Zhang et al. 2023, Dual Personalization on
+Federated Recommendation).
 
-There is no user embedding: what is personal is the score function, one weight per embedding column and a bias.
+There is no user embedding: what is personal is the score function, one weight per embedding column
+and a bias.
 """
 
 from __future__ import annotations
@@ -36,14 +38,20 @@ class LinearScore(Model):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, a uniform score function."""
         width = self.config.embedding
-        items = self.config.embedding_std * torch.randn(self.schema.num_items, width, generator=generator)
+        items = self.config.embedding_std * torch.randn(
+            self.schema.num_items, width, generator=generator
+        )
         weight = (2 * torch.rand(width, generator=generator) - 1) / math.sqrt(width)
         return {"item.id": items, "score.weight": weight, "score.bias": torch.zeros(1)}
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """See `Model.predict`; the users' features are not used."""
+        """Predictions before the output activation. The users' features are not used."""
         places = items if rows is None else rows
         client = torch.arange(len(places), device=places.device)[:, None]
         own = parameters["item.id"][client, places]

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dual personalisation on the device (Zhang et al. 2023, algorithm 1): the score function first, then the items.
+"""Dual personalisation on the device (Zhang et al. 2023, algorithm 1): the score function first,
+then the items.
 
-The score function is private: it stays on the device between rounds and is never sent. In each batch it takes a
-gradient step with the item embeddings held, then the item embeddings take one under the new score function.
+The score function is private: it stays on the device between rounds and is never sent. In each
+batch it takes a gradient step with the item embeddings held, then the item embeddings take one
+under the new score function.
 
-Where this differs from the paper's public code: negatives are drawn outside the *training* positives only. There, they
-are drawn outside the held-out positives as well, so the one item that a client never moves against is its test item,
-and a score made of nothing but which rows its updates touched finds it every time. Item embeddings have a rate of their
-own here too, but as a plain factor and not as rate times the number of items times another factor. Only the rows that
-the client touches are trained, which is the same thing at a cost that does not grow with the catalogue.
+Where this differs from the paper's public code: negatives are drawn outside the *training*
+positives only. There, they are drawn outside the held-out positives as well, so the one item that a
+client never moves against is its test item, and a score made of nothing but which rows its updates
+touched finds it every time. Item embeddings have a rate of their own here too, but as a plain
+factor and not as rate times the number of items times another factor. Only the rows that the client
+touches are trained, which is the same thing at a cost that does not grow with the catalogue.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.steps.base import Step, StepConfig, Update
+from clients.step import Step, StepConfig, Update
+from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
-from fedrec.data.population import ClientData
 from fedrec.models.base import Model
 from pfedrec.model import LinearScore
 
@@ -36,7 +39,8 @@ class DualPersonalConfig(StepConfig):
     learning_rate: float = Field(default=0.1, gt=0)
     """Step size of the score function."""
     item_rate: float = Field(default=50.0, gt=0)
-    """Factor on it for the item embeddings; a row is in few of a batch's examples, and the loss is their mean."""
+    """Factor on it for the item embeddings; a row is in few of a batch's examples, and the loss is
+    their mean."""
     batch_size: int = Field(default=256, ge=1)
     """Examples per gradient step."""
     negatives: int = Field(default=4, ge=1)
@@ -70,8 +74,12 @@ class DualPersonal(Step):
         """The score function."""
         return [name for name in names if name in (WEIGHT, BIAS)]
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """See `Step.update`; the private part of the update is what the device adds to its own state."""
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). The private part of the update is what the device adds to its own
+        state."""
         score = {name: parameters[name].clone() for name in (WEIGHT, BIAS)}
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         items, labels = self._examples(data, random)
@@ -86,15 +94,20 @@ class DualPersonal(Step):
             for begin in range(0, len(order), self.config.batch_size):
                 batch = order[begin : begin + self.config.batch_size]
                 where = torch.from_numpy(places[batch]).to(self.device)
-                losses.append(self._turn(score, table, where, torch.from_numpy(labels[batch]).to(self.device)))
+                losses.append(
+                    self._turn(score, table, where, torch.from_numpy(labels[batch]).to(self.device))
+                )
             loss = float(np.mean(losses))
         for name, value in score.items():
             delta[name] = value - parameters[name]
         delta[ITEMS][rows] = table - start
         return Update(delta, len(items), loss)
 
-    def _turn(self, score: dict[str, Tensor], table: Tensor, where: Tensor, labels: Tensor) -> float:
-        """A gradient step of the score function, then one of the items; the gradients are those of the mean loss."""
+    def _turn(
+        self, score: dict[str, Tensor], table: Tensor, where: Tensor, labels: Tensor
+    ) -> float:
+        """A gradient step of the score function, then one of the items; the gradients are those of
+        the mean loss."""
         own = table[where]
         predicted = own @ score[WEIGHT] + score[BIAS]
         loss = float(F.binary_cross_entropy_with_logits(predicted, labels))
@@ -106,9 +119,18 @@ class DualPersonal(Step):
         table.index_add_(0, where, -step * error[:, None] * score[WEIGHT][None, :])
         return loss
 
-    def _examples(self, data: ClientData, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Items and labels of a round: the positives and unobserved items outside the *training* positives."""
+    def _examples(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Items and labels of a round: the positives and unobserved items outside the *training*
+        positives."""
         count = self.config.negatives * len(data.positives)
-        drawn = draw_negatives(data.positives, self.model.schema.num_items, count, random) if count else data.positives
-        labels = np.concatenate([np.ones(len(data.positives)), np.zeros(len(drawn))]).astype(np.float32)
+        drawn = (
+            draw_negatives(data.positives, self.model.schema.num_items, count, random)
+            if count
+            else data.positives
+        )
+        labels = np.concatenate([np.ones(len(data.positives)), np.zeros(len(drawn))]).astype(
+            np.float32
+        )
         return np.concatenate([data.positives, drawn]), labels

@@ -3,11 +3,11 @@
 
     items <- items + server-lr * mean over the cohort of (items_k - items)
 
-What clients keep is zero in what they send. A sum in which it is not zero means that a device sent what must stay on
-it, and the round is refused rather than used.
+What clients keep is zero in what they send. A sum in which it is not zero means that a device sent
+what must stay on it, and the round is refused rather than used.
 
-Where this differs from the paper: it averages the item tables of all clients in every round; here a cohort takes part,
-and `server-lr` makes up for the fact that few of its members touch any one row.
+Where this differs from the paper: it averages the item tables of all clients in every round; here a
+cohort takes part, and `server-lr` makes up for the fact that few of its members touch any one row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.errors import ClientError
-from fedrec.row_sum import RowSum
+from fedrec.protocol.sparse_update import SparseUpdate
 from strategies.base import Aggregate, CohortStrategy
 
 
@@ -35,8 +35,8 @@ class SharedItemsConfig(Config):
 class SharedItems(CohortStrategy):
     """Averages what is shared, and refuses what is private.
 
-    It uses nothing but the sum of the updates, so it may run under differential privacy; what stays on the devices
-    needs none.
+    It uses nothing but the sum of the updates, so it may run under differential privacy; what stays
+    on the devices needs none.
     """
 
     Config = SharedItemsConfig
@@ -44,20 +44,24 @@ class SharedItems(CohortStrategy):
     config: SharedItemsConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """See `CohortStrategy.apply`.
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client.
 
         Raises:
             ClientError: private parameters arrived.
         """
         for name in theta:
             change = aggregate.changes[name]
-            values = change.values if isinstance(change, RowSum) else change
+            values = change.values if isinstance(change, SparseUpdate) else change
             if self.is_private(name) and self.privacy is None and np.any(values):
                 raise ClientError(
                     f"a client sent {name!r}, which has to stay on its device",
                     expected="zeros in its place",
                     got="other numbers",
-                    fix="step.name = 'dual-personal', or private-parameters of the step that is used",
+                    fix=(
+                        "step.name = 'dual-personal', or private-parameters of the step that is"
+                        " used"
+                    ),
                 )
         kept = {name: value.copy() for name, value in theta.items() if self.is_private(name)}
         return aggregate.added_to(theta, self.config.server_lr / aggregate.clients) | kept

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private state stays private, gradients are autograd's, and the evaluation does not leak the held-out item."""
+"""Private state stays private, gradients are autograd's, and the evaluation does not leak the
+held-out item."""
 
 from __future__ import annotations
 
@@ -13,18 +14,24 @@ from pfedrec.step import BIAS, ITEMS, WEIGHT, DualPersonal
 from pfedrec.strategy import SharedItems
 from torch.nn import functional as F
 
-from clients.hosting import Node
-from clients.state import PrivateState
+from clients.hosting.node import Node
+from clients.storage.private_state import PrivateState
+from fedrec.components.registry import STEP
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment import load
-from fedrec.registry import STEP
+from fedrec.experiment.loading import load
 from fedrec.rng import stream
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from fedrec.testing import ModelContract, StepContract, StrategyContract
 from simulations import runner
 
 EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment.toml"
-SMALL = ["dataset.users=40", "dataset.items=60", "sampler.cohort=20", "evaluation.baselines=[]", "rounds=3"]
+SMALL = [
+    "dataset.users=40",
+    "dataset.items=60",
+    "sampler.cohort=20",
+    "evaluation.baselines=[]",
+    "rounds=3",
+]
 MODEL = {"model": {"name": "pfedrec.model:LinearScore", "embedding": 4}}
 
 
@@ -51,7 +58,10 @@ def node():
 
 def test_one_epoch_is_autograds(node):
     """Score function first, with items held; then items, under the new score function."""
-    step, data = node.step(node.experiment.step.model_copy(update={"epochs": 1})), node.population.client(3)
+    step, data = (
+        node.step(node.experiment.step.model_copy(update={"epochs": 1})),
+        node.population.client(3),
+    )
     step = DualPersonal(step.config.model_copy(update={"epochs": 1}), node.model, node.device)
     start = node.initial()
     update = step.update(start, data, stream(0, "client", 3, 1))
@@ -64,15 +74,20 @@ def test_one_epoch_is_autograds(node):
 
     values = {name: value.clone().requires_grad_() for name, value in start.items()}
     gradients = torch.autograd.grad(loss(values), [values[WEIGHT], values[BIAS]])
-    moved = {n: (values[n] - 0.1 * g).detach() for n, g in zip((WEIGHT, BIAS), gradients, strict=True)}
+    moved = {
+        n: (values[n] - 0.1 * g).detach() for n, g in zip((WEIGHT, BIAS), gradients, strict=True)
+    }
     (gradient,) = torch.autograd.grad(loss({**values, **moved}), [values[ITEMS]])
-    expected = {n: moved[n] - start[n] for n in moved} | {ITEMS: -0.1 * step.config.item_rate * gradient}
+    expected = {n: moved[n] - start[n] for n in moved} | {
+        ITEMS: -0.1 * step.config.item_rate * gradient
+    }
     for name, value in expected.items():
         torch.testing.assert_close(update.delta[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_score_function_never_leaves_the_device(tmp_path):
-    """Global score parameters stay as they were drawn; each client's own are on its node, and differ."""
+    """Global score parameters stay as they were drawn; each client's own are on its node, and
+    differ."""
     result = runner.run(EXPERIMENT, [*SMALL, "sampler.cohort=40"], output=tmp_path / "run")
     start = Node(result.experiment, 0, 1, None).initial()
     for name in (WEIGHT, BIAS):
@@ -111,11 +126,17 @@ def touches(node, rounds, monkeypatch, leaking):
     settings = node.experiment.settings(STEP).model_copy(update={"epochs": 1, "negatives": 1})
     step, start = DualPersonal(settings, node.model, node.device), node.initial()
     for place, client in enumerate(node.training.tolist()):
-        everything = np.unique(population.interactions.items[population.interactions.rows_of(client)])
+        everything = np.unique(
+            population.interactions.items[population.interactions.rows_of(client)]
+        )
         if leaking:  # as in the paper's public code: held-out items never become negatives
-            monkeypatch.setattr(module, "draw_negatives", lambda own, *rest, avoid=everything: honest(avoid, *rest))
+            monkeypatch.setattr(
+                module, "draw_negatives", lambda own, *rest, avoid=everything: honest(avoid, *rest)
+            )
         for number in range(1, rounds + 1):
-            delta = step.update(start, population.client(client), stream(0, "client", client, number)).delta[ITEMS]
+            delta = step.update(
+                start, population.client(client), stream(0, "client", client, number)
+            ).delta[ITEMS]
             counts[place] += delta.any(1).numpy()
     monkeypatch.setattr(module, "draw_negatives", honest)
     return counts
@@ -123,8 +144,9 @@ def touches(node, rounds, monkeypatch, leaking):
 
 @pytest.mark.parametrize("leaking", [False, True])
 def test_which_rows_were_touched_does_not_tell_the_held_out_item(node, monkeypatch, leaking):
-    """Ranked by how seldom it was touched, the test item stands where chance puts it; in the leaking protocol it is
-    first among the unseen items every time, without anything having been learned."""
+    """Ranked by how seldom it was touched, the test item stands where chance puts it; in the
+    leaking protocol it is first among the unseen items every time, without anything having been
+    learned."""
     counts, population, places = touches(node, 40, monkeypatch, leaking), node.population, []
     for row, client in zip(counts, node.training.tolist(), strict=True):
         held_out = population.held_out(np.array([client]), "test")
@@ -140,7 +162,8 @@ def test_which_rows_were_touched_does_not_tell_the_held_out_item(node, monkeypat
 
 
 def test_it_ranks_all_items_and_hides_only_what_is_known(tmp_path):
-    """The house's protocol: a user's list is made of the whole catalogue without its training items."""
+    """The house's protocol: a user's list is made of the whole catalogue without its training
+    items."""
     result = runner.run(EXPERIMENT, SMALL, output=tmp_path / "run")
     node = Node(result.experiment, 0, 1, tmp_path / "run" / "private")
     held_out = node.population.held_out(node.evaluated, "test")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canaries: who they are, what they upload, and how their directions are read out of a model.
 
-Canary j is client `first + j`. Its direction u_j lies in one row of an item table that belongs to no item: the j-th of
-the last k rows, `u_j = (1, ..., 1) / sqrt(d)` there and 0 elsewhere. Different rows: directions are orthonormal. Rows
-of no item: nobody else's update has a part along them, and nobody is recommended them.
+Canary j is client `first + j`. Its direction u_j lies in one row of an item table that belongs to
+no item: the j-th of the last k rows, `u_j = (1, ..., 1) / sqrt(d)` there and 0 elsewhere. Different
+rows: directions are orthonormal. Rows of no item: nobody else's update has a part along them, and
+nobody is recommended them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class CanaryPlan(Config):
     """Seed of the secret signs, stream `"canary-signs"`."""
 
     def signs(self) -> np.ndarray:
-        """`int64 [k]`: secret signs b_j, independent and fair; drawn again in the rare case that all are equal."""
+        """`int64 [k]`: secret signs b_j, independent and fair; drawn again in the rare case that
+        all are equal."""
         for attempt in range(64):
             signs = 2 * stream(self.seed, "canary-signs", attempt).integers(0, 2, self.count) - 1
             if min((signs > 0).sum(), (signs < 0).sum()) >= 2:
@@ -45,9 +47,12 @@ class CanaryPlan(Config):
         return (clients >= self.first) & (clients < self.first + self.count)
 
     def upload(self, client: int, rows: int, width: int) -> tuple[int, float]:
-        """Row of a canary in a table `[rows, width]`, and the value of every entry of that row in its update."""
+        """Row of a canary in a table `[rows, width]`, and the value of every entry of that row in
+        its update."""
         place = client - self.first
-        return rows - self.count + place, float(self.signs()[place]) * self.magnitude / math.sqrt(width)
+        return rows - self.count + place, float(self.signs()[place]) * self.magnitude / math.sqrt(
+            width
+        )
 
     def project(self, change: np.ndarray) -> np.ndarray:
         """`float64 [k]`: the change of an item table `[rows, d]` along each canary's direction."""
@@ -72,5 +77,8 @@ def reserved_table(item_tables: tuple[str, ...], parameters: dict[str, tuple[int
         "this model has no place for canaries",
         expected="a model with a table of item rows (`item_tables`)",
         got=f"parameters {', '.join(parameters)}",
-        fix="audit an experiment with such a model, for example privrec: a strategy does not know its model",
+        fix=(
+            "audit an experiment with such a model, for example privrec: a strategy does not know"
+            " its model"
+        ),
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Level 0: is the release what it is claimed to be? Tests of the noise and of a client's reach.
 
-These compare with the claimed numbers instead of with an epsilon, so they find small faults that no bound on epsilon
-can see, such as noise of half the size, and faults that hide from one, such as the same noise in every round.
+These compare with the claimed numbers instead of with an epsilon, so they find small faults that no
+bound on epsilon can see, such as noise of half the size, and faults that hide from one, such as the
+same noise in every round.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Check:
         name: what is tested.
         measured: what was found.
         claimed: what should be.
-        probability: of so large a deviation if the claim holds, corrected for the number of comparisons.
+        probability: of so large a deviation if the claim holds, corrected for the number of
+            comparisons.
         passed: whether that is above the significance.
         meaning: what a failure means.
     """
@@ -42,7 +44,10 @@ class Check:
 
 def all_checks(seen: Observations, mechanism: Mechanism, significance: float) -> list[Check]:
     """The checks for which a run has data: noise and its independence need claimed noise."""
-    found = [check_reach(seen, mechanism, significance), check_farthest(seen, mechanism, significance)]
+    found = [
+        check_reach(seen, mechanism, significance),
+        check_farthest(seen, mechanism, significance),
+    ]
     quiet = differences(seen) if seen.taking_part.all() else seen
     if mechanism.noise_std and (~quiet.taking_part).sum() > 1:
         found.append(check_noise(quiet, mechanism, significance))
@@ -52,17 +57,22 @@ def all_checks(seen: Observations, mechanism: Mechanism, significance: float) ->
 
 
 def differences(seen: Observations) -> Observations:
-    """What is left of a round in which every canary took part, as if along canaries that were absent.
+    """What is left of a round in which every canary took part, as if along canaries that were
+    absent.
 
-    Along canary j the release is `b_j m + noise`, with the same m for all, as all upload the same length. An
-    orthonormal basis of the contrasts between the `b_j x_j` is free of m, and its noise is as large and as independent.
+    Along canary j the release is `b_j m + noise`, with the same m for all, as all upload the same
+    length. An orthonormal basis of the contrasts between the `b_j x_j` is free of m, and its noise
+    is as large and as independent.
     """
     contrasts = (seen.released * seen.signs) @ helmert(seen.released.shape[1]).T
-    return Observations(contrasts, np.zeros(contrasts.shape, dtype=bool), np.resize([1, -1], contrasts.shape[1]))
+    return Observations(
+        contrasts, np.zeros(contrasts.shape, dtype=bool), np.resize([1, -1], contrasts.shape[1])
+    )
 
 
 def check_noise(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
-    """Standard deviation of the releases along absent canaries, over the claimed one (chi-squared, too little only).
+    """Standard deviation of the releases along absent canaries, over the claimed one (chi-squared,
+    too little only).
 
     More than claimed passes: it costs utility, not privacy.
     """
@@ -80,7 +90,8 @@ def check_noise(seen: Observations, mechanism: Mechanism, significance: float) -
 
 
 def check_independence(seen: Observations, significance: float) -> Check:
-    """Largest correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni over the pairs)."""
+    """Largest correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni
+    over the pairs)."""
     quiet = np.where(seen.taking_part, 0.0, seen.released)
     absent = (~seen.taking_part).astype(np.float64)
     products, counts = quiet @ quiet.T, absent @ absent.T
@@ -116,15 +127,22 @@ def check_reach(seen: Observations, mechanism: Mechanism, significance: float) -
 
 
 def check_farthest(seen: Observations, mechanism: Mechanism, significance: float) -> Check:
-    """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over the canaries)."""
+    """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over
+    the canaries)."""
     counts = seen.taking_part.sum(axis=0)
     there = counts > 0
-    moved = np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there] / counts[there]
+    moved = (
+        np.where(seen.taking_part, seen.released * seen.signs, 0.0).sum(axis=0)[there]
+        / counts[there]
+    )
     return _reach("reach-of-one", moved, counts[there], mechanism, significance)
 
 
-def _reach(name: str, moved: np.ndarray, counts: np.ndarray, mechanism: Mechanism, significance: float) -> Check:
-    """The average of so many releases each against S/M; without claimed noise the tolerance is one part in 1000."""
+def _reach(
+    name: str, moved: np.ndarray, counts: np.ndarray, mechanism: Mechanism, significance: float
+) -> Check:
+    """The average of so many releases each against S/M; without claimed noise the tolerance is one
+    part in 1000."""
     if not len(moved):
         return Check(name, math.nan, mechanism.signal, 1.0, True, "")
     if mechanism.noise_std:

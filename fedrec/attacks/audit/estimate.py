@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A point estimate of epsilon (Andrew et al. 2023, section 4): no guarantee, but no slack either.
 
-The scores of the canaries of each sign are fitted by a normal distribution; the estimate is the epsilon at delta
-between the two.
+The scores of the canaries of each sign are fitted by a normal distribution; the estimate is the
+epsilon at delta between the two.
 
-The estimate errs upwards, because two fits of one variance never agree exactly. For exact normal scores of 500 canaries
-per sign it is 12 to 19 % too high on average, and the interval covers the truth in four of five runs, the others being
-above it (`tests/fedrec/attacks/audit`). So it is a reason to look, not a finding.
+The estimate errs upwards, because two fits of one variance never agree exactly. For exact normal
+scores of 500 canaries per sign it is 12 to 19 % too high on average, and the interval covers the
+truth in four of five runs, the others being above it (`tests/fedrec/attacks/audit`). So it is a
+reason to look, not a finding.
 
-Where this differs from the paper: its canaries are random directions and its second distribution is that of directions
-that were not used; here both are canaries, of opposite signs.
+Where this differs from the paper: its canaries are random directions and its second distribution is
+that of directions that were not used; here both are canaries, of opposite signs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Estimate:
 
     Attributes:
         epsilon: the estimate; may be infinite.
-        low, high: ends of the interval, bias-corrected; the estimate itself is not, and errs upwards.
+        low, high: ends of the interval, bias-corrected; the estimate itself is not, and errs
+            upwards.
     """
 
     epsilon: float
@@ -56,7 +58,9 @@ def estimate_epsilon(
     if min(map(len, groups)) < 2:
         raise ValueError("Expected at least two canaries of each sign.")
     random = stream(seed, "canary-bootstrap")
-    drawn = [np.vstack([g[None], g[random.integers(0, len(g), (resamples, len(g)))]]) for g in groups]
+    drawn = [
+        np.vstack([g[None], g[random.integers(0, len(g), (resamples, len(g)))]]) for g in groups
+    ]
     means = tuple(group.mean(axis=1) for group in drawn)
     sds = tuple(group.std(axis=1, ddof=1) for group in drawn)
     found = epsilon_of_normals(means, sds, delta)  # type: ignore[arg-type]
@@ -64,8 +68,11 @@ def estimate_epsilon(
 
 
 def _interval(value: float, resampled: np.ndarray) -> tuple[float, float]:
-    """Bias-corrected percentiles (Efron 1987): resampling repeats the upward bias of the fit, which takes it out."""
-    below = (np.count_nonzero(resampled < value) + np.count_nonzero(resampled == value) / 2) / len(resampled)
+    """Bias-corrected percentiles (Efron 1987): resampling repeats the upward bias of the fit, which
+    takes it out."""
+    below = (np.count_nonzero(resampled < value) + np.count_nonzero(resampled == value) / 2) / len(
+        resampled
+    )
     shift = 2 * ndtri(np.clip(below, 1 / len(resampled), 1 - 1 / len(resampled)))
     shares = ndtr(shift + ndtri([0.025, 0.975]))
     low, high = np.quantile(resampled, shares, method="inverted_cdf")

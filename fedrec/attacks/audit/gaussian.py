@@ -2,8 +2,9 @@
 """Epsilon at a given delta between two normal distributions.
 
 For equal variances this is the trade-off of mu-GDP (Dong, Roth and Su 2022, corollary 2.13):
-`delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)`. For unequal variances (Andrew et al. 2023, section 4) the
-set where the log density ratio exceeds epsilon is bounded by the roots of a quadratic.
+`delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)`. For unequal variances (Andrew et al.
+2023, section 4) the set where the log density ratio exceeds epsilon is bounded by the roots of a
+quadratic.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 
 
 def first_below(spent: Callable[[float], float], delta: float, *, highest: float) -> float:
-    """The smallest epsilon in [0, highest] at which a falling function is at most delta, to 1e-9; else infinity."""
+    """The smallest epsilon in [0, highest] at which a falling function is at most delta, to 1e-9;
+    else infinity."""
     if spent(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -67,7 +69,9 @@ def epsilon_of_normals(
     # In units of the second distribution: N(a, s^2) against N(0, 1).
     shift = (m0[usable] - m1[usable]) / s1[usable]
     scale = s0[usable] / s1[usable]
-    found[usable] = np.maximum(_one_way(shift, scale, delta), _one_way(-shift / scale, 1 / scale, delta))
+    found[usable] = np.maximum(
+        _one_way(shift, scale, delta), _one_way(-shift / scale, 1 / scale, delta)
+    )
     return found
 
 
@@ -91,7 +95,9 @@ def _spent(epsilon: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndar
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         flat = np.abs(a) < 1e-12
         root = np.sqrt(np.maximum(b * b - 4 * a * c, 0.0))
-        q = -(b + np.where(b < 0, -1.0, 1.0) * root) / 2  # avoids the difference of two nearly equal numbers
+        q = (
+            -(b + np.where(b < 0, -1.0, 1.0) * root) / 2
+        )  # avoids the difference of two nearly equal numbers
         first, second = np.where(flat, -c / b, q / a), np.where(flat | (q == 0), np.inf, c / q)
         left, right = np.minimum(first, second), np.maximum(first, second)
         none = ~flat & (b * b - 4 * a * c <= 0)
@@ -120,4 +126,6 @@ def _interval(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     low, high = np.where(flip, -right, left), np.where(flip, -left, right)
     upper, lower = log_ndtr(high), log_ndtr(low)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.isneginf(upper), -np.inf, upper + np.log1p(-np.exp(np.minimum(lower - upper, 0.0))))
+        return np.where(
+            np.isneginf(upper), -np.inf, upper + np.log1p(-np.exp(np.minimum(lower - upper, 0.0)))
+        )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lower bound on epsilon that assumes a Gaussian-shaped trade-off (Nasr et al. 2023, section 3).
 
-At a cut c the rates of false alarms P(f > c | -1) and misses P(f <= c | +1) get exact upper limits; a mu-GDP release
-has `Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu` at every cut. Tighter than the bound of one run, but not free of
-assumptions: it takes the canaries' scores as independent draws, and their trade-off as that of two normal
-distributions.
+At a cut c the rates of false alarms P(f > c | -1) and misses P(f <= c | +1) get exact upper limits;
+a mu-GDP release has `Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu` at every cut. Tighter than the bound of
+one run, but not free of assumptions: it takes the canaries' scores as independent draws, and their
+trade-off as that of two normal distributions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from scipy.special import ndtri
 from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.intervals import exact_upper
 
-CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)  # in standard deviations of the claimed mechanism's score
+CUTS = (
+    -1.5,
+    -1.0,
+    -0.5,
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+)  # in standard deviations of the claimed mechanism's score
 
 
 def gdp_bound(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run claims of itself, as far as an audit tests it, and what its canaries' scores should look like then.
+"""What a run claims of itself, as far as an audit tests it, and what its canaries' scores should
+look like then.
 
 Adjacency is replace-one: canary j uploads +S u_j or -S u_j, and both are clipped to the norm S.
 """
@@ -19,17 +20,19 @@ from fedrec.errors import ExperimentError
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The claimed release of a round: a clipped sum over the cohort, divided by a fixed number, plus normal noise.
+    """The claimed release of a round: a clipped sum over the cohort, divided by a fixed number,
+    plus normal noise.
 
     Attributes:
         clip: S, largest L2 norm of one client's update, > 0.
         denominator: M, what the sum is divided by, > 0.
-        noise_std: standard deviation of the noise in each coordinate of the mean, >= 0; PrivRec: `z * 2 S / M`.
+        noise_std: standard deviation of the noise in each coordinate of the mean, >= 0; PrivRec:
+            `z * 2 S / M`.
         sampling_rate: q, chance that a client takes part in a round, in (0, 1].
         rounds: T, number of releases.
         delta: of the claim, in (0, 1).
-        epsilon: the claim: an upper bound at `delta` for all rounds together, computed for the population that was
-            trained, canaries included; infinity claims nothing.
+        epsilon: the claim: an upper bound at `delta` for all rounds together, computed for the
+            population that was trained, canaries included; infinity claims nothing.
 
     Raises:
         ExperimentError: a value is out of range.
@@ -57,7 +60,10 @@ class Mechanism:
         if wrong:
             raise ExperimentError(
                 f"the mechanism to audit has a wrong {wrong[0]}",
-                expected="clip, denominator > 0; noise-std, epsilon >= 0; sampling rate in (0, 1]; delta in (0, 1)",
+                expected=(
+                    "clip, denominator > 0; noise-std, epsilon >= 0; sampling rate in (0, 1]; delta"
+                    " in (0, 1)"
+                ),
                 got=repr(self),
             )
 
@@ -72,16 +78,19 @@ class Mechanism:
         return self.noise_std / (2 * self.signal)
 
     def known_epsilon(self, releases: int) -> float:
-        """Epsilon at `delta` against an observer who knows that a client took part in so many releases."""
+        """Epsilon at `delta` against an observer who knows that a client took part in so many
+        releases."""
         return epsilon_of_gaussian(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
 
     @cached_property
     def shown(self) -> float:
-        """The attack's own epsilon: the most that the sum of a canary's releases shows at `delta` if the claim holds.
+        """The attack's own epsilon: the most that the sum of a canary's releases shows at `delta`
+        if the claim holds.
 
-        A canary's number of releases is binomial, so the two hypotheses are mixtures of normal distributions.
+        A canary's number of releases is binomial, so the two hypotheses are mixtures of normal
+        distributions.
         """
         if not self.noise_std:
             return math.inf

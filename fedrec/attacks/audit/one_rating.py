@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two data sets that differ in one rating: how well releases tell them apart bounds an epsilon from below.
+"""Two data sets that differ in one rating: how well releases tell them apart bounds an epsilon from
+below.
 
-For an epsilon-DP release the chance of any answer differs by a factor of at most exp(epsilon) between the two. So of an
-adversary who is right with chance p on the one, and wrong with chance q on the other, it follows that epsilon is at
-least ln(p / q); with exact limits of Clopper and Pearson in place of p and q that holds with the confidence asked for.
+For an epsilon-DP release the chance of any answer differs by a factor of at most exp(epsilon)
+between the two. So of an adversary who is right with chance p on the one, and wrong with chance q
+on the other, it follows that epsilon is at least ln(p / q); with exact limits of Clopper and
+Pearson in place of p and q that holds with the confidence asked for.
 
-The adversary compares the likelihoods of a release under independent Laplace noise on what either data set would have
-given. The data are made so that one rating moves much: a user with n ratings at both ends of the scale, among others
-who rate everything in the middle, so that items' means hardly move. Its own row of similarities sees the error of that
-rating times n - 1 deviations, and the row of each of its other items sees it as a neighbour.
+The adversary compares the likelihoods of a release under independent Laplace noise on what either
+data set would have given. The data are made so that one rating moves much: a user with n ratings at
+both ends of the scale, among others who rate everything in the middle, so that items' means hardly
+move. Its own row of similarities sees the error of that rating times n - 1 deviations, and the row
+of each of its other items sees it as a neighbour.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 
 from fedrec.attacks.intervals import exact_lower, exact_upper
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig, sensitivity
+from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig, sensitivity
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,17 @@ def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -
     return LowerBound(max(0.0, math.log(least / most)) if least else 0.0, right, wrong, trials)
 
 
-def laplace_score(release: np.ndarray, first: np.ndarray, second: np.ndarray, scale: float) -> float:
-    """Log of how much likelier a release is under Laplace noise of that scale on `first` than on `second`."""
+def laplace_score(
+    release: np.ndarray, first: np.ndarray, second: np.ndarray, scale: float
+) -> float:
+    """Log of how much likelier a release is under Laplace noise of that scale on `first` than on
+    `second`."""
     return float((np.abs(release - second) - np.abs(release - first)).sum() / scale)
 
 
 def neighbours(ratings: int, others: int = 20) -> tuple[Ratings, Ratings]:
-    """Two data sets over as many items, in which user 0 rated the first one 5, or 1; all else is equal.
+    """Two data sets over as many items, in which user 0 rated the first one 5, or 1; all else is
+    equal.
 
     Args:
         ratings: number of ratings of user 0.
@@ -81,7 +88,8 @@ def audit_one_rating(
         confidence: of the bound.
 
     Raises:
-        ValueError: there is no noise, more than one iteration, or a start that differs from run to run.
+        ValueError: there is no noise, more than one iteration, or a start that differs from run to
+            run.
     """
     if config.epsilon is None or config.iterations != 1 or config.start != "constant":
         raise ValueError("Expected an epsilon, one iteration and start = 'constant'.")

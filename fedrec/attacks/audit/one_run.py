@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lower bound on epsilon from one run (Steinke, Nasr and Jagielski 2023, theorem 5.2).
 
-Of m canaries with independent fair signs an auditor guesses r, the others he passes over; v guesses are right. Under
-(eps, delta)-DP the chance of that is at most
+Of m canaries with independent fair signs an auditor guesses r, the others he passes over; v guesses
+are right. Under (eps, delta)-DP the chance of that is at most
 
     P[B >= v] + 2 m delta max_i (1/i) P[v > B >= v - i],     B ~ Binomial(r, e^eps / (1 + e^eps)).
 
-The largest epsilon for which this stays below the significance is refuted with that confidence. It holds for any
-mechanism; the price is that it cannot exceed about log(m), and is far from tight when many canaries share a run.
+The largest epsilon for which this stays below the significance is refuted with that confidence. It
+holds for any mechanism; the price is that it cannot exceed about log(m), and is far from tight when
+many canaries share a run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class OneRunBound:
     correct: int
 
 
-def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, significance: float = 0.05) -> float:
+def one_run_epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, significance: float = 0.05
+) -> float:
     """Lower bound on epsilon, >= 0.
 
     Args:
@@ -49,7 +52,9 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, sig
         ValueError: not `0 <= correct <= guesses <= canaries`.
     """
     if not 0 <= correct <= guesses <= canaries:
-        raise ValueError(f"Expected correct <= guesses <= canaries, got {correct!r}, {guesses!r}, {canaries!r}.")
+        raise ValueError(
+            f"Expected correct <= guesses <= canaries, got {correct!r}, {guesses!r}, {canaries!r}."
+        )
     if correct == 0 or _chance(0.0, canaries, guesses, correct, delta) >= significance:
         return 0.0
     low, high = 0.0, 1.0
@@ -63,9 +68,14 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, sig
 
 
 def one_run_bound(
-    scores: np.ndarray, signs: np.ndarray, delta: float, significance: float = 0.05, shares: tuple[float, ...] = SHARES
+    scores: np.ndarray,
+    signs: np.ndarray,
+    delta: float,
+    significance: float = 0.05,
+    shares: tuple[float, ...] = SHARES,
 ) -> OneRunBound:
-    """Guess the signs of the canaries with the most extreme scores, for each share; the best bound of them.
+    """Guess the signs of the canaries with the most extreme scores, for each share; the best bound
+    of them.
 
     Args:
         scores: `float [k]`, positive where +1 is guessed.
@@ -89,6 +99,8 @@ def one_run_bound(
 def _chance(epsilon: float, canaries: int, guesses: int, correct: int, delta: float) -> float:
     """Largest chance of so many right guesses under (epsilon, delta)-DP."""
     share, lengths = float(expit(epsilon)), np.arange(1, correct + 1)
-    below = np.concatenate([[0.0], bdtr(np.arange(correct), guesses, share)])  # P[B <= -1], ..., P[B <= v - 1]
+    below = np.concatenate(
+        [[0.0], bdtr(np.arange(correct), guesses, share)]
+    )  # P[B <= -1], ..., P[B <= v - 1]
     slack = float(((below[-1] - below[correct - lengths]) / lengths).max(initial=0.0))
     return float(bdtrc(correct - 1, guesses, share)) + 2 * canaries * delta * slack

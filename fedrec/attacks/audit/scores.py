@@ -2,9 +2,10 @@
 """Scores of canaries: positive where an observer would guess the sign +1. One per kind of observer.
 
 - `final`: sees the last model only (with the first, which is public): the sum of all releases.
-- `trace`: sees every model: log-likelihood ratio of the two signs, participation unknown (sampled Gaussian).
-- `known`: sees every model and the cohorts: the sum over the rounds the canary took part in. Amplification by sampling
-  does not bound this one; `Mechanism.known_epsilon` does.
+- `trace`: sees every model: log-likelihood ratio of the two signs, participation unknown (sampled
+  Gaussian).
+- `known`: sees every model and the cohorts: the sum over the rounds the canary took part in.
+  Amplification by sampling does not bound this one; `Mechanism.known_epsilon` does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Scores:
     Attributes:
         name: `"final"`, `"trace"` or `"known"`.
         values: `float64 [k]`.
-        scale: what a score's standard deviation would be for the claimed mechanism, a function of the claim alone.
+        scale: what a score's standard deviation would be for the claimed mechanism, a function of
+            the claim alone.
         upper: the epsilon that the claim allows this observer.
     """
 
@@ -52,7 +54,8 @@ def final_scores(seen: Observations, mechanism: Mechanism) -> Scores:
 
 
 def trace_scores(seen: Observations, mechanism: Mechanism) -> Scores:
-    """`l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q e^((-x m - m^2/2) / s^2))]`, m = S/M."""
+    """`l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q e^((-x m - m^2/2) /
+    s^2))]`, m = S/M."""
     q, m, variance = mechanism.sampling_rate, mechanism.signal, mechanism.noise_std**2
     absent = math.log1p(-q) if q < 1 else -math.inf
 
@@ -69,4 +72,6 @@ def known_scores(seen: Observations, mechanism: Mechanism) -> Scores:
     values = np.where(seen.taking_part, seen.released, 0.0).sum(axis=0)
     expected = mechanism.sampling_rate * mechanism.rounds
     most = int(seen.taking_part.sum(axis=0).max(initial=0))
-    return Scores("known", values, mechanism.noise_std * math.sqrt(expected), mechanism.known_epsilon(most))
+    return Scores(
+        "known", values, mechanism.noise_std * math.sqrt(expected), mechanism.known_epsilon(most)
+    )

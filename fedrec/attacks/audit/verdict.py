@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything an audit finds about one or several runs, and what follows from it.
 
-FAIL: a lower bound lies above the claimed epsilon, or a check of level 0 refutes the claim. WARN: only a point estimate
-lies above it. PASS: neither; which does not prove the claim. All tests together wrongly FAIL with at most the stated
-significance, whatever their number: each gets an equal part of it (Bonferroni).
+FAIL: a lower bound lies above the claimed epsilon, or a check of level 0 refutes the claim. WARN:
+only a point estimate lies above it. PASS: neither; which does not prove the claim. All tests
+together wrongly FAIL with at most the stated significance, whatever their number: each gets an
+equal part of it (Bonferroni).
 """
 
 from __future__ import annotations
@@ -51,19 +52,29 @@ class ScoreFindings:
     @property
     def verdict(self) -> Verdict:
         """Of this observer alone."""
-        return "FAIL" if self.lower > self.upper else "WARN" if self.estimate.epsilon > self.upper else "PASS"
+        return (
+            "FAIL"
+            if self.lower > self.upper
+            else "WARN"
+            if self.estimate.epsilon > self.upper
+            else "PASS"
+        )
 
     def reasons(self) -> list[str]:
         """Why it is not PASS."""
         bounds = {"one-run": self.one_run.epsilon, "GDP": self.gdp}
         found = [
-            f"{self.observer}: the {name} lower bound {bound:.3f} is above the claimed epsilon {self.upper:.3f}"
+            f"{self.observer}: the {name} lower bound {bound:.3f} is above the claimed epsilon"
+            f" {self.upper:.3f}"
             for name, bound in bounds.items()
             if bound > self.upper
         ]
         if not found and self.verdict == "WARN":
             value = self.estimate.epsilon
-            found = [f"{self.observer}: the point estimate {value:.3f} is above the claimed epsilon {self.upper:.3f}"]
+            found = [
+                f"{self.observer}: the point estimate {value:.3f} is above the claimed epsilon"
+                f" {self.upper:.3f}"
+            ]
         return found
 
 
@@ -89,13 +100,15 @@ class RunFindings:
     @property
     def verdict(self) -> Verdict:
         """With the checks of level 0."""
-        return worst([self.epsilon_verdict, *("PASS" if check.passed else "FAIL" for check in self.checks)])
+        return worst(
+            [self.epsilon_verdict, *("PASS" if check.passed else "FAIL" for check in self.checks)]
+        )
 
     def reasons(self) -> list[str]:
         """Why it is not PASS, one sentence each."""
         failed = [
-            f"{check.name}: {check.measured:.4g} where {check.claimed:.4g} is claimed (p = {check.probability:.2g}):"
-            f" {check.meaning}"
+            f"{check.name}: {check.measured:.4g} where {check.claimed:.4g} is claimed (p ="
+            f" {check.probability:.2g}): {check.meaning}"
             for check in self.checks
             if not check.passed
         ]
@@ -123,7 +136,11 @@ class Audit:
 
     def reasons(self) -> list[str]:
         """Why it is not PASS, with the number of the run, from 1."""
-        return [f"run {number}: {reason}" for number, run in enumerate(self.runs, 1) for reason in run.reasons()]
+        return [
+            f"run {number}: {reason}"
+            for number, run in enumerate(self.runs, 1)
+            for reason in run.reasons()
+        ]
 
     def table(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -137,12 +154,15 @@ class Audit:
                 "epsilon_shown_by_final": self.mechanism.shown,
             },
             "runs": [
-                {"verdict": run.verdict, "epsilon_verdict": run.epsilon_verdict, **asdict(run)} for run in self.runs
+                {"verdict": run.verdict, "epsilon_verdict": run.epsilon_verdict, **asdict(run)}
+                for run in self.runs
             ],
         }
 
 
-def audit(runs: Sequence[Observations], mechanism: Mechanism, *, significance: float = 0.05, seed: int = 0) -> Audit:
+def audit(
+    runs: Sequence[Observations], mechanism: Mechanism, *, significance: float = 0.05, seed: int = 0
+) -> Audit:
     """Audit a claim.
 
     Args:
@@ -152,17 +172,29 @@ def audit(runs: Sequence[Observations], mechanism: Mechanism, *, significance: f
         seed: of the bootstrap.
     """
     share = significance / (_TESTS_PER_RUN * len(runs))
-    found = [audit_run(seen, mechanism, significance=share, seed=seed + place) for place, seen in enumerate(runs)]
+    found = [
+        audit_run(seen, mechanism, significance=share, seed=seed + place)
+        for place, seen in enumerate(runs)
+    ]
     return Audit(mechanism, tuple(found), significance)
 
 
-def audit_run(seen: Observations, mechanism: Mechanism, *, significance: float, seed: int = 0) -> RunFindings:
+def audit_run(
+    seen: Observations, mechanism: Mechanism, *, significance: float, seed: int = 0
+) -> RunFindings:
     """Findings of one run; every bound and every check gets the whole `significance`."""
-    scores = [_findings(score, seen, mechanism.delta, significance, seed) for score in all_scores(seen, mechanism)]
-    return RunFindings(seen.canaries, tuple(scores), tuple(all_checks(seen, mechanism, significance)))
+    scores = [
+        _findings(score, seen, mechanism.delta, significance, seed)
+        for score in all_scores(seen, mechanism)
+    ]
+    return RunFindings(
+        seen.canaries, tuple(scores), tuple(all_checks(seen, mechanism, significance))
+    )
 
 
-def _findings(score: Scores, seen: Observations, delta: float, significance: float, seed: int) -> ScoreFindings:
+def _findings(
+    score: Scores, seen: Observations, delta: float, significance: float, seed: int
+) -> ScoreFindings:
     return ScoreFindings(
         observer=score.name,
         upper=score.upper,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations in compiled code, written so that a compiler makes vector instructions of their loops.
+"""Activations in compiled code, written so that a compiler makes vector instructions of their
+loops.
 
-The exponential is Cephes' `expf` (reduction to [-ln 2 / 2, ln 2 / 2], polynomial of degree 5), the hyperbolic tangent
-its `tanhf`: both are within 2 units in the last place, and NaN stays NaN.
+The exponential is Cephes' `expf` (reduction to [-ln 2 / 2, ln 2 / 2], polynomial of degree 5), the
+hyperbolic tangent its `tanhf`: both are within 2 units in the last place, and NaN stays NaN.
 """
 
 from __future__ import annotations

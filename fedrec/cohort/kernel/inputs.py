@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first layer of a declared model in compiled code: embeddings times weights, and the step of both.
+"""The first layer of a declared model in compiled code: embeddings times weights, and the step of
+both.
 
-What belongs to the user is the same for all examples of a batch, so its product is taken once. A feature of the items
-has few categories: its table is multiplied by its part of the weights, `[categories, out]`, and examples add up rows of
-the product, which takes `categories` instead of `batch` rows per product.
+What belongs to the user is the same for all examples of a batch, so its product is taken once. A
+feature of the items has few categories: its table is multiplied by its part of the weights,
+`[categories, out]`, and examples add up rows of the product, which takes `categories` instead of
+`batch` rows per product.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.memory import FAST, matrix
+from fedrec.cohort.kernel.memory import matrix
 from fedrec.cohort.kernel.products import add_product
+from fedrec.runtime.compilation import FAST
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -38,7 +41,14 @@ def forward_inputs(network, own, batch, scratch, hidden):
             for i in range(width):
                 target[i] = source[i]
         add_product(
-            _ONE, gathered, False, _weights(network, own, network.item_start, width), False, _ONE, hidden, scratch.room
+            _ONE,
+            gathered,
+            False,
+            _weights(network, own, network.item_start, width),
+            False,
+            _ONE,
+            hidden,
+            scratch.room,
         )
     for place in range(len(network.features)):
         _add_feature(network.features[place], network, own, batch, scratch, hidden)
@@ -46,7 +56,8 @@ def forward_inputs(network, own, batch, scratch, hidden):
 
 @njit(**FAST)
 def backward_inputs(network, own, batch, rates, scratch, gradient):
-    """The step of everything that the first layer is made of, given the gradient `[n, out]` of its outputs."""
+    """The step of everything that the first layer is made of, given the gradient `[n, out]` of its
+    outputs."""
     summed = scratch.base
     summed[:] = 0
     for example in range(len(gradient)):
@@ -58,13 +69,22 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
         for o in range(summed.size):
             own.dense[bias + o] -= rates.biases[0] * summed[o]
     for place in range(len(network.users)):
-        _descend_user(network.users[place], network, own, rates.users[place], weight_rate, scratch, summed)
+        _descend_user(
+            network.users[place], network, own, rates.users[place], weight_rate, scratch, summed
+        )
     width = own.rows.shape[1]
     if width:
         _descend_rows(network, own, batch, rates, scratch, gradient)
     for place in range(len(network.features)):
         _descend_feature(
-            network.features[place], network, own, batch, rates.features[place], weight_rate, scratch, gradient
+            network.features[place],
+            network,
+            own,
+            batch,
+            rates.features[place],
+            weight_rate,
+            scratch,
+            gradient,
         )
 
 
@@ -123,9 +143,13 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, summed):
 
 @njit(**FAST)
 def _descend_rows(network, own, batch, rates, scratch, gradient):
-    """The step of the items' own rows, and of the weights that they meet; a row that was gathered twice gets both."""
+    """The step of the items' own rows, and of the weights that they meet; a row that was gathered
+    twice gets both."""
     width, examples = own.rows.shape[1], len(gradient)
-    gathered, weights = scratch.gathered[:examples], _weights(network, own, network.item_start, width)
+    gathered, weights = (
+        scratch.gathered[:examples],
+        _weights(network, own, network.item_start, width),
+    )
     to_rows = scratch.to_rows[:examples]
     if rates.item:
         add_product(_ONE, gradient, False, weights, True, _ZERO, to_rows, scratch.room)
@@ -144,7 +168,16 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
     first, last, categories = feature[3], feature[4], feature[5]
     projected = matrix(scratch.projected, 0, categories, hidden.shape[1])
     rows = matrix(own.dense, table, categories, width)
-    add_product(_ONE, rows, False, _weights(network, own, start, width), False, _ZERO, projected, scratch.room)
+    add_product(
+        _ONE,
+        rows,
+        False,
+        _weights(network, own, start, width),
+        False,
+        _ZERO,
+        projected,
+        scratch.room,
+    )
     for example in range(len(hidden)):
         item, target = batch.items[example], hidden[example]
         share = network.item_shares[item, feature[6]]
@@ -171,7 +204,10 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
                 break
             for o in range(source.size):
                 by_category[code, o] += share * source[o]
-    rows, weights = matrix(own.dense, table, categories, width), _weights(network, own, start, width)
+    rows, weights = (
+        matrix(own.dense, table, categories, width),
+        _weights(network, own, start, width),
+    )
     to_rows = matrix(scratch.to_table, 0, categories, width)
     if rate:
         add_product(_ONE, by_category, False, weights, True, _ZERO, to_rows, scratch.room)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the parameters of a declared model lie in memory, and the numbers that tell compiled code so."""
+"""How the parameters of a declared model lie in memory, and the numbers that tell compiled code
+so."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.kernel.activations import CODES
-from fedrec.cohort.kernel.declaration import KernelModel
 from fedrec.cohort.kernel.memory import Network, Rates, whole_lines
 from fedrec.cohort.sgd import SgdSettings
+from fedrec.nn.declaration import KernelModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +52,17 @@ class Layout:
         start, users, features = 0, [], []
         ends = np.cumsum([0, *self.user_widths]).tolist()
         for place, name in enumerate(self.model.user_tables):
-            users.append([self.places[name], self.shapes[name][1], start, ends[place], ends[place + 1]])
+            users.append(
+                [self.places[name], self.shapes[name][1], start, ends[place], ends[place + 1]]
+            )
             start += self.shapes[name][1]
         item_start, start, column = start, start + self.width, 0
         for number, feature in enumerate(self.model.item_features):
             categories, width = self.shapes[feature.table]
             columns = column, column + feature.codes.shape[1]
-            features.append([self.places[feature.table], width, start, *columns, categories, number])
+            features.append(
+                [self.places[feature.table], width, start, *columns, categories, number]
+            )
             start, column = start + width, columns[1]
         return Network(
             _table(users, 5),
@@ -88,7 +93,8 @@ class Layout:
         )
 
     def _refuse_misfits(self) -> None:
-        """Raise ValueError where shapes do not fit each other: native code looks at nothing but addresses."""
+        """Raise ValueError where shapes do not fit each other: native code looks at nothing but
+        addresses."""
         tables = [*self.model.user_tables, *(feature.table for feature in self.model.item_features)]
         inputs = sum(self.shapes[name][1] for name in tables) + self.width
         wanted: dict[str, tuple[int, ...]] = {name: (1,) for name in self.model.offsets}
@@ -101,13 +107,19 @@ class Layout:
         if inputs != 1:
             raise ValueError(f"Expected a last layer of one output, got {inputs}.")
         if len(self.model.user_tables) != len(self.user_widths):
-            raise ValueError(f"Expected a table for each of {len(self.user_widths)} features of the users.")
+            raise ValueError(
+                f"Expected a table for each of {len(self.user_widths)} features of the users."
+            )
         for name, shape in wanted.items():
             if tuple(self.shapes[name]) != shape:
-                raise ValueError(f"Expected parameter {name!r} of shape {shape}, got {tuple(self.shapes[name])}.")
+                raise ValueError(
+                    f"Expected parameter {name!r} of shape {shape}, got {tuple(self.shapes[name])}."
+                )
         for feature in self.model.item_features:
             if feature.categories > self.shapes[feature.table][0]:
-                raise ValueError(f"Expected codes of {feature.table!r} below {self.shapes[feature.table][0]}.")
+                raise ValueError(
+                    f"Expected codes of {feature.table!r} below {self.shapes[feature.table][0]}."
+                )
 
     def _layers(self) -> list[list[int]]:
         found = []
@@ -118,8 +130,11 @@ class Layout:
         return found
 
 
-def dense_vectors(layout: Layout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int) -> np.ndarray:
-    """The dense parameters of every client, `float32 [C, P]`; those of `own`, `[C, ...]`, instead of the start's."""
+def dense_vectors(
+    layout: Layout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int
+) -> np.ndarray:
+    """The dense parameters of every client, `float32 [C, P]`; those of `own`, `[C, ...]`, instead
+    of the start's."""
     found = torch.empty(clients, layout.size).numpy()  # PyTorch's memory begins a cache line
     for name, place in layout.places.items():
         values = own[name] if name in own else start[name].expand(clients, *start[name].shape)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that compiled code works on: a declared model as numbers, one client, its batch, and room to work in.
+"""The records that compiled code works on: a declared model as numbers, one client, its batch, and
+room to work in.
 
-All dense parameters of a client lie end to end in one vector, so that compiled code is made once for all models.
+All dense parameters of a client lie end to end in one vector, so that compiled code is made once
+for all models.
 """
 
 from __future__ import annotations
@@ -11,19 +13,23 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-FAST = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-"""Options of compiled loops: sums may be taken in vector lanes, and NaN and infinity are what they are."""
+from fedrec.runtime.compilation import FAST
+
+"""Options of compiled loops: sums may be taken in vector lanes, and NaN and infinity are what they
+are."""
 
 
 class Network(NamedTuple):
-    """A declared model as numbers. A parameter is named by its place in the vector of dense parameters.
+    """A declared model as numbers. A parameter is named by its place in the vector of dense
+    parameters.
 
     Attributes:
-        users: `int64 [U, 5]`, per feature of the users: place of the table, width, first row in the first weight,
-            first and last column in the users' codes.
-        features: `int64 [F, 7]`, per feature of the items: the same, with columns of `item_codes`, the number of
-            categories, and the column of `item_shares`.
-        item_codes: `int64 [items, width]`, codes of all features side by side, the real ones first, -1 for none.
+        users: `int64 [U, 5]`, per feature of the users: place of the table, width, first row in the
+            first weight, first and last column in the users' codes.
+        features: `int64 [F, 7]`, per feature of the items: the same, with columns of `item_codes`,
+            the number of categories, and the column of `item_shares`.
+        item_codes: `int64 [items, width]`, codes of all features side by side, the real ones first,
+            -1 for none.
         item_shares: `float32 [items, F]`, one over the number of codes.
         item_start: first row of the first weight that meets the items' rows.
         layers: `int64 [L, 4]`: place of the weight, inputs, outputs, place of the bias or -1.
@@ -70,7 +76,8 @@ class Client(NamedTuple):
 
     Attributes:
         dense: `float32 [P]`.
-        rows: `float32 [R, d]`, the rows of the item table that it touches; `[R, 0]` without an item table.
+        rows: `float32 [R, d]`, the rows of the item table that it touches; `[R, 0]` without an item
+            table.
         biases: `float32 [R, 1]`, their biases; `[R, 0]` without.
         codes: `int64 [W]`, the codes of the user's features side by side.
         first_row: what has to be subtracted from a place to get the row.
@@ -130,7 +137,8 @@ def matrix(vector, place, rows, columns):
 
 
 LINE = 16
-"""Numbers in a cache line. Products round differently by where in a line their matrices begin, so all begin one."""
+"""Numbers in a cache line. Products round differently by where in a line their matrices begin, so
+all begin one."""
 
 
 @njit(**FAST)
@@ -157,7 +165,11 @@ def scratch_for(network, examples, width):
         categories, table = max(categories, feature[5]), max(table, feature[5] * feature[1])
     weight = 0
     for layer in network.layers:
-        outputs, widest, weight = outputs + layer[2], max(widest, layer[2]), max(weight, layer[1] * layer[2])
+        outputs, widest, weight = (
+            outputs + layer[2],
+            max(widest, layer[2]),
+            max(weight, layer[1] * layer[2]),
+        )
     return Scratch(
         aligned(1, inputs)[0],
         aligned(1, network.layers[0, 2])[0],

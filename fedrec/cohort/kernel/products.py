@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products in compiled code, of the sizes that local training has: tens to hundreds of rows and columns.
+"""Matrix products in compiled code, of the sizes that local training has: tens to hundreds of rows
+and columns.
 
-A BLAS is made for larger ones, and the one that PyTorch brings uses vectors of half the length on some processors.
+A BLAS is made for larger ones, and the one that PyTorch brings uses vectors of half the length on
+some processors.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.cohort.kernel.memory import FAST, matrix
+from fedrec.cohort.kernel.memory import matrix
 from fedrec.cohort.kernel.tiles import BLOCK, ROWS, WIDE, tile, transpose_block
+from fedrec.runtime.compilation import FAST
 
 _WIDTH = 32 if WIDE else 16  # columns of the largest tile
 _MIDDLE = _WIDTH // 2
@@ -23,7 +26,8 @@ _TALL_1, _HALF_1, _FLAT_1 = (tile(rows, 1) for rows in (ROWS, ROWS // 2, 1))
 
 @njit(**FAST)
 def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
-    """out = alpha op(a) op(b) + beta out, all `float32`, row-major and contiguous; op transposes or does nothing.
+    """out = alpha op(a) op(b) + beta out, all `float32`, row-major and contiguous; op transposes or
+    does nothing.
 
     Args:
         room: `float32 [numbers of b]`, written where b is transposed.
@@ -37,7 +41,12 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         _add_rows(alpha, b.reshape(-1), a, out.reshape(-1))
     elif columns == 1:
         _add_dots(alpha, a, b.reshape(-1), out.reshape(-1))
-    elif b_transposed and not a_transposed and beta == 0 and _whole(rows) * (inner + columns) < inner * columns:
+    elif (
+        b_transposed
+        and not a_transposed
+        and beta == 0
+        and _whole(rows) * (inner + columns) < inner * columns
+    ):
         _add_turned(np.float32(alpha), a, b, out, room)
     else:
         second = matrix(room, 0, inner, columns) if b_transposed else b
@@ -65,13 +74,16 @@ def _add_turned(alpha, a, b, out, room):
     first[:, len(a) :] = 0
     transpose(a, first)
     turned[:] = 0
-    _add_tiles(alpha, columns, whole, inner, b.ctypes.data, inner, 1, first.ctypes.data, turned.ctypes.data)
+    _add_tiles(
+        alpha, columns, whole, inner, b.ctypes.data, inner, 1, first.ctypes.data, turned.ctypes.data
+    )
     transpose(turned, out)
 
 
 @njit(**FAST)
 def transpose(values, found):
-    """Write a matrix transposed into another, `[r, c]` into `[c, r]`; as much of it as both have room for."""
+    """Write a matrix transposed into another, `[r, c]` into `[c, r]`; as much of it as both have
+    room for."""
     rows, columns = min(len(values), found.shape[1]), min(values.shape[1], len(found))
     whole_rows, whole_columns = rows - rows % BLOCK, columns - columns % BLOCK
     source, source_row = values.ctypes.data, values.shape[1]
@@ -90,21 +102,63 @@ def transpose(values, found):
 
 @njit(**FAST)
 def _add_tiles(alpha, rows, columns, inner, a, a_row, a_column, b, out):
-    """Tile after tile: all rows of some columns, so that these columns of b stay in the nearest cache."""
+    """Tile after tile: all rows of some columns, so that these columns of b stay in the nearest
+    cache."""
     column = 0
     while column < columns:
         left, of_b, of_out = columns - column, b + 4 * column, out + 4 * column
-        width = _WIDTH if left >= _WIDTH else (_MIDDLE if left >= _MIDDLE else (8 if left >= 8 else 1))
+        width = (
+            _WIDTH if left >= _WIDTH else (_MIDDLE if left >= _MIDDLE else (8 if left >= 8 else 1))
+        )
         if width == _WIDTH:
-            _add_columns(alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL, _HALF, _FLAT)
+            _add_columns(
+                alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL, _HALF, _FLAT
+            )
         elif width == _MIDDLE:
             _add_columns(
-                alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL_MIDDLE, _HALF_MIDDLE, _FLAT_MIDDLE
+                alpha,
+                rows,
+                inner,
+                a,
+                a_row,
+                a_column,
+                of_b,
+                columns,
+                of_out,
+                _TALL_MIDDLE,
+                _HALF_MIDDLE,
+                _FLAT_MIDDLE,
             )
         elif width == 8:
-            _add_columns(alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL_8, _HALF_8, _FLAT_8)
+            _add_columns(
+                alpha,
+                rows,
+                inner,
+                a,
+                a_row,
+                a_column,
+                of_b,
+                columns,
+                of_out,
+                _TALL_8,
+                _HALF_8,
+                _FLAT_8,
+            )
         else:
-            _add_columns(alpha, rows, inner, a, a_row, a_column, of_b, columns, of_out, _TALL_1, _HALF_1, _FLAT_1)
+            _add_columns(
+                alpha,
+                rows,
+                inner,
+                a,
+                a_row,
+                a_column,
+                of_b,
+                columns,
+                of_out,
+                _TALL_1,
+                _HALF_1,
+                _FLAT_1,
+            )
         column += width
 
 

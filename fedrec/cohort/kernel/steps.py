@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All steps of SGD of one client after the other in compiled code, so that each one's parameters stay in the caches."""
+"""All steps of SGD of one client after the other in compiled code, so that each one's parameters
+stay in the caches."""
 
 from __future__ import annotations
 
@@ -7,22 +8,36 @@ import numpy as np
 from numba import njit
 
 from fedrec.cohort.kernel.activations import activate, sigmoid, through_activation
-from fedrec.cohort.kernel.compilation import compiled
 from fedrec.cohort.kernel.inputs import backward_inputs, forward_inputs
-from fedrec.cohort.kernel.memory import FAST, Batch, Client, matrix, scratch_for
+from fedrec.cohort.kernel.memory import Batch, Client, matrix, scratch_for
 from fedrec.cohort.kernel.products import add_product
+from fedrec.runtime.compilation import FAST, compiled
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @compiled
-def train_clients(network, rates, examples, steps, begins, last_epoch, first_rows, dense, rows, biases, codes, losses):
+def train_clients(
+    network,
+    rates,
+    examples,
+    steps,
+    begins,
+    last_epoch,
+    first_rows,
+    dense,
+    rows,
+    biases,
+    codes,
+    losses,
+):
     """Take every step of C clients.
 
     Args:
         network: the model.
         rates: step sizes before late parameters move, and from then on.
-        examples: items, places and labels, `[S, C, B]` each, and the number of examples `int64 [S, C]`.
+        examples: items, places and labels, `[S, C, B]` each, and the number of examples
+            `int64 [S, C]`.
         steps: `int64 [C]`, number of steps.
         begins: `int64 [C]`, the first step in which late parameters move.
         last_epoch: `int64 [C]`, number of steps in the last epoch.
@@ -40,7 +55,9 @@ def train_clients(network, rates, examples, steps, begins, last_epoch, first_row
         total, measured = 0.0, steps[client] - last_epoch[client]
         for step in range(steps[client]):
             n = counts[step, client]
-            batch = Batch(items[step, client, :n], places[step, client, :n], labels[step, client, :n])
+            batch = Batch(
+                items[step, client, :n], places[step, client, :n], labels[step, client, :n]
+            )
             moving = rates[1] if step >= begins[client] else rates[0]
             total += _step(network, own, batch, moving, scratch, step >= measured)
         if last_epoch[client]:
@@ -55,7 +72,11 @@ def _step(network, own, batch, rates, scratch, measured):
     gradient = outputs  # in the same memory
     for n in range(len(outputs)):
         wanted = batch.labels[n]
-        error = sigmoid(outputs[n, 0]) - wanted if network.logistic else np.float32(2) * (outputs[n, 0] - wanted)
+        error = (
+            sigmoid(outputs[n, 0]) - wanted
+            if network.logistic
+            else np.float32(2) * (outputs[n, 0] - wanted)
+        )
         gradient[n, 0] = error / np.float32(len(outputs))
     _descend_sums(network, own, batch, rates, gradient)
     _backward(network, own, batch, rates, scratch, gradient)
@@ -83,7 +104,16 @@ def _forward(network, own, batch, scratch):
         for example in range(n):
             for o in range(out):
                 following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
-        add_product(_ONE, hidden, False, matrix(own.dense, weight, inputs, out), False, _ONE, following, scratch.room)
+        add_product(
+            _ONE,
+            hidden,
+            False,
+            matrix(own.dense, weight, inputs, out),
+            False,
+            _ONE,
+            following,
+            scratch.room,
+        )
         hidden = following
     total = _ZERO
     for offset in network.offsets:
@@ -130,11 +160,16 @@ def _backward(network, own, batch, rates, scratch, gradient):
     for layer in range(len(network.layers) - 1, 0, -1):
         weight, inputs, out, bias = _layer(network, layer)
         place -= n * inputs
-        hidden, weights = matrix(scratch.hidden, place, n, inputs), matrix(own.dense, weight, inputs, out)
+        hidden, weights = (
+            matrix(scratch.hidden, place, n, inputs),
+            matrix(own.dense, weight, inputs, out),
+        )
         before = matrix(scratch.gradients[half], 0, n, inputs)
         add_product(_ONE, gradient, False, weights, True, _ZERO, before, scratch.room)
         if rates.weights[layer]:
-            add_product(-rates.weights[layer], hidden, True, gradient, False, _ONE, weights, scratch.room)
+            add_product(
+                -rates.weights[layer], hidden, True, gradient, False, _ONE, weights, scratch.room
+            )
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):

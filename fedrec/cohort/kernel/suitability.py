@@ -8,7 +8,9 @@ import torch
 from fedrec.cohort.sgd import SgdSettings
 from fedrec.models.base import Model
 
-_MOST_CATEGORIES = 1024  # of an item feature; a product with all rows of its table is taken in every step
+_MOST_CATEGORIES = (
+    1024  # of an item feature; a product with all rows of its table is taken in every step
+)
 
 
 def kernel_refusal(model: Model, sgd: SgdSettings, device: torch.device) -> str | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces of matrix products in vector registers, as LLVM instructions.
 
-Loops over arrays leave it to the compiler which numbers stay in registers; in a product that decides its speed. These
-pieces say it: one tile of the result stays in registers while the inner dimension runs. LLVM turns vectors of any
-length into those of the processor.
+Loops over arrays leave it to the compiler which numbers stay in registers; in a product that
+decides its speed. These pieces say it: one tile of the result stays in registers while the inner
+dimension runs. LLVM turns vectors of any length into those of the processor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def _store(builder: ir.IRBuilder, value: Any, place: Any) -> None:
 def _repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
     """A vector of one number."""
     vector = ir.VectorType(_FLOAT, width)
-    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    single = builder.insert_element(
+        ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
+    )
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
 
@@ -59,8 +61,9 @@ def _add_product(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any
 def tile(rows: int, width: int) -> Any:
     """Makes a function that adds alpha a b to a tile `[rows, width]` of the result.
 
-    Its arguments: alpha; the inner dimension; address of a, numbers from a row of a to the next, and from a column to
-    the next; address of b and numbers from row to row; address of the tile and numbers from row to row.
+    Its arguments: alpha; the inner dimension; address of a, numbers from a row of a to the next,
+    and from a column to the next; address of b and numbers from row to row; address of the tile and
+    numbers from row to row.
     """
 
     @intrinsic
@@ -68,7 +71,10 @@ def tile(rows: int, width: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             alpha, inner, a, a_row, a_column, b, b_row, out, out_row = arguments
             vector, before = ir.VectorType(_FLOAT, width), builder.block
-            body, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.done")
+            body, after = (
+                builder.append_basic_block("tile"),
+                builder.append_basic_block("tile.done"),
+            )
             builder.branch(body)
             builder.position_at_end(body)
             step = builder.phi(_INT)
@@ -89,7 +95,11 @@ def tile(rows: int, width: int) -> Any:
             for row, total in enumerate(sums):
                 added = total.incomings[1][0]
                 place = _at(builder, out, builder.mul(out_row, ir.Constant(_INT, row)))
-                _store(builder, _add_product(builder, factor, added, _load(builder, place, width)), place)
+                _store(
+                    builder,
+                    _add_product(builder, factor, added, _load(builder, place, width)),
+                    place,
+                )
             return context.get_dummy_value()
 
         return types.void(alpha, inner, a, a_row, a_column, b, b_row, out, out_row), generate
@@ -104,12 +114,23 @@ def transpose_block(typing, source, source_row, target, target_row):
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, source_row, target, target_row = arguments
         places = [ir.Constant(_INT, row) for row in range(BLOCK)]
-        rows = [_load(builder, _at(builder, source, builder.mul(source_row, place)), BLOCK) for place in places]
+        rows = [
+            _load(builder, _at(builder, source, builder.mul(source_row, place)), BLOCK)
+            for place in places
+        ]
         mixed = ir.VectorType(ir.IntType(32), BLOCK)
-        halves = [[BLOCK * (i % 2) + start + i // 2 for i in range(BLOCK)] for start in (0, BLOCK // 2)]
-        for _ in range(BLOCK.bit_length() - 1):  # interleaving rows with those half a block away transposes in the end
+        halves = [
+            [BLOCK * (i % 2) + start + i // 2 for i in range(BLOCK)] for start in (0, BLOCK // 2)
+        ]
+        for _ in range(
+            BLOCK.bit_length() - 1
+        ):  # interleaving rows with those half a block away transposes in the end
             pairs = zip(rows[: BLOCK // 2], rows[BLOCK // 2 :], strict=True)
-            rows = [builder.shuffle_vector(*pair, ir.Constant(mixed, half)) for pair in pairs for half in halves]
+            rows = [
+                builder.shuffle_vector(*pair, ir.Constant(mixed, half))
+                for pair in pairs
+                for half in halves
+            ]
         for row, place in zip(rows, places, strict=True):
             _store(builder, row, _at(builder, target, builder.mul(target_row, place)))
         return context.get_dummy_value()

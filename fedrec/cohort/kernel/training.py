@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.declaration import KernelModel
 from fedrec.cohort.kernel.layout import Layout, dense_vectors
 from fedrec.cohort.kernel.steps import train_clients
+from fedrec.cohort.results import Trained
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.cohort.trained import Trained
+from fedrec.nn.declaration import KernelModel
 
 
 def train_block(
@@ -57,7 +57,9 @@ def train_block(
         _codes(users, len(block)),
         losses,
     )
-    values = {n: torch.from_numpy(_view(dense, place, start[n])) for n, place in layout.places.items()}
+    values = {
+        n: torch.from_numpy(_view(dense, place, start[n])) for n, place in layout.places.items()
+    }
     tables = {model.item_table: rows, model.item_bias: biases}
     values |= {name: torch.from_numpy(tables[name]) for name in model.item_tables}
     return Trained(start, block, values, model.item_tables, torch.ones(len(block)), losses)
@@ -80,14 +82,24 @@ def _codes(users: Sequence[Tensor], clients: int) -> np.ndarray:
     return torch.cat([*users, torch.empty(clients, 0, dtype=torch.int64)], 1).numpy()
 
 
-def _refuse_misfits(model: KernelModel, start: Mapping[str, Tensor], block: Block, users: Sequence[Tensor]) -> None:
+def _refuse_misfits(
+    model: KernelModel, start: Mapping[str, Tensor], block: Block, users: Sequence[Tensor]
+) -> None:
     """Raise ValueError where native code would look beyond the end of something."""
     named = {*model.dense, *model.item_tables}
     if named != set(start) or any(value.dtype != torch.float32 for value in start.values()):
         raise ValueError(f"Expected the float32 parameters {sorted(named)}, got {sorted(start)}.")
     for name, codes in zip(model.user_tables, users, strict=True):
         if codes.numel() and int(codes.max()) >= len(start[name]):
-            raise ValueError(f"Expected codes of {name!r} below {len(start[name])}, got {int(codes.max())}.")
-    rows = [len(start[name]) for name in model.item_tables] + [len(f.codes) for f in model.item_features]
-    if block.touched.numel() and rows and not 0 <= int(block.touched.min()) <= int(block.touched.max()) < min(rows):
+            raise ValueError(
+                f"Expected codes of {name!r} below {len(start[name])}, got {int(codes.max())}."
+            )
+    rows = [len(start[name]) for name in model.item_tables] + [
+        len(f.codes) for f in model.item_features
+    ]
+    if (
+        block.touched.numel()
+        and rows
+        and not 0 <= int(block.touched.min()) <= int(block.touched.max()) < min(rows)
+    ):
         raise ValueError(f"Expected items below {min(rows)}, got up to {int(block.touched.max())}.")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the kernel ahead of its first use: `python -m fedrec.cohort.kernel.warm_up`.
 
-It takes some fifteen seconds, once on a machine. Whoever does not do it waits as long in the first training round.
+It takes some fifteen seconds, once on a machine. Whoever does not do it waits as long in the first
+training round.
 """
 
 from __future__ import annotations
@@ -11,29 +12,41 @@ import torch
 
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.compilation import cache_folder
-from fedrec.cohort.kernel.declaration import ItemFeature, KernelModel, Layer
-from fedrec.cohort.kernel.sums import add_dense
 from fedrec.cohort.kernel.training import train_block
 from fedrec.cohort.sgd import SgdSettings
-from fedrec.row_sum import RowAccumulator
+from fedrec.nn.declaration import ItemFeature, KernelModel, Layer
+from fedrec.nn.update_sums import add_dense
+from fedrec.protocol.sparse_update import SparseAccumulator
+from fedrec.runtime.compilation import cache_folder
 
 
 def compile_kernel() -> None:
     """Train two clients of a tiny model, and add their updates up."""
     feature = ItemFeature("feature", np.zeros((3, 1), dtype=np.int64))
     model = KernelModel(
-        (Layer("weight", "bias"),), "identity", "logistic", ("user",), "items", (feature,), "item.bias", ("offset",)
+        (Layer("weight", "bias"),),
+        "identity",
+        "logistic",
+        ("user",),
+        "items",
+        (feature,),
+        "item.bias",
+        ("offset",),
     )
     shapes = {"weight": (6, 1), "bias": (1,), "user": (2, 2), "items": (3, 2), "feature": (1, 2)}
-    start = {name: torch.zeros(shape) for name, shape in {**shapes, "item.bias": (3, 1), "offset": (1,)}.items()}
+    start = {
+        name: torch.zeros(shape)
+        for name, shape in {**shapes, "item.bias": (3, 1), "offset": (1,)}.items()
+    }
     batches = Batches.cut([(np.arange(3), np.ones(3, dtype=np.float32))], 2)
     block = Block.of([(np.zeros(1, dtype=np.int64),)] * 2, [batches] * 2, torch.device("cpu"))
     trained = train_block(model, start, block, SgdSettings(0.1))
     shares = torch.ones(2, dtype=torch.float64)
     trained.add_dense({"weight": torch.zeros(6, 1, dtype=torch.float64)}, shares)
-    add_dense(np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 2), np.float32), np.ones(2))  # of a block by autograd
-    trained.add_rows("items", RowAccumulator((3, 2)), shares)
+    add_dense(
+        np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 2), np.float32), np.ones(2)
+    )  # of a block by autograd
+    trained.add_rows("items", SparseAccumulator((3, 2)), shares)
 
 
 if __name__ == "__main__":

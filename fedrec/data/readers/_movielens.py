@@ -13,19 +13,23 @@ import pandas as pd
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import DataError
 
-LICENCE = "research use with acknowledgement; no redistribution, no commercial use without permission"
+LICENCE = (
+    "research use with acknowledgement; no redistribution, no commercial use without permission"
+)
 
 _BAND_STARTS = (0, 18, 25, 35, 45, 50, 56)
 _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
 
 
 def age_band(age: int) -> str:
-    """The band of an age in years, as defined by MovieLens-1M (whose codes are the youngest age of each band)."""
+    """The band of an age in years, as defined by MovieLens-1M (whose codes are the youngest age of
+    each band)."""
     return _BANDS[bisect_right(_BAND_STARTS, age) - 1]
 
 
 def user_features(users: dict[str, np.ndarray], occupations: Iterable[str]) -> FeatureTable:
-    """Gender, age band and occupation of each row of `users`, which has the columns `gender` and `age` (years)."""
+    """Gender, age band and occupation of each row of `users`, which has the columns `gender` and
+    `age` (years)."""
     return FeatureTable(
         len(users["age"]),
         (
@@ -36,8 +40,11 @@ def user_features(users: dict[str, np.ndarray], occupations: Iterable[str]) -> F
     )
 
 
-def rows_of(ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str = "id") -> dict[str, np.ndarray]:
-    """The rows of `table` (read from `path`) whose `key` is one of the given ids, in the order of these.
+def rows_of(
+    ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str = "id"
+) -> dict[str, np.ndarray]:
+    """The rows of `table` (read from `path`) whose `key` is one of the given ids, in the order of
+    these.
 
     Raises:
         DataError: an id has no row, or two.
@@ -45,7 +52,9 @@ def rows_of(ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str 
     listed = pd.Index(table[key])
     if not listed.is_unique:
         twice = listed[listed.duplicated()][0]
-        raise DataError(f"{path}: id {twice} is given twice", expected="one line per id", got="two or more")
+        raise DataError(
+            f"{path}: id {twice} is given twice", expected="one line per id", got="two or more"
+        )
     place = listed.get_indexer(pd.Index(ids))
     missing = place < 0
     if missing.any():
@@ -59,4 +68,7 @@ def rows_of(ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str 
 
 def genre_lists(texts: Iterable[str]) -> list[list[str]]:
     """`"Comedy|Drama"` -> `["Comedy", "Drama"]`; a film without genres gets an empty list."""
-    return [[genre for genre in text.split("|") if genre and genre != "(no genres listed)"] for text in texts]
+    return [
+        [genre for genre in text.split("|") if genre and genre != "(no genres listed)"]
+        for text in texts
+    ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The truth behind the synthetic dataset: factors, features that explain a part of them, and popularity."""
+"""The truth behind the synthetic dataset: factors, features that explain a part of them, and
+popularity."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Truth:
         item_factors: `float32 [items, rank]`.
         selectivity: weight of the affinity against the logarithm of the popularity.
         ranked_items: `int64 [items]`, items from the most to the least popular.
-        log_popularity: `float32 [items]`, logarithm of the chance that a popular candidate is this item.
+        log_popularity: `float32 [items]`, logarithm of the chance that a popular candidate is this
+            item.
         user_features: gender, age and occupation, which explain a share of the users' factors.
         genres: one to three per item, which explain a share of the items' factors.
     """
@@ -52,14 +54,17 @@ class Truth:
         found = np.empty(len(users), dtype=np.float32)
         for start in range(0, len(users), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            found[part] = np.einsum("nr,nr->n", self.user_factors[users[part]], self.item_factors[items[part]])
+            found[part] = np.einsum(
+                "nr,nr->n", self.user_factors[users[part]], self.item_factors[items[part]]
+            )
         return found
 
     def scores(self, users: np.ndarray) -> np.ndarray:
-        """What is both liked and met, `float32 [users, items]`: the scores of an oracle that knows the truth.
+        """What is both liked and met, `float32 [users, items]`: the scores of an oracle that knows
+        the truth.
 
-        Nearly the best possible for users who take a small part of the catalogue; that a very active user runs out of
-        popular items is not in it.
+        Nearly the best possible for users who take a small part of the catalogue; that a very
+        active user runs out of popular items is not in it.
         """
         affinity = self.user_factors[users] @ self.item_factors.T
         return self.selectivity * affinity + self.log_popularity
@@ -70,7 +75,12 @@ class Truth:
 
 
 def plant(
-    users: int, items: int, rank: int, demographics: float, selectivity: float, generator: np.random.Generator
+    users: int,
+    items: int,
+    rank: int,
+    demographics: float,
+    selectivity: float,
+    generator: np.random.Generator,
 ) -> Truth:
     """Draw a truth; see `SyntheticConfig` for the meaning of the arguments."""
     features = tuple(
@@ -78,7 +88,9 @@ def plant(
         for name, categories in (("gender", _GENDERS), ("age", _AGES), ("occupation", _OCCUPATIONS))
     )
     genres = _multiple("genres", _GENRES, items, generator)
-    explained = sum(_means(feature, rank, generator) for feature in features) / np.sqrt(len(features))
+    explained = sum(_means(feature, rank, generator) for feature in features) / np.sqrt(
+        len(features)
+    )
     log_mass = np.log(np.diff(_cumulative(np.arange(items + 1), items))).astype(np.float32)
     ranked = generator.permutation(items)
     log_popularity = np.empty(items, dtype=np.float32)
@@ -94,14 +106,21 @@ def plant(
     )
 
 
-def _single(name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator) -> Feature:
+def _single(
+    name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
+) -> Feature:
     # Unequal shares, so that there are minorities to look at.
     share = generator.dirichlet(np.full(len(categories), 5.0))
-    return Feature(name, categories, np.arange(rows + 1), generator.choice(len(categories), rows, p=share))
+    return Feature(
+        name, categories, np.arange(rows + 1), generator.choice(len(categories), rows, p=share)
+    )
 
 
-def _multiple(name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator) -> Feature:
-    """One to three distinct categories per row: steps around the list, none longer than a third of it."""
+def _multiple(
+    name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
+) -> Feature:
+    """One to three distinct categories per row: steps around the list, none longer than a third of
+    it."""
     counts = generator.integers(1, _MOST_GENRES + 1, rows)
     steps = generator.integers(1, len(categories) // _MOST_GENRES, (rows, _MOST_GENRES))
     steps[:, 0] = generator.integers(0, len(categories), rows)
@@ -116,13 +135,17 @@ def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.nd
     vectors[-1] = 0.0  # for places without a code
     codes = feature.padded()
     sums = np.concatenate(
-        [vectors[part].sum(axis=1) for part in np.split(codes, range(_AT_ONCE, len(codes), _AT_ONCE))]
+        [
+            vectors[part].sum(axis=1)
+            for part in np.split(codes, range(_AT_ONCE, len(codes), _AT_ONCE))
+        ]
     )
     return sums / np.sqrt((codes >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
 
 
 def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Factors of which `share` of the variance is explained; their products have standard deviation near 1."""
+    """Factors of which `share` of the variance is explained; their products have standard deviation
+    near 1."""
     own = generator.standard_normal(explained.shape, dtype=np.float32)
     explained = explained - explained.mean(axis=0)
     explained /= max(float(np.sqrt(np.square(explained).mean())), 1e-6)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amazon 5-core reviews (McAuley et al., 2015): one JSON object per line, `.json` or `.json.gz`, one category per file.
+"""Amazon 5-core reviews (McAuley et al., 2015): one JSON object per line, `.json` or `.json.gz`,
+one category per file.
 
-From each review: reviewerID, asin, overall (the rating) and unixReviewTime. Texts are skipped. The file is streamed;
-only the distinct ids are kept as text.
+From each review: reviewerID, asin, overall (the rating) and unixReviewTime. Texts are skipped. The
+file is streamed; only the distinct ids are kept as text.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.data.delimited import malformed_line
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import malformed_line
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
-from fedrec.data.source import Source
 from fedrec.errors import DataError
 
 _EXPECTED = "a JSON object with reviewerID, asin, overall and unixReviewTime"
 
 
 class Amazon5Core(Reader):
-    """Reads one category. Import only, and without published counts: they differ by category and edition."""
+    """Reads one category. Import only, and without published counts: they differ by category and
+    edition."""
 
     title = "Amazon 5-core: product reviews of one category"
-    paper = "UPC-SDG; J. McAuley et al., Image-based Recommendations on Styles and Substitutes, SIGIR 2015"
+    paper = (
+        "UPC-SDG; J. McAuley et al., Image-based Recommendations on Styles and Substitutes, SIGIR"
+        " 2015"
+    )
     source = Source(
         page="https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html",
         licence="research use; cite the authors",
@@ -68,7 +73,9 @@ def _read_reviews(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
             ratings.append(review["overall"])
             times.append(review["unixReviewTime"])
         except (ValueError, KeyError, TypeError, OverflowError):
-            raise malformed_line(path, number, line[:200].decode("utf-8", "replace"), _EXPECTED) from None
+            raise malformed_line(
+                path, number, line[:200].decode("utf-8", "replace"), _EXPECTED
+            ) from None
         user_codes.append(users.setdefault(user, len(users)))
         item_codes.append(items.setdefault(item, len(items)))
     return _names(users, user_codes), _names(items, item_codes), np.array(ratings), np.array(times)
@@ -86,5 +93,8 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from (line.rstrip(b"\r\n") for line in file if line.strip())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
-            f"{path} is damaged", expected="a whole gzip file", got=str(error), fix="get the file again"
+            f"{path} is damaged",
+            expected="a whole gzip file",
+            got=str(error),
+            fix="get the file again",
         ) from None

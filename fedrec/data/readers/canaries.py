@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another dataset, with users added who have neither rows nor features: the canary clients of an audit."""
+"""Another dataset, with users added who have neither rows nor features: the canary clients of an
+audit."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from fedrec.components.registry import DATASET, resolve
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.experiment import Section, component_settings
-from fedrec.registry import DATASET, resolve
+from fedrec.experiment.sections import Section, component_settings
 
 
 class CanariesConfig(ReaderConfig):
-    """Settings of a dataset with canaries; `path` and `verify` are those of the other dataset, below `base`."""
+    """Settings of a dataset with canaries; `path` and `verify` are those of the other dataset,
+    below `base`."""
 
     base: dict[str, Any] = Field(default_factory=lambda: {"name": "synthetic"})
     """The other dataset: its name and settings."""
@@ -61,4 +63,6 @@ def _more_ids(ids: np.ndarray, count: int) -> np.ndarray:
         return np.concatenate([ids, ids.max(initial=-1) + 1 + np.arange(count)])
     taken = set(map(str, ids.tolist()))
     free = [name for number in range(len(ids) + count) if (name := f"canary-{number}") not in taken]
-    return np.concatenate([ids, np.array(free[:count], dtype=object if ids.dtype == object else np.str_)])
+    return np.concatenate(
+        [ids, np.array(free[:count], dtype=object if ids.dtype == object else np.str_)]
+    )

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frappe: 96,203 rows of mobile app usage, 957 users, 4,082 apps, each row with its context (Baltrunas et al., 2015).
+"""Frappe: 96,203 rows of mobile app usage, 957 users, 4,082 apps, each row with its context
+(Baltrunas et al., 2015).
 
-A row says that a user used an app `cnt` times in one context; a (user, app) pair has 5 rows on average. There are no
-star ratings: `cnt` is the rating here, and there are no times.
+A row says that a user used an app `cnt` times in one context; a (user, app) pair has 5 rows on
+average. There are no star ratings: `cnt` is the rating here, and there are no times.
 
-PrivRec (section 3.2) treats daytime, weekday, isweekend, homework, weather, country and city as features of the user.
-They vary from row to row, so the feature of a user is the value that most of the user's rows have (of equals, the first
-in alphabetical order). PrivRec's 288,609 interactions are these rows and two sampled negatives for each.
+PrivRec (section 3.2) treats daytime, weekday, isweekend, homework, weather, country and city as
+features of the user. They vary from row to row, so the feature of a user is the value that most of
+the user's rows have (of equals, the first in alphabetical order). PrivRec's 288,609 interactions
+are these rows and two sampled negatives for each.
 """
 
 from __future__ import annotations
@@ -17,17 +19,24 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from fedrec.data.delimited import Layout, read_delimited
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.source import Source
 
 _ROWS = 96_203
 _CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
 _USAGE = Layout(
-    {"user": np.int32, "item": np.int32, "cnt": np.float32, "cost": str, **dict.fromkeys(_CONTEXT, str)}, header=True
+    {
+        "user": np.int32,
+        "item": np.int32,
+        "cnt": np.float32,
+        "cost": str,
+        **dict.fromkeys(_CONTEXT, str),
+    },
+    header=True,
 )
 _APPS = Layout({"item": np.int32, "category": str}, header=True, quoted=True)
 
@@ -36,19 +45,27 @@ class FrappeConfig(ReaderConfig):
     """Settings of the Frappe dataset."""
 
     unit: Literal["rows", "pairs"] = "rows"
-    """What one interaction is: rows keeps each usage row; pairs merges the rows of a (user, app) pair, summing cnt."""
+    """What one interaction is: rows keeps each usage row; pairs merges the rows of a (user, app)
+    pair, summing cnt."""
 
 
 class Frappe(Reader):
-    """Reads `frappe.csv`, and app categories from `meta.csv` where it is there. Import only: no fixed address."""
+    """Reads `frappe.csv`, and app categories from `meta.csv` where it is there. Import only: no
+    fixed address."""
 
     Config: ClassVar[type[ReaderConfig]] = FrappeConfig
     config: FrappeConfig
     title = "Frappe: 96,203 rows of app usage, 957 users, 4,082 apps"
-    paper = "PrivRec; L. Baltrunas et al., Frappe: Understanding the Usage and Perception of Mobile App Recommendations"
+    paper = (
+        "PrivRec; L. Baltrunas et al., Frappe: Understanding the Usage and Perception of Mobile App"
+        " Recommendations"
+    )
     source = Source(
         page="https://www.baltrunas.info/context-aware/frappe",
-        licence="research use with acknowledgement; no redistribution, no commercial use without permission",
+        licence=(
+            "research use with acknowledgement; no redistribution, no commercial use without"
+            " permission"
+        ),
         files=("frappe.csv",),
         extras=("meta.csv", "README.txt"),
         users=957,
@@ -59,8 +76,12 @@ class Frappe(Reader):
 
     def read(self) -> Interactions:
         usage = read_delimited(self.file("frappe.csv", lines=_ROWS + 1), _USAGE)
-        rows = self.verified(index_rows(self.name, users=usage["user"], items=usage["item"], ratings=usage["cnt"]))
-        features = [Feature.single(name, _most_frequent(rows.users, usage[name])) for name in _CONTEXT]
+        rows = self.verified(
+            index_rows(self.name, users=usage["user"], items=usage["item"], ratings=usage["cnt"])
+        )
+        features = [
+            Feature.single(name, _most_frequent(rows.users, usage[name])) for name in _CONTEXT
+        ]
         rows = replace(
             rows,
             user_features=FeatureTable(rows.num_users, tuple(features)),
@@ -74,15 +95,20 @@ class Frappe(Reader):
             apps = read_delimited(self.file("meta.csv"), _APPS)
             category = dict(zip(apps["item"].tolist(), apps["category"], strict=True))
             known = (category.get(app) for app in rows.item_ids.tolist())
-            features.append(Feature.multiple("category", [[name] if name else [] for name in known]))
+            features.append(
+                Feature.multiple("category", [[name] if name else [] for name in known])
+            )
         return FeatureTable(rows.num_items, tuple(features))
 
 
 def _most_frequent(owner: np.ndarray, labels: np.ndarray) -> list[str]:
-    """For each owner, ascending, the label that most of its rows have; of equals the first in alphabetical order."""
+    """For each owner, ascending, the label that most of its rows have; of equals the first in
+    alphabetical order."""
     frame = pd.DataFrame({"owner": owner, "label": labels})
     counts = frame.value_counts(sort=False).rename("rows").reset_index()
-    best = counts.sort_values(["owner", "rows", "label"], ascending=[True, False, True]).drop_duplicates("owner")
+    best = counts.sort_values(
+        ["owner", "rows", "label"], ascending=[True, False, True]
+    ).drop_duplicates("owner")
     return best["label"].tolist()
 
 
@@ -94,4 +120,9 @@ def _merge_pairs(rows: Interactions) -> Interactions:
     total = np.bincount(place, weights=usage)
     order = np.argsort(first)
     first = first[order]
-    return replace(rows, users=rows.users[first], items=rows.items[first], ratings=total[order].astype(np.float32))
+    return replace(
+        rows,
+        users=rows.users[first],
+        items=rows.items[first],
+        ratings=total[order].astype(np.float32),
+    )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gowalla check-ins as split by the NGCF and LightGCN authors: 29,858 users, 40,981 places, 810,128 + 217,242 pairs.
+"""Gowalla check-ins as split by the NGCF and LightGCN authors: 29,858 users, 40,981 places, 810,128
++ 217,242 pairs.
 
-Each line of `train.txt` and `test.txt` is a user followed by that user's places. Pairs have no rating and no time. Rows
-of `train.txt` come first. Whatever `part` is chosen, users and items keep their numbers in the whole dataset.
+Each line of `train.txt` and `test.txt` is a user followed by that user's places. Pairs have no
+rating and no time. Rows of `train.txt` come first. Whatever `part` is chosen, users and items keep
+their numbers in the whole dataset.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrec.data.delimited import malformed_line
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import malformed_line
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.published_split import Part, keep_part
+from fedrec.data.files.source import Source
+from fedrec.data.files.verification import require_match
 from fedrec.data.interactions import Interactions
-from fedrec.data.parts import Part, keep_part
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.source import Source
-from fedrec.data.verify import require_match
 
 _SPACE = b" \t\r\n"
 
@@ -32,7 +34,8 @@ class GowallaConfig(ReaderConfig):
 
 
 class Gowalla(Reader):
-    """Reads `train.txt` and `test.txt`. Import only: no publisher offers these files at a fixed address."""
+    """Reads `train.txt` and `test.txt`. Import only: no publisher offers these files at a fixed
+    address."""
 
     Config: ClassVar[type[ReaderConfig]] = GowallaConfig
     config: GowallaConfig
@@ -40,7 +43,10 @@ class Gowalla(Reader):
     paper = "UPC-SDG; X. He et al., LightGCN, SIGIR 2020"
     source = Source(
         page="https://github.com/gusye1234/LightGCN-PyTorch",
-        licence="collected by E. Cho, S. A. Myers, J. Leskovec (KDD 2011) and published by SNAP; cite the paper",
+        licence=(
+            "collected by E. Cho, S. A. Myers, J. Leskovec (KDD 2011) and published by SNAP; cite"
+            " the paper"
+        ),
         files=("train.txt", "test.txt"),
         users=29_858,
         items=40_981,
@@ -88,4 +94,9 @@ def _require_digits(path: Path, data: bytes, text: np.ndarray) -> None:
     if wrong.any():
         number = data.count(b"\n", 0, int(wrong.argmax()))
         line = data.split(b"\n")[number].decode("latin-1")
-        raise malformed_line(path, number + 1, line[:200], "a user and items, all whole numbers, between single spaces")
+        raise malformed_line(
+            path,
+            number + 1,
+            line[:200],
+            "a user and items, all whole numbers, between single spaces",
+        )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MovieLens-100K: 100,000 star ratings, 943 users, 1,682 films (Harper and Konstan, 2015).
 
-Ages are given in years; they are banded as MovieLens-1M does, so that a model with an age feature reads both. The zip
-code is dropped. The publisher's five folds lie in the same folder; `fedrec.data.folds` reads them.
+Ages are given in years; they are banded as MovieLens-1M does, so that a model with an age feature
+reads both. The zip code is dropped. The publisher's five folds lie in the same folder;
+`fedrec.data.files.folds` reads them.
 """
 
 from __future__ import annotations
@@ -11,23 +12,53 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrec.data.delimited import Layout, read_delimited
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Archive, Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.data.readers._movielens import LICENCE, rows_of, user_features
-from fedrec.data.source import Archive, Source
 
 _ROWS = 100_000
 _GENRES = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
-    *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
+    *(
+        "unknown",
+        "Action",
+        "Adventure",
+        "Animation",
+        "Children's",
+        "Comedy",
+        "Crime",
+        "Documentary",
+        "Drama",
+    ),
+    *(
+        "Fantasy",
+        "Film-Noir",
+        "Horror",
+        "Musical",
+        "Mystery",
+        "Romance",
+        "Sci-Fi",
+        "Thriller",
+        "War",
+        "Western",
+    ),
 )
 _RATINGS = Layout({"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64})
-_USERS = Layout({"id": np.int32, "age": np.int32, "gender": str, "occupation": str, "zip": str}, separator="|")
+_USERS = Layout(
+    {"id": np.int32, "age": np.int32, "gender": str, "occupation": str, "zip": str}, separator="|"
+)
 _FILMS = Layout(
-    {"id": np.int32, "title": str, "released": str, "video": str, "page": str, **dict.fromkeys(_GENRES, np.int8)},
+    {
+        "id": np.int32,
+        "title": str,
+        "released": str,
+        "video": str,
+        "page": str,
+        **dict.fromkeys(_GENRES, np.int8),
+    },
     separator="|",
     encoding="latin-1",
 )
@@ -60,11 +91,17 @@ class MovieLens100K(Reader):
         frame = read_delimited(self.file("u.data", lines=_ROWS), _RATINGS)
         bare = self.verified(
             index_rows(
-                self.name, users=frame["user"], items=frame["item"], ratings=frame["rating"], times=frame["time"]
+                self.name,
+                users=frame["user"],
+                items=frame["item"],
+                ratings=frame["rating"],
+                times=frame["time"],
             )
         )
         return replace(
-            bare, user_features=self._user_features(bare.user_ids), item_features=self._item_features(bare.item_ids)
+            bare,
+            user_features=self._user_features(bare.user_ids),
+            item_features=self._item_features(bare.item_ids),
         )
 
     def _user_features(self, ids: np.ndarray) -> FeatureTable:

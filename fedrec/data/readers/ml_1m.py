@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """MovieLens-1M: 1,000,209 star ratings, 6,040 users, 3,706 rated films (Harper and Konstan, 2015).
 
-The catalogue is the 3,706 films with a rating: `movies.dat` lists 3,883, and film ids run to 3,952, a number that some
-papers quote. Occupations get the labels of the data's README; the zip code is dropped. Every title ends in the
-film's year of release, which is public: `eras` makes a feature of it.
+The catalogue is the 3,706 films with a rating: `movies.dat` lists 3,883, and film ids run to 3,952,
+a number that some papers quote. Occupations get the labels of the data's README; the zip code is
+dropped. Every title ends in the film's year of release, which is public: `eras` makes a feature of
+it.
 """
 
 from __future__ import annotations
@@ -15,24 +16,50 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrec.data.delimited import Layout, read_delimited
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Archive, Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.readers._movielens import LICENCE, genre_lists, rows_of, user_features
-from fedrec.data.source import Archive, Source
 from fedrec.errors import DataError
 
 _ROWS = 1_000_209
 _OCCUPATIONS = (
-    *("other or not specified", "academic/educator", "artist", "clerical/admin", "college/grad student"),
-    *("customer service", "doctor/health care", "executive/managerial", "farmer", "homemaker", "K-12 student"),
-    *("lawyer", "programmer", "retired", "sales/marketing", "scientist", "self-employed", "technician/engineer"),
+    *(
+        "other or not specified",
+        "academic/educator",
+        "artist",
+        "clerical/admin",
+        "college/grad student",
+    ),
+    *(
+        "customer service",
+        "doctor/health care",
+        "executive/managerial",
+        "farmer",
+        "homemaker",
+        "K-12 student",
+    ),
+    *(
+        "lawyer",
+        "programmer",
+        "retired",
+        "sales/marketing",
+        "scientist",
+        "self-employed",
+        "technician/engineer",
+    ),
     *("tradesman/craftsman", "unemployed", "writer"),
 )
-_RATINGS = Layout({"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64}, separator="::")
-_USERS = Layout({"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str}, separator="::")
+_RATINGS = Layout(
+    {"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64}, separator="::"
+)
+_USERS = Layout(
+    {"id": np.int32, "gender": str, "age": np.int32, "occupation": np.int32, "zip": str},
+    separator="::",
+)
 _FILMS = Layout({"id": np.int32, "title": str, "genres": str}, separator="::", encoding="latin-1")
 
 
@@ -40,7 +67,8 @@ class MovieLens1MConfig(ReaderConfig):
     """Settings of the MovieLens-1M dataset."""
 
     eras: bool = False
-    """Whether items have a feature `eras`: both overlapping decades (1985-1994, 1990-1999) of the year of release."""
+    """Whether items have a feature `eras`: both overlapping decades (1985-1994, 1990-1999) of the
+    year of release."""
 
 
 class MovieLens1M(Reader):
@@ -72,11 +100,17 @@ class MovieLens1M(Reader):
         frame = read_delimited(self.file("ratings.dat", lines=_ROWS), _RATINGS)
         bare = self.verified(
             index_rows(
-                self.name, users=frame["user"], items=frame["item"], ratings=frame["rating"], times=frame["time"]
+                self.name,
+                users=frame["user"],
+                items=frame["item"],
+                ratings=frame["rating"],
+                times=frame["time"],
             )
         )
         return replace(
-            bare, user_features=self._user_features(bare.user_ids), item_features=self._item_features(bare.item_ids)
+            bare,
+            user_features=self._user_features(bare.user_ids),
+            item_features=self._item_features(bare.item_ids),
         )
 
     def _user_features(self, ids: np.ndarray) -> FeatureTable:
@@ -89,12 +123,15 @@ class MovieLens1M(Reader):
         films = rows_of(ids, read_delimited(path, _FILMS), path)
         features = [Feature.multiple("genres", genre_lists(films["genres"]))]
         if self.config.eras:
-            features.append(Feature.multiple("eras", [_eras(title, path) for title in films["title"]]))
+            features.append(
+                Feature.multiple("eras", [_eras(title, path) for title in films["title"]])
+            )
         return FeatureTable(len(ids), tuple(features))
 
 
 def _eras(title: str, path: Path) -> list[str]:
-    """The two decades, of those that start every five years, that hold the year at the end of a title."""
+    """The two decades, of those that start every five years, that hold the year at the end of a
+    title."""
     year = re.search(r"\((\d{4})\)\s*$", title)
     if year is None:
         raise DataError(

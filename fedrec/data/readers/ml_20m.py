@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MovieLens-20M: 20,000,263 ratings in half stars, 138,493 users, 26,744 rated films (Harper and Konstan, 2015).
+"""MovieLens-20M: 20,000,263 ratings in half stars, 138,493 users, 26,744 rated films (Harper and
+Konstan, 2015).
 
-The catalogue is the films with a rating; `movies.csv` lists 27,278. The release has no user features. It has a later
-edition with the same ratings (October 2016), whose archive is the one named here.
+The catalogue is the films with a rating; `movies.csv` lists 27,278. The release has no user
+features. It has a later edition with the same ratings (October 2016), whose archive is the one
+named here.
 """
 
 from __future__ import annotations
@@ -11,17 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrec.data.delimited import Layout, read_delimited
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Archive, Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
 from fedrec.data.readers._movielens import LICENCE, genre_lists, rows_of
-from fedrec.data.source import Archive, Source
 
 _ROWS = 20_000_263
 _RATINGS = Layout(
-    {"userId": np.int32, "movieId": np.int32, "rating": np.float32, "timestamp": np.int64}, separator=",", header=True
+    {"userId": np.int32, "movieId": np.int32, "rating": np.float32, "timestamp": np.int64},
+    separator=",",
+    header=True,
 )
 _FILMS = Layout({"movieId": np.int32, "genres": str}, separator=",", header=True, quoted=True)
 
@@ -51,7 +55,9 @@ class MovieLens20M(Reader):
     def read(self) -> Interactions:
         frame = read_delimited(self.file("ratings.csv", lines=_ROWS + 1), _RATINGS)
         columns = {"users": "userId", "items": "movieId", "ratings": "rating", "times": "timestamp"}
-        bare = self.verified(index_rows(self.name, **{key: frame[column] for key, column in columns.items()}))
+        bare = self.verified(
+            index_rows(self.name, **{key: frame[column] for key, column in columns.items()})
+        )
         return replace(bare, item_features=self._item_features(bare.item_ids))
 
     def _item_features(self, ids: np.ndarray) -> FeatureTable:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Netflix Prize: 100,480,507 star ratings with dates, 480,189 users, 17,770 films (Bennett and Lanning, KDD Cup 2007).
+"""Netflix Prize: 100,480,507 star ratings with dates, 480,189 users, 17,770 films (Bennett and
+Lanning, KDD Cup 2007).
 
-Two forms are read: the original `training_set/mv_*.txt` (one film per file) and `combined_data_*.txt` (the same files
-one after the other). In both, a line `film:` is followed by lines `user,rating,date`. Times are midnight (UTC) of the
-date. `movie_titles.csv` (or `.txt`), where it is there, gives the year of release as a feature.
+Two forms are read: the original `training_set/mv_*.txt` (one film per file) and
+`combined_data_*.txt` (the same files one after the other). In both, a line `film:` is followed by
+lines `user,rating,date`. Times are midnight (UTC) of the date. `movie_titles.csv` (or `.txt`),
+where it is there, gives the year of release as a feature.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.delimited import malformed_line
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.delimited import malformed_line
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.source import Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
-from fedrec.data.source import Source
 from fedrec.errors import DataError
 
 _BLOCK = 1 << 26
@@ -39,9 +41,17 @@ class Netflix(Reader):
     paper = "DP-VAE; J. Bennett, S. Lanning, The Netflix Prize, KDD Cup and Workshop 2007"
     source = Source(
         page="https://archive.org/details/nf_prize_dataset.tar",
-        licence="research use as granted by the Netflix Prize rules; no redistribution, no commercial use",
+        licence=(
+            "research use as granted by the Netflix Prize rules; no redistribution, no"
+            " commercial use"
+        ),
         files=(),
-        extras=("training_set/mv_*.txt", "combined_data_*.txt", "movie_titles.csv", "movie_titles.txt"),
+        extras=(
+            "training_set/mv_*.txt",
+            "combined_data_*.txt",
+            "movie_titles.csv",
+            "movie_titles.txt",
+        ),
         users=480_189,
         items=17_770,
         rows=100_480_507,
@@ -49,13 +59,21 @@ class Netflix(Reader):
 
     def read(self) -> Interactions:
         films, users, ratings, times = _read_blocks(self._files())
-        bare = self.verified(index_rows(self.name, users=users, items=films, ratings=ratings, times=times))
+        bare = self.verified(
+            index_rows(self.name, users=users, items=films, ratings=ratings, times=times)
+        )
         years = self._years(bare.item_ids)
-        return bare if years is None else replace(bare, item_features=FeatureTable(bare.num_items, (years,)))
+        return (
+            bare
+            if years is None
+            else replace(bare, item_features=FeatureTable(bare.num_items, (years,)))
+        )
 
     def _files(self) -> list[Path]:
         folder = self.folder()
-        files = sorted(folder.glob("training_set/mv_*.txt")) or sorted(folder.glob("combined_data_*.txt"))
+        files = sorted(folder.glob("training_set/mv_*.txt")) or sorted(
+            folder.glob("combined_data_*.txt")
+        )
         if not files:
             raise DataError(
                 f"the ratings of {self.name!r} are missing",
@@ -69,7 +87,9 @@ class Netflix(Reader):
         path = next(self.folder().glob("movie_titles.*"), None)
         if path is None:
             return None
-        lines = (line.split(",", 2) for line in path.read_text(encoding="latin-1").splitlines() if line)
+        lines = (
+            line.split(",", 2) for line in path.read_text(encoding="latin-1").splitlines() if line
+        )
         years = {int(line[0]): line[1] for line in lines if len(line) == 3 and line[0].isdigit()}
         labels = (years.get(film, "") for film in ids.tolist())
         return Feature.multiple("year", [[label] if label.isdigit() else [] for label in labels])
@@ -108,7 +128,9 @@ def _last_film(data: bytearray) -> int:
     return data.rfind(b"\n", 0, data.rfind(b":")) + 1
 
 
-def _parse(block: bytes, paths: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _parse(
+    block: bytes, paths: list[Path]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     heads = list(_FILM.finditer(block))
     if not heads or heads[0].start() != 0:
         raise _first_fault(paths, "no film before the first rating")
@@ -120,7 +142,9 @@ def _parse(block: bytes, paths: list[Path]) -> tuple[np.ndarray, np.ndarray, np.
         frame = _parse_rows(b"".join(bodies).replace(b"-", b","))
     except (ValueError, OverflowError) as error:
         raise _first_fault(paths, str(error)) from None
-    if len(frame) != counts.sum() or not (frame["rating"].between(1, 5).all() and _are_dates(frame)):
+    if len(frame) != counts.sum() or not (
+        frame["rating"].between(1, 5).all() and _are_dates(frame)
+    ):
         raise _first_fault(paths, "a blank line, or a rating or date out of range")
     films = np.repeat(np.array([int(head[1]) for head in heads], dtype=np.int32), counts)
     return films, frame["user"].to_numpy(), frame["rating"].to_numpy(), _seconds(frame)
@@ -129,7 +153,9 @@ def _parse(block: bytes, paths: list[Path]) -> tuple[np.ndarray, np.ndarray, np.
 def _parse_rows(text: bytes) -> pd.DataFrame:
     # Three small numbers instead of a date: no Python string is made for any of the rows.
     dtypes: dict = dict(_FIELDS)
-    return pd.read_csv(io.BytesIO(text), names=list(_FIELDS), dtype=dtypes, na_filter=False, index_col=False)
+    return pd.read_csv(
+        io.BytesIO(text), names=list(_FIELDS), dtype=dtypes, na_filter=False, index_col=False
+    )
 
 
 def _are_dates(frame: pd.DataFrame) -> bool:
@@ -138,7 +164,11 @@ def _are_dates(frame: pd.DataFrame) -> bool:
 
 def _seconds(frame: pd.DataFrame) -> np.ndarray:
     months = (frame["year"].to_numpy(np.int32) - 1970) * 12 + frame["month"].to_numpy(np.int32) - 1
-    days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int32) + frame["day"].to_numpy() - 1
+    days = (
+        months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int32)
+        + frame["day"].to_numpy()
+        - 1
+    )
     return (days.astype(np.int32) * np.int32(_DAY)).astype(np.int32)
 
 
@@ -149,5 +179,12 @@ def _first_fault(paths: list[Path], problem: str) -> DataError:
             for number, line in enumerate(file, start=1):
                 text = line.rstrip(b"\r\n")
                 if not _LINE.fullmatch(text) or (number == 1 and not text.endswith(b":")):
-                    return malformed_line(path, number, text[:200].decode("latin-1"), "film: or user,rating,YYYY-MM-DD")
-    return DataError(f"{paths[0]} cannot be read", expected="film: and user,rating,date lines", got=problem)
+                    return malformed_line(
+                        path,
+                        number,
+                        text[:200].decode("latin-1"),
+                        "film: or user,rating,YYYY-MM-DD",
+                    )
+    return DataError(
+        f"{paths[0]} cannot be read", expected="film: and user,rating,date lines", got=problem
+    )

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic interactions with a planted low-rank taste, demographics that matter, long tails, and known truth.
+"""Synthetic interactions with a planted low-rank taste, demographics that matter, long tails, and
+known truth.
 
-Users and items have factors; their product is the *affinity*. A share of a user's factors comes from gender, age and
-occupation, and a share of an item's from its genres. Each user meets a pool of candidate items, mostly popular ones,
-and takes the best of it: a candidate's chance grows with `exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity
-plus noise, cut at fixed thresholds.
+Users and items have factors; their product is the *affinity*. A share of a user's factors comes
+from gender, age and occupation, and a share of an item's from its genres. Each user meets a pool of
+candidate items, mostly popular ones, and takes the best of it: a candidate's chance grows with
+`exp(selectivity x affinity)`. Ratings 1 to 5 are the affinity plus noise, cut at fixed thresholds.
 
-The work goes through chunks of users, and within a chunk through its candidates, so no object of size users x items
-exists: a million users with a million items is a matter of memory for the interactions alone.
+The work goes through chunks of users, and within a chunk through its candidates, so no object of
+size users x items exists: a million users with a million items is a matter of memory for the
+interactions alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from fedrec.rng import stream
 
 _CANDIDATES_AT_ONCE = 2_000_000
 _POPULAR_PER_INTERACTION = 5
-_CHANCE_PRESENCE = 0.05  # of an item met by chance, against 1 for each time it is met because it is popular
+_CHANCE_PRESENCE = (
+    0.05  # of an item met by chance, against 1 for each time it is met because it is popular
+)
 _YEAR = 365 * 24 * 3600
 _START = 946_684_800  # 2000-01-01
 _THRESHOLDS = np.array([-0.9, -0.2, 0.5, 1.3], dtype=np.float32)
@@ -41,7 +45,8 @@ class SyntheticConfig(ReaderConfig):
     items: int = Field(400, ge=2)
     """Number of items."""
     mean_interactions: float = Field(40.0, gt=0)
-    """Mean number of interactions of a user; most have fewer, a few have many (at most half of the items)."""
+    """Mean number of interactions of a user; most have fewer, a few have many (at most half of the
+    items)."""
     min_interactions: int = Field(8, ge=1)
     """Fewest interactions of a user, at most `mean-interactions` and half of the items."""
     rank: int = Field(8, ge=1, le=256)
@@ -73,8 +78,12 @@ class Synthetic(Reader):
     def read(self) -> Interactions:
         """Generate the dataset; no file is read."""
         truth, counts = self.truth(), self._activity()
-        chunks = [self._chunk(truth, counts, number, part) for number, part in enumerate(_chunks(counts))]
-        users, items, ratings, times = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        chunks = [
+            self._chunk(truth, counts, number, part) for number, part in enumerate(_chunks(counts))
+        ]
+        users, items, ratings, times = (
+            np.concatenate(column) for column in zip(*chunks, strict=True)
+        )
         return Interactions(
             name=self.name,
             users=users,
@@ -91,16 +100,30 @@ class Synthetic(Reader):
         """What the data were generated from."""
         config = self.config
         generator = stream(config.data_seed, "synthetic-truth")
-        return plant(config.users, config.items, config.rank, config.demographics, config.selectivity, generator)
+        return plant(
+            config.users,
+            config.items,
+            config.rank,
+            config.demographics,
+            config.selectivity,
+            generator,
+        )
 
     def _activity(self) -> np.ndarray:
-        """`int64 [users]`: interactions of each user, log-normal above the fewest, at most half of the items."""
+        """`int64 [users]`: interactions of each user, log-normal above the fewest, at most half of
+        the items."""
         config = self.config
         generator = stream(config.data_seed, "synthetic-activity")
-        excess = generator.lognormal(-0.5, 1.0, config.users) * (config.mean_interactions - config.min_interactions)
-        return np.minimum(config.min_interactions + np.round(excess).astype(np.int64), config.items // 2)
+        excess = generator.lognormal(-0.5, 1.0, config.users) * (
+            config.mean_interactions - config.min_interactions
+        )
+        return np.minimum(
+            config.min_interactions + np.round(excess).astype(np.int64), config.items // 2
+        )
 
-    def _chunk(self, truth: Truth, counts: np.ndarray, number: int, part: slice) -> tuple[np.ndarray, ...]:
+    def _chunk(
+        self, truth: Truth, counts: np.ndarray, number: int, part: slice
+    ) -> tuple[np.ndarray, ...]:
         """Rows of the users in `part`, grouped by user: users, items, ratings, times."""
         generator = stream(self.config.data_seed, "synthetic-chunk", number)
         counts = counts[part]
@@ -108,9 +131,12 @@ class Synthetic(Reader):
         affinity = truth.affinity(met.users + part.start, met.items)
         chosen = _fittest(met, counts, self.config.selectivity * affinity, generator)
         users, items, affinity = met.users[chosen], met.items[chosen], affinity[chosen]
-        liking = affinity + np.float32(self.config.noise) * generator.standard_normal(len(users), dtype=np.float32)
+        liking = affinity + np.float32(self.config.noise) * generator.standard_normal(
+            len(users), dtype=np.float32
+        )
         ratings = (1 + np.searchsorted(_THRESHOLDS, liking)).astype(np.float32)
-        # Each user is active for a year from a day of its own; within it the order says nothing about the taste.
+        # Each user is active for a year from a day of its own; within it the order says nothing
+        # about the taste.
         times = generator.integers(_START, _START + _YEAR, len(counts))[users] + generator.integers(
             0, _YEAR, len(users)
         )
@@ -118,7 +144,8 @@ class Synthetic(Reader):
 
 
 class _Candidates(NamedTuple):
-    """Distinct items that users meet: `users` (within the chunk, ascending), `items`, and how present each item is."""
+    """Distinct items that users meet: `users` (within the chunk, ascending), `items`, and how
+    present each item is."""
 
     users: np.ndarray
     items: np.ndarray
@@ -128,20 +155,26 @@ class _Candidates(NamedTuple):
 def _chunks(counts: np.ndarray) -> Iterator[slice]:
     """Consecutive users whose candidates fit into memory together; depends on the settings only."""
     load = np.cumsum(counts * (_POPULAR_PER_INTERACTION + 1))
-    ends = np.searchsorted(load, np.arange(_CANDIDATES_AT_ONCE, load[-1], _CANDIDATES_AT_ONCE), side="right")
+    ends = np.searchsorted(
+        load, np.arange(_CANDIDATES_AT_ONCE, load[-1], _CANDIDATES_AT_ONCE), side="right"
+    )
     bounds = np.unique(np.concatenate([[0], ends, [len(counts)]]))
     return (slice(int(start), int(stop)) for start, stop in pairwise(bounds))
 
 
 def _candidates(truth: Truth, counts: np.ndarray, generator: np.random.Generator) -> _Candidates:
-    """Several popular items per interaction, and as many chance items as interactions: enough distinct ones."""
+    """Several popular items per interaction, and as many chance items as interactions: enough
+    distinct ones."""
     num_items, local = len(truth.item_factors), np.arange(len(counts))
     popular_users = np.repeat(local, counts * _POPULAR_PER_INTERACTION)
     popular = truth.popular_items(len(popular_users), generator)
     chance_users = np.repeat(local, counts)
     chance = _chance_items(counts, num_items, generator)
-    # Pair and origin in one number, so that one plain sort brings equal pairs together; it carries no second array.
-    codes = np.concatenate([2 * (popular_users * num_items + popular) + 1, 2 * (chance_users * num_items + chance)])
+    # Pair and origin in one number, so that one plain sort brings equal pairs together; it carries
+    # no second array.
+    codes = np.concatenate(
+        [2 * (popular_users * num_items + popular) + 1, 2 * (chance_users * num_items + chance)]
+    )
     codes.sort()
     pairs = codes >> 1
     starts = np.flatnonzero(np.concatenate([[True], pairs[1:] != pairs[:-1]]))
@@ -151,7 +184,8 @@ def _candidates(truth: Truth, counts: np.ndarray, generator: np.random.Generator
 
 
 def _chance_items(counts: np.ndarray, num_items: int, generator: np.random.Generator) -> np.ndarray:
-    """Each user's `counts` distinct items: equal steps around the catalogue, the step coprime to its size."""
+    """Each user's `counts` distinct items: equal steps around the catalogue, the step coprime to
+    its size."""
     start = generator.integers(0, num_items, len(counts))
     step = generator.integers(1, num_items, len(counts))
     step[np.gcd(step, num_items) != 1] = 1
@@ -162,10 +196,11 @@ def _chance_items(counts: np.ndarray, num_items: int, generator: np.random.Gener
 def _fittest(
     met: _Candidates, counts: np.ndarray, log_weight: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """Rows of `met`: `counts` per user, drawn without replacement with weights `presence x exp(log_weight)`.
+    """Rows of `met`: `counts` per user, drawn without replacement with weights
+    `presence x exp(log_weight)`.
 
-    A race: a candidate arrives after an exponential time divided by its weight, and the first arrivals are taken
-    (Efraimidis and Spirakis, 2006).
+    A race: a candidate arrives after an exponential time divided by its weight, and the first
+    arrivals are taken (Efraimidis and Spirakis, 2006).
     """
     weight = np.exp(log_weight) * met.presence
     arrival = generator.standard_exponential(len(weight), dtype=np.float32) / weight

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own table: CSV (any separator) or Parquet, one interaction per row.
 
-Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers, any other as text. A
-time may be a number, which is kept (fractions dropped), or an ISO date, which becomes seconds since 1970 (UTC where no
-zone is given).
+Ids may be text or numbers; a column of ids that are all plain whole numbers is sorted as numbers,
+any other as text. A time may be a number, which is kept (fractions dropped), or an ISO date, which
+becomes seconds since 1970 (UTC where no zone is given).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.files.tables import ids_of, numbers_of, read_columns, table_columns, times_of
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.tables import ids_of, numbers_of, read_columns, table_columns, times_of
 from fedrec.errors import DataError
 
 
@@ -39,9 +39,11 @@ class TableConfig(ReaderConfig):
     separator: str = Field(",", min_length=1, max_length=1)
     """Character between two values of a CSV file, such as "," or "\\t"."""
     user_features: tuple[str, ...] = ()
-    """Columns that are constant per user, or files of further tables that have the user column, one row per user."""
+    """Columns that are constant per user, or files of further tables that have the user column, one
+    row per user."""
     item_features: tuple[str, ...] = ()
-    """Columns that are constant per item, or files of further tables that have the item column, one row per item."""
+    """Columns that are constant per item, or files of further tables that have the item column, one
+    row per item."""
 
 
 class Table(Reader):
@@ -54,7 +56,9 @@ class Table(Reader):
     def read(self) -> Interactions:
         path, config = self._path(), self.config
         inferred = [name for name in (config.rating, config.time) if name]
-        frame = read_columns(path, self._columns(path), separator=config.separator, inferred=inferred)
+        frame = read_columns(
+            path, self._columns(path), separator=config.separator, inferred=inferred
+        )
         bare = index_rows(
             self.name,
             users=ids_of(frame[config.user], path),
@@ -64,16 +68,27 @@ class Table(Reader):
         )
         return replace(
             bare,
-            user_features=self._features(frame, config.user, config.user_features, bare.users, bare.user_ids),
-            item_features=self._features(frame, config.item, config.item_features, bare.items, bare.item_ids),
+            user_features=self._features(
+                frame, config.user, config.user_features, bare.users, bare.user_ids
+            ),
+            item_features=self._features(
+                frame, config.item, config.item_features, bare.items, bare.item_ids
+            ),
         )
 
     def _path(self) -> Path:
         if self.config.path is None:
-            raise DataError("no table is named", expected="dataset.path", got="nothing", fix="set dataset.path = ...")
+            raise DataError(
+                "no table is named",
+                expected="dataset.path",
+                got="nothing",
+                fix="set dataset.path = ...",
+            )
         path = self.folder()
         if not path.is_file():
-            raise DataError(f"{path} is not a file", expected="a CSV or Parquet file", got="a folder")
+            raise DataError(
+                f"{path} is not a file", expected="a CSV or Parquet file", got="a folder"
+            )
         return path
 
     def _columns(self, path: Path) -> dict[str, str]:
@@ -82,17 +97,28 @@ class Table(Reader):
         wanted = {config.user: "dataset.user", config.item: "dataset.item"}
         wanted |= {config.rating: "dataset.rating"} if config.rating else {}
         wanted |= {config.time: "dataset.time"} if config.time else {}
-        for setting, names in (("user-features", config.user_features), ("item-features", config.item_features)):
-            wanted |= {name: f"dataset.{setting}" for name in names if self._extra(name, path) is None}
+        for setting, names in (
+            ("user-features", config.user_features),
+            ("item-features", config.item_features),
+        ):
+            wanted |= {
+                name: f"dataset.{setting}" for name in names if self._extra(name, path) is None
+            }
         return wanted
 
     def _extra(self, name: str, path: Path) -> Path | None:
-        """The further table that `name` stands for; None when it is a column. Relative paths start at the table."""
+        """The further table that `name` stands for; None when it is a column. Relative paths start
+        at the table."""
         extra = path.parent / name
         return extra if extra.is_file() else None
 
     def _features(
-        self, frame: Mapping[str, pd.Series], key: str, names: Sequence[str], owner: np.ndarray, ids: np.ndarray
+        self,
+        frame: Mapping[str, pd.Series],
+        key: str,
+        names: Sequence[str],
+        owner: np.ndarray,
+        ids: np.ndarray,
     ) -> FeatureTable:
         features: list[Feature] = []
         for name in names:
@@ -105,9 +131,13 @@ class Table(Reader):
 
     def _from_extra(self, path: Path, key: str, ids: np.ndarray) -> list[Feature]:
         separator = self.config.separator
-        columns = dict.fromkeys([key, *table_columns(path, separator=separator)], "the column of ids")
+        columns = dict.fromkeys(
+            [key, *table_columns(path, separator=separator)], "the column of ids"
+        )
         frame = read_columns(path, columns, separator=separator)
-        place = pd.Index(ids.astype(str)).get_indexer(pd.Index(ids_of(frame[key], path).astype(str)))
+        place = pd.Index(ids.astype(str)).get_indexer(
+            pd.Index(ids_of(frame[key], path).astype(str))
+        )
         known = place >= 0
         return [
             _constant(name, pd.Series(labels[known]), place[known], ids)
@@ -117,7 +147,8 @@ class Table(Reader):
 
 
 def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
-    """A feature from labels that repeat in every row of their owner; a missing label means that it has none.
+    """A feature from labels that repeat in every row of their owner; a missing label means that it
+    has none.
 
     Raises:
         DataError: one owner has two labels.

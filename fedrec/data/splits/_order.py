@@ -13,8 +13,8 @@ from fedrec.rng import stream
 
 Order = Literal["random", "temporal"]
 
-# Parts of the "split" stream. Users and rows have streams of their own, so that holding out more users never reshuffles
-# anybody's rows.
+# Parts of the "split" stream. Users and rows have streams of their own, so that holding out more
+# users never reshuffles anybody's rows.
 USERS, ROWS, VALIDATION = 0, 1, 2
 
 
@@ -55,5 +55,6 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def users_of(interactions: Interactions, rows: np.ndarray) -> np.ndarray:
-    """`int64`, ascending: the users who have at least one of the `rows` (row numbers, or a mask)."""
+    """`int64`, ascending: the users who have at least one of the `rows` (row numbers, or a
+    mask)."""
     return np.flatnonzero(np.bincount(interactions.users[rows], minlength=interactions.num_users))

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another split with a bound on how many rows each user trains with (Fang et al. 2022, section 3.2, theorem 1).
+"""Another split with a bound on how many rows each user trains with (Fang et al. 2022, section 3.2,
+theorem 1).
 
     bound(p) = p / omega * (d + ln(1 / delta)),    p in [p_min, 1]
 
-A user trains with at most bound(1) rows, drawn at random, and one with fewer than bound(p_min) does not train. Neither
-changes what is held out, so that figures with and without the bound are of the same lists.
+A user trains with at most bound(1) rows, drawn at random, and one with fewer than bound(p_min) does
+not train. Neither changes what is held out, so that figures with and without the bound are of the
+same lists.
 
 Where this differs from the paper:
 
-- d, "the dimension of selected categories", is not given. omega = 0.05, delta = 0.1 and its largest bound of 1,772 make
-  it 86.297, which is neither the 1,682 items nor the 19 genres of MovieLens-100K; that is the default. Its smallest
-  bound of 3 at p_min = 0.001 is 1.8 by the formula.
-- It leaves out users (and items, by a rule that is not told) before everything; then the lists that are ranked get
-  easier, which is what its table 5 compares. Items are left alone here.
-- p_min is "set to the value allowing the maximal model precision, by gradually increasing" it: run with several values
-  of `p-min` on the validation part. p_min = 0 and 0.001 leave MovieLens-100K as it is.
-- Theorem 1 applies a bound for classifiers of one concept to users of a recommender; it is a heuristic.
+- d, "the dimension of selected categories", is not given. omega = 0.05, delta = 0.1 and its largest
+  bound of 1,772 make it 86.297, which is neither the 1,682 items nor the 19 genres of
+  MovieLens-100K; that is the default. Its smallest bound of 3 at p_min = 0.001 is 1.8 by the
+  formula.
+- It leaves out users (and items, by a rule that is not told) before everything; then the lists that
+  are ranked get easier, which is what its table 5 compares. Items are left alone here.
+- p_min is "set to the value allowing the maximal model precision, by gradually increasing" it: run
+  with several values of `p-min` on the validation part. p_min = 0 and 0.001 leave MovieLens-100K as
+  it is.
+- Theorem 1 applies a bound for classifiers of one concept to users of a recommender; it is a
+  heuristic.
 """
 
 from __future__ import annotations
@@ -26,12 +31,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedrec import registry
+from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
 from fedrec.data.splits._order import ROWS, places
-from fedrec.experiment import Section, component_settings
+from fedrec.experiment.sections import Section, component_settings
 from fedrec.rng import stream
 
 
@@ -64,7 +69,9 @@ class Bounded(Split):
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions as the inner split does, and thin out the training part."""
         section = self.config.inner
-        inner = registry.resolve(registry.SPLIT, section.name)(component_settings(registry.SPLIT, section), self.seed)
+        inner = registry.resolve(registry.SPLIT, section.name)(
+            component_settings(registry.SPLIT, section), self.seed
+        )
         whole: Partition = inner.split(interactions)
         users = interactions.users[whole.train_rows]
         key = stream(self.seed, "split", ROWS, 1).permutation(len(users))

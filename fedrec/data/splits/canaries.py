@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition, Split
-from fedrec.experiment import Section, component_settings
-from fedrec.registry import SPLIT, resolve
+from fedrec.experiment.sections import Section, component_settings
 
 
 class CanariesConfig(Config):
@@ -25,7 +25,8 @@ class CanariesConfig(Config):
 
 
 class Canaries(Split):
-    """Adds the last users, who have no rows, to the training clients of another split; for `fedrec audit`."""
+    """Adds the last users, who have no rows, to the training clients of another split; for
+    `fedrec audit`."""
 
     Config = CanariesConfig
     config: CanariesConfig
@@ -37,8 +38,12 @@ class Canaries(Split):
             DataError: see the other split.
         """
         section = Section.model_validate(self.config.base)
-        base = resolve(SPLIT, section.name)(component_settings(SPLIT, section, at="split.base"), self.seed)
+        base = resolve(SPLIT, section.name)(
+            component_settings(SPLIT, section, at="split.base"), self.seed
+        )
         partition = base.split(interactions)
         canaries = np.arange(interactions.num_users - self.config.count, interactions.num_users)
         training = np.union1d(partition.training_clients, canaries)
-        return Partition(training, partition.train_rows, partition.validation_rows, partition.test_rows)
+        return Partition(
+            training, partition.train_rows, partition.validation_rows, partition.test_rows
+        )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of MovieLens).
+"""Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
+MovieLens).
 
-The folds are drawn from the seed, or they are the five folds `u1` to `u5` that MovieLens-100K ships, which are the only
-ones on which published figures compare row by row.
+The folds are drawn from the seed, or they are the five folds `u1` to `u5` that MovieLens-100K
+ships, which are the only ones on which published figures compare row by row.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ class Kfold(Split):
         Raises:
             DataError: a shipped fold file is missing or does not belong to these interactions.
         """
-        test_rows = self._shipped_rows(interactions) if self.config.shipped else self._random_rows(interactions)
+        test_rows = (
+            self._shipped_rows(interactions)
+            if self.config.shipped
+            else self._random_rows(interactions)
+        )
         train = np.ones(len(interactions), dtype=bool)
         train[test_rows] = False
         validation_rows = self._validation_rows(np.flatnonzero(train))
@@ -72,7 +77,9 @@ class Kfold(Split):
 
     def _validation_rows(self, others: np.ndarray) -> np.ndarray:
         count = round(self.config.validation * len(others))
-        return stream(self.seed, "split", VALIDATION, self.config.fold).choice(others, count, replace=False)
+        return stream(self.seed, "split", VALIDATION, self.config.fold).choice(
+            others, count, replace=False
+        )
 
     def _random_rows(self, interactions: Interactions) -> np.ndarray:
         # The permutation does not know the fold, so that all folds cut the same one.
@@ -80,7 +87,7 @@ class Kfold(Split):
         return shuffled[self.config.fold - 1 :: self.config.folds]
 
     def _shipped_rows(self, interactions: Interactions) -> np.ndarray:
-        from fedrec.data.folds import read_test_fold
+        from fedrec.data.files.folds import read_test_fold
 
         folder = self.config.folder or Path()
         return read_test_fold(folder, self.config.fold, interactions)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leave one out: each user's last row is tested (He et al., Neural Collaborative Filtering, WWW 2017, section 4.1).
+"""Leave one out: each user's last row is tested (He et al., Neural Collaborative Filtering, WWW
+2017, section 4.1).
 
-The protocol of NCF and of most federated recommenders (FedMF, PFedRec). Users with fewer than three rows are not
-tested, so that a tested user always has something to learn from, and so that the test rows do not depend on
-`validation`.
+The protocol of NCF and of most federated recommenders (FedMF, PFedRec). Users with fewer than three
+rows are not tested, so that a tested user always has something to learn from, and so that the test
+rows do not depend on `validation`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ class LeaveOneOutConfig(Config):
 
     validation: bool = True
     """Hold out the row before the last one to choose settings; false leaves it to training."""
+    leaky_negatives: bool = False
+    """Keep held-out items out of the negatives that clients draw, as the public code of PFedRec,
+    GPFedRec and FedRAP does. This leaks the test item, and is here only to explain their figures:
+    every table says that it was on."""
     order: Order = "temporal"
-    """Which row is the last: "temporal" (by time, equal times in the source's order) or "random"."""
+    """Which row is the last: "temporal" (by time, equal times in the source's order) or
+    "random"."""
 
 
 class LeaveOneOut(Split):
@@ -50,4 +56,5 @@ class LeaveOneOut(Split):
             train_rows=np.flatnonzero(train),
             validation_rows=np.flatnonzero(validation),
             test_rows=np.flatnonzero(test),
+            leaky_negatives=self.config.leaky_negatives,
         )

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another split, of whose training clients only a drawn part trains: the federations of a membership attack.
+"""Another split, of whose training clients only a drawn part trains: the federations of a
+membership attack.
 
-Held-out users and rows are those of the other split, so that a system under attack is judged for its recommendations
-as any other. Users that are not drawn keep their training rows, which nobody learns from.
+Held-out users and rows are those of the other split, so that a system under attack is judged for
+its recommendations as any other. Users that are not drawn keep their training rows, which nobody
+learns from.
 
-Where this differs from PrivRec section 4.6: there all users of the dataset are shadow users, members or others; here
-the test users of the other split are not attacked.
+Where this differs from PrivRec section 4.6: there all users of the dataset are shadow users,
+members or others; here the test users of the other split are not attacked.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedrec.attacks.plan import half_members, half_memberships, shadow_plan
+from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
+from fedrec.data.memberships import half_members, half_memberships, shadow_plan
 from fedrec.data.split import Partition, Split
-from fedrec.experiment import Section, component_settings
-from fedrec.registry import SPLIT, resolve
+from fedrec.experiment.sections import Section, component_settings
 
 
 class MembersConfig(Config):
@@ -28,9 +30,11 @@ class MembersConfig(Config):
     base: dict[str, Any] = Field(default_factory=lambda: {"name": "user-holdout"})
     """The split whose training clients are drawn from: its name and settings."""
     seed: int = Field(0, ge=0)
-    """Seed of that split and of the draw, apart from the experiment's, which differs between federations."""
+    """Seed of that split and of the draw, apart from the experiment's, which differs between
+    federations."""
     draw: Literal["shadow", "target", "half"] = "target"
-    """`shadow`, `target`: the two systems of PrivRec's attack; `half`: a system of the likelihood-ratio attack."""
+    """`shadow`, `target`: the two systems of PrivRec's attack; `half`: a system of the
+    likelihood-ratio attack."""
     shadow_users: int = Field(1000, ge=2)
     """PrivRec: how many users the attacker has."""
     used: float = Field(0.8, gt=0, lt=1)
@@ -64,12 +68,16 @@ class Members(Split):
         """
         config = self.config
         section = Section.model_validate(config.base)
-        base = resolve(SPLIT, section.name)(component_settings(SPLIT, section, at="split.base"), config.seed)
+        base = resolve(SPLIT, section.name)(
+            component_settings(SPLIT, section, at="split.base"), config.seed
+        )
         partition = base.split(interactions)
         users = partition.training_clients
         if config.draw == "half":
             masks = half_memberships(len(users), config.runs, config.seed)
-            drawn = users[half_members(len(users), config.seed) if config.run == 0 else masks[config.run - 1]]
+            drawn = users[
+                half_members(len(users), config.seed) if config.run == 0 else masks[config.run - 1]
+            ]
         else:
             plan = shadow_plan(
                 users,
@@ -79,4 +87,6 @@ class Members(Split):
                 seed=config.seed,
             )
             drawn = plan.used if config.draw == "shadow" else plan.members
-        return Partition(drawn, partition.train_rows, partition.validation_rows, partition.test_rows)
+        return Partition(
+            drawn, partition.train_rows, partition.validation_rows, partition.test_rows
+        )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla (80:20).
+"""The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla
+(80:20).
 
-Validation rows, where they are wanted, are drawn from the training file: choose settings with them, and report with
-`validation = 0`, so that the published training rows are all learned from.
+Validation rows, where they are wanted, are drawn from the training file: choose settings with them,
+and report with `validation = 0`, so that the published training rows are all learned from.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class PublishedConfig(Config):
     """Settings of the published split."""
 
     validation: float = Field(0.0, ge=0, lt=1)
-    """Share of each user's training rows that choose settings, in [0, 1), rounded half up; a user keeps one row."""
+    """Share of each user's training rows that choose settings, in [0, 1), rounded half up; a user
+    keeps one row."""
 
 
 class Published(Split):
@@ -41,12 +43,17 @@ class Published(Split):
         if test is None or not (0 < test.sum() < len(test)):
             raise DataError(
                 f"{interactions.name} has no published split",
-                expected="a dataset with a training and a test file, and rows of both (dataset.part = 'all')",
+                expected=(
+                    "a dataset with a training and a test file, and rows of both (dataset.part ="
+                    " 'all')"
+                ),
                 got="no such files" if test is None else "rows of one file only",
                 fix="choose another split, such as 'ratio'",
             )
         rows = np.flatnonzero(~test)
-        place, count = places(interactions.users[rows], sort_key(interactions, "random", self.seed)[rows])
+        place, count = places(
+            interactions.users[rows], sort_key(interactions, "random", self.seed)[rows]
+        )
         taken = np.minimum((self.config.validation * count + 0.5).astype(np.int64), count - 1)
         validation = place >= count - taken
         return Partition(

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each user's rows are divided by fixed shares: 80:10:10 (UPC-SDG, section 4.1.1; DP-VAE, section 4.1.1).
+"""Each user's rows are divided by fixed shares: 80:10:10 (UPC-SDG, section 4.1.1; DP-VAE, section
+4.1.1).
 
-UPC-SDG splits each user's rows at random; DP-VAE gives the shares only, not whether users or rows are divided, and we
-divide each user's rows. How counts are rounded is not stated: we round the held-out ones half up, and a user keeps at
-least one training row (validation, then test, gives way).
+UPC-SDG splits each user's rows at random; DP-VAE gives the shares only, not whether users or rows
+are divided, and we divide each user's rows. How counts are rounded is not stated: we round the
+held-out ones half up, and a user keeps at least one training row (validation, then test, gives
+way).
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Ratio(Split):
         key = sort_key(interactions, self.config.order, self.seed)
         place, count = places(interactions.users, key)
         test_count = np.minimum(_rounded(self.config.test * count), count - 1)
-        validation_count = np.minimum(_rounded(self.config.validation * count), count - 1 - test_count)
+        validation_count = np.minimum(
+            _rounded(self.config.validation * count), count - 1 - test_count
+        )
         from_end = count - 1 - place
         test = from_end < test_count
         validation = ~test & (from_end < test_count + validation_count)

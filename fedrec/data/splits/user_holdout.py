@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Held-out users whose rows are split into halves (PrivRec, section 3.3).
 
-A share of the users are test users; all rows of the others train the shared model. Each test user's rows are divided
-evenly: one half serves on-device fine-tuning, the other is held out.
+A share of the users are test users; all rows of the others train the shared model. Each test user's
+rows are divided evenly: one half serves on-device fine-tuning, the other is held out.
 
-Where the paper is silent, we decide: the halves are random by default (temporal is an option), the extra row of an odd
-count goes to the training half, and further users may be held out to choose settings, which the paper does not do.
+Where the paper is silent, we decide: the halves are random by default (temporal is an option), the
+extra row of an odd count goes to the training half, and further users may be held out to choose
+settings, which the paper does not do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class UserHoldoutConfig(Config):
     halves: Order = "random"
     """How a held-out user's rows are halved: "random", or "temporal" (the earlier half trains)."""
     split_by: Literal["rows", "pairs"] = "rows"
-    """What is halved: "rows", so that a repeated item may be on both sides, or "pairs" (its rows stay together)."""
+    """What is halved: "rows", so that a repeated item may be on both sides, or "pairs" (its rows
+    stay together)."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
@@ -53,7 +55,8 @@ class UserHoldout(Split):
         """Divide the interactions; the test users do not depend on the share of validation users.
 
         Raises:
-            DataError: too few users for one test and one training user, or no times for temporal halves.
+            DataError: too few users for one test and one training user, or no times for temporal
+                halves.
         """
         test, training = self._user_parts(interactions)
         # Only the rows of held-out users are sorted, which are the few.
@@ -70,7 +73,8 @@ class UserHoldout(Split):
         )
 
     def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
-        """Test and training users, out of those who have any row; the others are validation users."""
+        """Test and training users, out of those who have any row; the others are validation
+        users."""
         present = users_of(interactions, np.arange(len(interactions)))
         test = _rounded(self.config.test_users * len(present))
         validation = _rounded(self.config.validation_users * len(present))
@@ -81,7 +85,8 @@ class UserHoldout(Split):
                 got=f"{len(present)} users, {test} of them test and {validation} validation users",
                 fix="change test-users or validation-users",
             )
-        # One permutation, test users first: whoever is tested is tested whatever the share of validation users.
+        # One permutation, test users first: whoever is tested is tested whatever the share of
+        # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
         return shuffled[:test], shuffled[test + validation :]
 

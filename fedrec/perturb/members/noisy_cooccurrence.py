@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic profiles from a noisy co-occurrence matrix: user-level differential privacy of the whole table.
+"""Synthetic profiles from a noisy co-occurrence matrix: user-level differential privacy of the
+whole table.
 
-Two Gaussian releases are all that is taken from the data: how many users have each item, and how many have each pair of
-the items that were found popular. Everything after is post-processing: each user's place in the table gets a profile of
-items that go together, drawn without that user's rows. So a profile tells of its user nothing beyond the guarantee, and
-a recommender that learns it cannot know the user; it can know which items go together, and serve a user from rows that
-never left the device.
+Two Gaussian releases are all that is taken from the data: how many users have each item, and how
+many have each pair of the items that were found popular. Everything after is post-processing: each
+user's place in the table gets a profile of items that go together, drawn without that user's rows.
+So a profile tells of its user nothing beyond the guarantee, and a recommender that learns it cannot
+know the user; it can know which items go together, and serve a user from rows that never left the
+device.
 
-Neighbours differ in all rows of one user (replace-one); which users there are is public.
+Neighbours differ in all rows of one user (replace-one); which users there are is public. Counts
+have no signs, so that costs sqrt(2) S for each of the two releases and not 2 S
+(`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations
@@ -39,10 +43,11 @@ class NoisyCooccurrenceConfig(Config):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Probability with which the guarantee may fail."""
     items: int = Field(default=500, ge=2)
-    """How many of the items, the most popular by the noisy counts, are in the matrix and in the synthetic table."""
+    """How many of the items, the most popular by the noisy counts, are in the matrix and in the
+    synthetic table."""
     clip_items: int = Field(default=8, ge=1)
-    """Items of a user that count in full; with more of them each counts less (sqrt(m / n), and for pairs m (m + 1) /
-    (n (n + 1)) under the root)."""
+    """Items of a user that count in full; with more of them each counts less (sqrt(m / n), and for
+    pairs m (m + 1) / (n (n + 1)) under the root)."""
     threshold: float = Field(default=2.0, ge=0)
     """Counts below so many standard deviations of their noise are taken for zero."""
     smoothing: float = Field(default=0.1, ge=0, le=1)
@@ -60,8 +65,10 @@ class NoisyCooccurrence(Perturbation):
     def plan(self, users: int) -> Plan:
         """Noise and cost of the two releases for so many users, at a clip norm of 1."""
         config = self.config
-        settings = PrivacyConfig(clip_norm=1.0, epsilon=config.epsilon, delta=config.delta, backend=config.backend)
-        return Plan.of(settings, "full", {}, users, rounds=2)
+        settings = PrivacyConfig(
+            clip_norm=1.0, epsilon=config.epsilon, delta=config.delta, backend=config.backend
+        )
+        return Plan.of(settings, "full", {}, users, rounds=2, contributions="non-negative")
 
     def perturb(self, data: TrainingData) -> Perturbed:
         """A profile for each user with training rows; no row comes from one of its own.
@@ -97,7 +104,9 @@ class NoisyCooccurrence(Perturbation):
             "noise multiplier": plan.noise_scale,
             "pairs above the noise": int((release.pairs > 0).sum() // 2),
             "rows of a profile": release.length,
-            "epsilon": {"whole table, user level": {"epsilon": spent.epsilon, "delta": spent.delta}},
+            "epsilon": {
+                "whole table, user level": {"epsilon": spent.epsilon, "delta": spent.delta}
+            },
         }
         return Perturbed(found, np.full(len(found), -1), figures)
 
@@ -105,11 +114,16 @@ class NoisyCooccurrence(Perturbation):
         """What is guaranteed."""
         config = self.config
         return [
-            f"The synthetic table is ({config.epsilon:g}, {config.delta:g})-differentially private at user level "
-            "(replace-one): all rows of a user may be others. Who the users are is public, and somebody who holds all "
-            "rows is trusted to add the noise.",
-            "Settings that were chosen on these data are not covered. Random numbers come from the experiment's seed: "
-            "a simulation, not a release.",
+            (
+                f"The synthetic table is ({config.epsilon:g}, {config.delta:g})-differentially"
+                " private at user level (replace-one): all rows of a user may be others. Who the"
+                " users are is public, and somebody who holds all rows is trusted to add the"
+                " noise."
+            ),
+            (
+                "Settings that were chosen on these data are not covered. Random numbers come from"
+                " the experiment's seed: a simulation, not a release."
+            ),
         ]
 
 
@@ -125,4 +139,6 @@ def _table(rows: Interactions, users: np.ndarray, items: np.ndarray) -> Interact
     """The synthetic rows; ratings and times, which nobody reads, are zero and tell nothing."""
     ratings = None if rows.ratings is None else np.zeros(len(users), np.float32)
     times = None if rows.times is None else np.zeros(len(users), np.int64)
-    return dataclasses.replace(rows, users=users, items=items, ratings=ratings, times=times, published_test=None)
+    return dataclasses.replace(
+        rows, users=users, items=items, ratings=ratings, times=times, published_test=None
+    )

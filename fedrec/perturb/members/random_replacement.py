@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share of each user's rows gets random items: what every generator of synthetic rows is measured against."""
+"""A share of each user's rows gets random items: what every generator of synthetic rows is measured
+against."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ import dataclasses
 import numpy as np
 
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
-from fedrec.perturb.synthesis.preferences import ReplacementConfig, preferences_of, refuse_missing_rows
+from fedrec.perturb.synthesis.preferences import (
+    ReplacementConfig,
+    preferences_of,
+    refuse_missing_rows,
+)
 from fedrec.perturb.synthesis.selection import lowest, replaced_counts
 from fedrec.perturb.synthesis.substitutes import random_substitutes
 from fedrec.rng import stream
@@ -28,7 +33,8 @@ class RandomReplacement(Perturbation):
         """Replace k n rows of each user; a row keeps its user, rating and time.
 
         Raises:
-            DataError: a user has no training row, or too few other items, or the table of users is wrong.
+            DataError: a user has no training row, or too few other items, or the table of users is
+                wrong.
         """
         refuse_missing_rows(data)
         wanted = preferences_of(self.config, data.rows)
@@ -37,15 +43,22 @@ class RandomReplacement(Perturbation):
         items = data.rows.items.copy()
         items[chosen] = random_substitutes(data.rows, chosen, self.seed)
         figures = {"replaced rows": len(chosen)}
-        return Perturbed(dataclasses.replace(data.rows, items=items), np.arange(len(items)), figures)
+        return Perturbed(
+            dataclasses.replace(data.rows, items=items), np.arange(len(items)), figures
+        )
 
     def words(self) -> list[str]:
         """No guarantee."""
         return [
-            f"Random replacement of {_share(self.config)} rows: the others are published as they are, and no epsilon "
-            "covers a profile. What is left of the profiles tells most of the users apart: see `fedrec synthesise`."
+            f"Random replacement of {_share(self.config)} rows: the others are published as they"
+            " are, and no epsilon covers a profile. What is left of the profiles tells most of the"
+            " users apart: see `fedrec synthesise`."
         ]
 
 
 def _share(config: ReplacementConfig) -> str:
-    return f"{config.replacement_ratio:.0%} of each user's" if config.users is None else "each user's own share of"
+    return (
+        f"{config.replacement_ratio:.0%} of each user's"
+        if config.users is None
+        else "each user's own share of"
+    )

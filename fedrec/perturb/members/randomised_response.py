@@ -22,14 +22,16 @@ class RandomisedResponseConfig(Config):
 
 
 class RandomisedResponse(Perturbation):
-    """Each row keeps its item with probability e^eps / (e^eps + M - 1), or gets any other item of the catalogue's M."""
+    """Each row keeps its item with probability e^eps / (e^eps + M - 1), or gets any other item of
+    the catalogue's M."""
 
     Config = RandomisedResponseConfig
     paper = "Warner 1965; Kairouz et al. 2016"
     config: RandomisedResponseConfig
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        """Randomise every row; it keeps its user and time. Where ratings are learned from, its rating is drawn too."""
+        """Randomise every row; it keeps its user and time. Where ratings are learned from, its
+        rating is drawn too."""
         rows = data.rows
         scale = np.unique(rows.ratings) if data.rated and rows.ratings is not None else None
         codes = None if scale is None else np.searchsorted(scale, rows.ratings)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -44,13 +46,21 @@ class RandomisedResponse(Perturbation):
             if ratings is not None and scale is not None and new.values is not None:
                 ratings[own] = scale[new.values]
         kept = keep_probability(self.config.epsilon, rows.num_items * sizes["num_values"])
-        figures = {"chance that a row stays": kept, "replaced rows": int((items != rows.items).sum())}
-        return Perturbed(dataclasses.replace(rows, items=items, ratings=ratings), np.arange(len(rows)), figures)
+        figures = {
+            "chance that a row stays": kept,
+            "replaced rows": int((items != rows.items).sum()),
+        }
+        return Perturbed(
+            dataclasses.replace(rows, items=items, ratings=ratings), np.arange(len(rows)), figures
+        )
 
     def words(self) -> list[str]:
         """What is guaranteed: a row, and how rows add up."""
         return [
-            f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0, on the device; a profile "
-            f"of n rows has {self.config.epsilon:g} n, and how many rows a user has is published.",
+            (
+                f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"
+                f" on the device; a profile of n rows has {self.config.epsilon:g} n, and how many"
+                " rows a user has is published."
+            ),
             "Random numbers come from the experiment's seed: a simulation, not a release.",
         ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targeted perturbation on the device (poster "targeted DP"); `fedrec.perturb.targeted` has its parts."""
+"""Targeted perturbation on the device (poster "targeted DP"); `fedrec.perturb.targeted` has its
+parts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fedrec.perturb.targeted.report import summary
 
 
 class Targeted(Perturbation):
-    """Randomises the most stereotypical interactions of each profile, or random ones, on the client's device."""
+    """Randomises the most stereotypical interactions of each profile, or random ones, on the
+    client's device."""
 
     Config = TargetedConfig
     paper = 'poster "targeted DP", equations 1 to 3'

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UPC-SDG: rows that matter little to a user are replaced by items that the user would like (Liu et al., SIGIR 2022).
+"""UPC-SDG: rows that matter little to a user are replaced by items that the user would like (Liu et
+al., SIGIR 2022).
 
-BPR-MF embeddings of the training rows; attention that says what each row contributes; of each user the k n rows of
-least weight are replaced; what replaces a row comes from a Gumbel-softmax that was trained for similarity of at most
-gamma to the row's item and for the user's liking. The parts are in `fedrec.perturb.synthesis`. Every row counts as an
-interaction, whatever its rating; a substitute takes over the rating and time of the row that it replaces.
+BPR-MF embeddings of the training rows; attention that says what each row contributes; of each user
+the k n rows of least weight are replaced; what replaces a row comes from a Gumbel-softmax that was
+trained for similarity of at most gamma to the row's item and for the user's liking. The parts are
+in `fedrec.perturb.synthesis`. Every row counts as an interaction, whatever its rating; a substitute
+takes over the rating and time of the row that it replaces.
 
-The paper's definition 1 calls the share that is *kept* the replacement ratio and uses it everywhere as the share that
-is replaced, as is done here. It claims privacy and proves none: see `words`.
+The paper's definition 1 calls the share that is *kept* the replacement ratio and uses it everywhere
+as the share that is replaced, as is done here. It claims privacy and proves none: see `words`.
 """
 
 from __future__ import annotations
@@ -22,18 +24,22 @@ import torch
 from pydantic import Field
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.bprmf import Bprmf, BprmfConfig
+from fedrec.baselines.factorisation.bprmf import Bprmf, BprmfConfig
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
+from fedrec.perturb.mean_similarity import FIGURE, mean_similarity
 from fedrec.perturb.synthesis.attention import AttentionConfig, train_attention
 from fedrec.perturb.synthesis.generator import Generator, GeneratorConfig, train_generator
-from fedrec.perturb.synthesis.preferences import Preferences, ReplacementConfig, preferences_of, refuse_missing_rows
+from fedrec.perturb.synthesis.preferences import (
+    Preferences,
+    ReplacementConfig,
+    preferences_of,
+    refuse_missing_rows,
+)
 from fedrec.perturb.synthesis.selection import lowest, replaced_counts
 from fedrec.perturb.synthesis.similarity import Definition, Similarity
 from fedrec.perturb.synthesis.substitutes import Draw, random_substitutes, scored_substitutes
 from fedrec.rng import stream, torch_stream
-
-_SENSITIVITIES_SHOWN = 20
 
 
 class UpcSdgConfig(ReplacementConfig):
@@ -42,14 +48,16 @@ class UpcSdgConfig(ReplacementConfig):
     sensitivity: float = Field(default=0.9, ge=0)
     """gamma: how alike a substitute may be to what it replaces, >= 0 (paper: 0.1 to 0.9)."""
     similarity: Definition = "paper"
-    """How alike two items are: equation 2 (`paper`), as the authors' code computes it (`released`), or the `cosine`."""
+    """How alike two items are: equation 2 (`paper`), as the authors' code computes it (`released`),
+    or the `cosine`."""
     select: Literal["attention", "random"] = "attention"
     """Which rows are replaced: those of least attention, or random ones (ablation s)."""
     generate: Literal["gumbel", "random", "fixed-similarity"] = "gumbel"
-    """What replaces them: what the trained generator draws, random items (ablation r), or the items whose similarity is
-    nearest to gamma (ablation f)."""
+    """What replaces them: what the trained generator draws, random items (ablation r), or the items
+    whose similarity is nearest to gamma (ablation f)."""
     draw: Draw = "sample"
-    """Whether the generator's substitutes are a `sample` of its softmax (equation 11) or its `best` (authors' code)."""
+    """Whether the generator's substitutes are a `sample` of its softmax (equation 11) or its `best`
+    (authors' code)."""
     embeddings: BprmfConfig = BprmfConfig()
     """Of the embeddings that everything stands on; their seed is the experiment's."""
     attention: AttentionConfig = AttentionConfig()
@@ -59,7 +67,8 @@ class UpcSdgConfig(ReplacementConfig):
 
 
 class UpcSdg(Perturbation):
-    """Synthetic rows by attention and Gumbel-softmax, as private as each user asks for, without a guarantee."""
+    """Synthetic rows by attention and Gumbel-softmax, as private as each user asks for, without a
+    guarantee."""
 
     Config = UpcSdgConfig
     paper = "UPC-SDG (Liu et al. 2022)"
@@ -69,7 +78,8 @@ class UpcSdg(Perturbation):
         """Train on all training rows, and replace k n rows of each user.
 
         Raises:
-            DataError: a user has no training row, or too few other items, or the table of users is wrong.
+            DataError: a user has no training row, or too few other items, or the table of users is
+                wrong.
         """
         refuse_missing_rows(data)
         rows, wanted = data.rows, preferences_of(self.config, data.rows, self.config.sensitivity)
@@ -78,23 +88,31 @@ class UpcSdg(Perturbation):
             chosen, attention = self._chosen(rows, wanted, users, similarity.items)
             items = rows.items.copy()
             items[chosen], generator = self._substitutes(rows, chosen, wanted, users, similarity)
-            alike = _alikeness(rows, chosen, items[chosen], wanted, similarity.items)
-        figures = {"replaced rows": len(chosen), **attention, **generator, "mean similarity by sensitivity": alike}
+            gamma = wanted.sensitivity[rows.users[chosen]]
+            alike = mean_similarity(rows.items[chosen], items[chosen], similarity.items, gamma)
+        figures = {"replaced rows": len(chosen), **attention, **generator, FIGURE: alike}
         return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
         """No guarantee, and why."""
         return [
-            "UPC-SDG gives no differential privacy: embeddings, attention and generator are trained on everybody's raw "
-            "rows, those that are not replaced are published as they are, and which are depends on the profile.",
-            "Its sensitivity bounds a mean similarity that training may exceed, and no attack. What a table tells "
-            "can be measured only: see `fedrec synthesise`.",
+            (
+                "UPC-SDG gives no differential privacy: embeddings, attention and generator are"
+                " trained on everybody's raw rows, those that are not replaced are published as"
+                " they are, and which are depends on the profile."
+            ),
+            (
+                "Its sensitivity bounds a mean similarity that training may exceed, and no attack."
+                " What a table tells can be measured only: see `fedrec synthesise`."
+            ),
         ]
 
     def _embeddings(self, rows: Interactions) -> tuple[torch.Tensor, Similarity]:
         trained = Bprmf(self.config.embeddings.model_copy(update={"seed": self.seed}))
         trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
-        return torch.from_numpy(trained.users), Similarity(torch.from_numpy(trained.items), self.config.similarity)
+        return torch.from_numpy(trained.own), Similarity(
+            torch.from_numpy(trained.items), self.config.similarity
+        )
 
     def _chosen(
         self, rows: Interactions, wanted: Preferences, users: torch.Tensor, items: torch.Tensor
@@ -120,9 +138,16 @@ class UpcSdg(Perturbation):
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
         if config.generate == "fixed-similarity":
-            return scored_substitutes(rows, chosen, _nearness(rows, similarity, gamma), "best", self.seed), {}
+            return (
+                scored_substitutes(
+                    rows, chosen, _nearness(rows, similarity, gamma), "best", self.seed
+                ),
+                {},
+            )
         source = torch_stream(self.seed, "perturb-generator")
-        made, losses = train_generator(config.generator, rows, chosen, wanted.sensitivity, users, similarity, source)
+        made, losses = train_generator(
+            config.generator, rows, chosen, wanted.sensitivity, users, similarity, source
+        )
         scores = _logits(made, rows, users, similarity.items, gamma)
         found = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
         return found, {"generator loss per row": _first_and_last(losses)}
@@ -130,7 +155,8 @@ class UpcSdg(Perturbation):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Torch on one thread: how sums are split over threads changes their last digits, and with them single draws."""
+    """Torch on one thread: how sums are split over threads changes their last digits, and with them
+    single draws."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -139,8 +165,11 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _nearness(rows: Interactions, similarity: Similarity, gamma: torch.Tensor) -> Callable[[np.ndarray], torch.Tensor]:
-    """Scores of some rows' substitutes that are highest where the similarity is nearest to gamma."""
+def _nearness(
+    rows: Interactions, similarity: Similarity, gamma: torch.Tensor
+) -> Callable[[np.ndarray], torch.Tensor]:
+    """Scores of some rows' substitutes that are highest where the similarity is nearest to
+    gamma."""
 
     def scores(some: np.ndarray) -> torch.Tensor:
         user, item = _columns(rows, some)
@@ -150,7 +179,11 @@ def _nearness(rows: Interactions, similarity: Similarity, gamma: torch.Tensor) -
 
 
 def _logits(
-    made: Generator, rows: Interactions, users: torch.Tensor, items: torch.Tensor, gamma: torch.Tensor
+    made: Generator,
+    rows: Interactions,
+    users: torch.Tensor,
+    items: torch.Tensor,
+    gamma: torch.Tensor,
 ) -> Callable[[np.ndarray], torch.Tensor]:
     """Scores of some rows' substitutes as the generator has them."""
 
@@ -164,28 +197,6 @@ def _logits(
 
 def _columns(rows: Interactions, some: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(rows.users[some]), torch.from_numpy(rows.items[some])
-
-
-def _alikeness(
-    rows: Interactions, chosen: np.ndarray, substitutes: np.ndarray, wanted: Preferences, items: torch.Tensor
-) -> dict[str, dict[str, float]]:
-    """Mean similarity of the chosen rows' items to their substitutes, by gamma and definition.
-
-    Where there are more than twenty gammas, they are rounded to one decimal place.
-    """
-    gamma = wanted.sensitivity[rows.users[chosen]]
-    if len(np.unique(gamma)) > _SENSITIVITIES_SHOWN:
-        gamma = gamma.round(1)
-    pair = torch.from_numpy(rows.items[chosen]), torch.from_numpy(substitutes)
-    definitions: tuple[Definition, ...] = ("paper", "released", "cosine")
-    values = {name: Similarity(items, name).between(*pair).numpy() for name in definitions}
-    return {
-        f"{one:g}": {
-            "rows": int((gamma == one).sum()),
-            **{name: float(value[gamma == one].mean(dtype=np.float64)) for name, value in values.items()},
-        }
-        for one in np.unique(gamma)
-    }
 
 
 def _first_and_last(losses: list[float]) -> dict[str, float]:

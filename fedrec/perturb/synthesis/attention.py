@@ -2,11 +2,12 @@
 """How much each row contributes to its user's preferences (UPC-SDG, equations 3 to 6).
 
     v_ui = h . ReLU(W1 [p_u : q_i] + b1)          a_ui = exp(v_ui) / (sum_j exp(v_uj))^beta
-    t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2,  f an MLP with dropout
+    t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2,  f an MLP with
+    dropout
 
-The embeddings stay as they are, and the generator has parameters of its own: L_D and L_I (equation 16) share none, so
-minimising their sum is minimising each by itself, which is what is done here. How L_D is scaled against L_I is of no
-effect for the same reason.
+The embeddings stay as they are, and the generator has parameters of its own: L_D and L_I (equation
+16) share none, so minimising their sum is minimising each by itself, which is what is done here.
+How L_D is scaled against L_I is of no effect for the same reason.
 """
 
 from __future__ import annotations
@@ -49,11 +50,20 @@ class Attention(nn.Module):
     def __init__(self, config: AttentionConfig, width: int, generator: torch.Generator) -> None:
         super().__init__()
         self.config, hidden = config, config.hidden
-        self.user, self.item = _uniform((width, hidden), generator), _uniform((width, hidden), generator)
+        self.user, self.item = (
+            _uniform((width, hidden), generator),
+            _uniform((width, hidden), generator),
+        )
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.out = _uniform((hidden, 1), generator)
-        self.first, self.second = _uniform((width, hidden), generator), _uniform((hidden, width), generator)
-        self.first_bias, self.second_bias = nn.Parameter(torch.zeros(hidden)), nn.Parameter(torch.zeros(width))
+        self.first, self.second = (
+            _uniform((width, hidden), generator),
+            _uniform((hidden, width), generator),
+        )
+        self.first_bias, self.second_bias = (
+            nn.Parameter(torch.zeros(hidden)),
+            nn.Parameter(torch.zeros(width)),
+        )
 
     def logits(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
         """v_ui of equation 4, `float32 [rows]`.
@@ -68,11 +78,15 @@ class Attention(nn.Module):
 
     def profiles(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
         """t_u of equation 3, `float32 [users, d]`."""
-        weights = attention_weights(self.logits(users, place, items), place, len(users), self.config.beta)
+        weights = attention_weights(
+            self.logits(users, place, items), place, len(users), self.config.beta
+        )
         summed = torch.zeros_like(users).index_add(0, place, weights[:, None] * items)
         return summed / torch.bincount(place, minlength=len(users)).clamp(min=1)[:, None]
 
-    def loss(self, users: Tensor, place: Tensor, items: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def loss(
+        self, users: Tensor, place: Tensor, items: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
         """L_D of equation 6 over some users; with dropout where a generator is given."""
         hidden = torch.relu(self.profiles(users, place, items) @ self.first + self.first_bias)
         if generator is not None and self.config.dropout:
@@ -90,15 +104,22 @@ def attention_weights(logits: Tensor, place: Tensor, users: int, beta: float) ->
         users: number of users.
         beta: smoothing exponent.
     """
-    largest = logits.new_full((users,), -torch.inf).scatter_reduce(0, place, logits.detach(), "amax")
+    largest = logits.new_full((users,), -torch.inf).scatter_reduce(
+        0, place, logits.detach(), "amax"
+    )
     total = torch.zeros_like(largest).index_add(0, place, (logits - largest[place]).exp())
     return (logits - beta * (largest + total.log())[place]).exp()
 
 
 def train_attention(
-    config: AttentionConfig, rows: Interactions, users: Tensor, items: Tensor, generator: torch.Generator
+    config: AttentionConfig,
+    rows: Interactions,
+    users: Tensor,
+    items: Tensor,
+    generator: torch.Generator,
 ) -> tuple[np.ndarray, list[float]]:
-    """Train the attention, and give its logits for all rows, which are in the order of the weights within a user.
+    """Train the attention, and give its logits for all rows, which are in the order of the weights
+    within a user.
 
     Args:
         config: its settings.
@@ -145,7 +166,11 @@ def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Te
     """The users of a batch, and of each of their rows the place of its user and its item."""
     own = [rows.rows_of(user) for user in batch]
     place = np.repeat(np.arange(len(batch)), [len(one) for one in own])
-    return torch.from_numpy(batch), torch.from_numpy(place), torch.from_numpy(rows.items[np.concatenate(own)])
+    return (
+        torch.from_numpy(batch),
+        torch.from_numpy(place),
+        torch.from_numpy(rows.items[np.concatenate(own)]),
+    )
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:

@@ -21,7 +21,8 @@ class Release:
     Attributes:
         items: `int64 [m]`, ascending: the most popular items by their noisy counts.
         counts: `float64 [m]`, >= 0: their noisy counts.
-        pairs: `float64 [m, m]`, >= 0, symmetric, zero on the diagonal: noisy counts of users who have both.
+        pairs: `float64 [m, m]`, >= 0, symmetric, zero on the diagonal: noisy counts of users who
+            have both.
         length: mean number of rows of a profile, >= 1.
     """
 
@@ -32,12 +33,18 @@ class Release:
 
 
 def noisy_release(
-    matrix: sparse.csr_array, noise: float, *, most_items: int, clip_items: int, threshold: float, seed: int
+    matrix: sparse.csr_array,
+    noise: float,
+    *,
+    most_items: int,
+    clip_items: int,
+    threshold: float,
+    seed: int,
 ) -> Release:
     """Two Gaussian releases, of counts and of pairs among the items with the largest noisy counts.
 
-    A user's contribution to each is scaled down to the norm of a user with `clip_items` items: sqrt(m) for counts,
-    sqrt(m (m + 1) / 2) for the upper triangle of pairs with its diagonal.
+    A user's contribution to each is scaled down to the norm of a user with `clip_items` items:
+    sqrt(m) for counts, sqrt(m (m + 1) / 2) for the upper triangle of pairs with its diagonal.
 
     Args:
         matrix: binary `[users, items]`.
@@ -50,25 +57,35 @@ def noisy_release(
     source = source_of("reproducible", seed)
     bound = np.sqrt(clip_items)
     shares = _shares(np.sqrt(_sizes(matrix)), bound)
-    counts = add_noise({"counts": matrix.T @ shares}, noise * bound, source, _COUNTS)["counts"].astype(np.float64)
+    counts = add_noise({"counts": matrix.T @ shares}, noise * bound, source, _COUNTS)[
+        "counts"
+    ].astype(np.float64)
     head = np.sort(np.argsort(-counts, kind="stable")[:most_items])
     some = matrix[:, head]
     size = _sizes(some)
     bound_pairs = np.sqrt(clip_items * (clip_items + 1) / 2)
     scaled = sparse.diags_array(_shares(np.sqrt(size * (size + 1) / 2), bound_pairs)) @ some
     upper = np.triu((some.T @ scaled).toarray())
-    noisy = np.triu(add_noise({"pairs": upper}, noise * bound_pairs, source, _PAIRS)["pairs"], 1).astype(np.float64)
+    noisy = np.triu(
+        add_noise({"pairs": upper}, noise * bound_pairs, source, _PAIRS)["pairs"], 1
+    ).astype(np.float64)
     noisy[noisy < threshold * noise * bound_pairs] = 0
     known = counts[head]
     known[known < threshold * noise * bound] = 0
     length = max(1.0, float(counts.sum()) / max(1, len(shares)))
-    return Release(head, known if known.any() else np.ones(len(head)), noisy + noisy.T, min(length, len(head) / 2))
+    return Release(
+        head,
+        known if known.any() else np.ones(len(head)),
+        noisy + noisy.T,
+        min(length, len(head) / 2),
+    )
 
 
 def profiles(
     release: Release, users: int, smoothing: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Profiles of distinct items: the first by popularity, each further one by its pairs with those before.
+    """Profiles of distinct items: the first by popularity, each further one by its pairs with those
+    before.
 
     Args:
         release: what is known.
@@ -84,7 +101,9 @@ def profiles(
     likely = release.pairs / np.maximum(release.pairs.sum(axis=1, keepdims=True), 1e-12)
     parts = []
     for start in range(0, users, _USERS_AT_ONCE):
-        own, items = _block(popular, likely, lengths[start : start + _USERS_AT_ONCE], smoothing, random)
+        own, items = _block(
+            popular, likely, lengths[start : start + _USERS_AT_ONCE], smoothing, random
+        )
         parts.append((own + start, items))
     user, item = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(user, kind="stable")
@@ -92,7 +111,11 @@ def profiles(
 
 
 def _block(
-    popular: np.ndarray, likely: np.ndarray, lengths: np.ndarray, smoothing: float, random: np.random.Generator
+    popular: np.ndarray,
+    likely: np.ndarray,
+    lengths: np.ndarray,
+    smoothing: float,
+    random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     weights = np.zeros((len(lengths), len(popular)))
     taken = np.zeros(weights.shape, dtype=bool)

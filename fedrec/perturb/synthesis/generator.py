@@ -6,10 +6,11 @@
     L_s  = sum [f_sim(q_i, q_v) - gamma_u]_+      L_g  = sum -ln sigma(p_u . q_v)
     L_I  = lambda_s L_s + lambda_g L_g
 
-Where this differs from the paper: a step sees a random part of the catalogue (`candidates`), the same for its whole
-batch, because logits of a million rows over 40,000 items would take hours; drawing sees all of it. Items that the user
-has are out of its softmax in training too. Whether the paper draws a sample or the best item in the end it does not
-say: equation 11 draws, the public code takes the best.
+Where this differs from the paper: a step sees a random part of the catalogue (`candidates`), the
+same for its whole batch, because logits of a million rows over 40,000 items would take hours;
+drawing sees all of it. Items that the user has are out of its softmax in training too. Whether the
+paper draws a sample or the best item in the end it does not say: equation 11 draws, the public code
+takes the best.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ class Generator(nn.Module):
     def __init__(self, width: int, generator: torch.Generator) -> None:
         super().__init__()
         bound = (2 * width + 1) ** -0.5
-        self.weight = nn.Parameter((2 * torch.rand((2 * width + 1, width), generator=generator) - 1) * bound)
+        self.weight = nn.Parameter(
+            (2 * torch.rand((2 * width + 1, width), generator=generator) - 1) * bound
+        )
         self.bias = nn.Parameter(torch.zeros(width))
 
-    def logits(self, users: Tensor, originals: Tensor, sensitivity: Tensor, items: Tensor) -> Tensor:
+    def logits(
+        self, users: Tensor, originals: Tensor, sensitivity: Tensor, items: Tensor
+    ) -> Tensor:
         """h_ui of equations 8 and 9, `float32 [n, items]`.
 
         Args:
@@ -74,7 +79,12 @@ class Generator(nn.Module):
 
 def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
     """Independent standard Gumbel variables, `float32`."""
-    return -torch.empty(shape).exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
+    return (
+        -torch.empty(shape)
+        .exponential_(generator=generator)
+        .clamp(min=torch.finfo(torch.float32).tiny)
+        .log()
+    )
 
 
 def gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -83,7 +93,12 @@ def gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generato
 
 
 def losses(
-    similarity: Similarity, users: Tensor, originals: Tensor, sensitivity: Tensor, mixture: Tensor, items: Tensor
+    similarity: Similarity,
+    users: Tensor,
+    originals: Tensor,
+    sensitivity: Tensor,
+    mixture: Tensor,
+    items: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """L_s and L_g of equations 13 and 14, summed over rows.
 
@@ -137,7 +152,9 @@ def train_generator(
         logits = made.logits(users[user], items[item], gamma[user], items[candidates])
         logits = logits.masked_fill(_owned(rows, user.numpy(), candidates.numpy()), -torch.inf)
         mixture = gumbel_softmax(logits, config.temperature, generator)
-        privacy, utility = losses(similarity, users[user], item, gamma[user], mixture, items[candidates])
+        privacy, utility = losses(
+            similarity, users[user], item, gamma[user], mixture, items[candidates]
+        )
         loss = (config.privacy_weight * privacy + config.utility_weight * utility) / len(some)
         adam.zero_grad()
         loss.backward()
@@ -146,7 +163,9 @@ def train_generator(
     return made, [float(part.mean()) for part in np.array_split(found, min(10, config.steps))]
 
 
-def _batches(chosen: np.ndarray, config: GeneratorConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
+def _batches(
+    chosen: np.ndarray, config: GeneratorConfig, generator: torch.Generator
+) -> Iterator[np.ndarray]:
     """As many batches of the chosen rows as there are steps, shuffled anew after each pass."""
     done = 0
     while True:
@@ -158,7 +177,8 @@ def _batches(chosen: np.ndarray, config: GeneratorConfig, generator: torch.Gener
 
 
 def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Tensor:
-    """`bool [n, candidates]`: whether a row's user has a candidate; of a user who has all, none counts."""
+    """`bool [n, candidates]`: whether a row's user has a candidate; of a user who has all, none
+    counts."""
     column = np.full(rows.num_items, -1, dtype=np.int64)
     column[candidates] = np.arange(len(candidates))
     counts = np.diff(rows.user_offsets)[users]

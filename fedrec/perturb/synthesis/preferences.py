@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each user wants: how many of its rows are replaced (k), and how alike a substitute may be (gamma)."""
+"""What each user wants: how many of its rows are replaced (k), and how alike a substitute may be
+(gamma)."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.config import Config
+from fedrec.data.files.tables import ids_of, numbers_of, read_columns, table_columns
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import TrainingData
-from fedrec.data.tables import ids_of, numbers_of, read_columns, table_columns
 from fedrec.errors import DataError
 
 RATIO, SENSITIVITY = "replacement-ratio", "sensitivity"
@@ -23,10 +24,12 @@ class ReplacementConfig(Config):
     """Settings of a perturbation that replaces rows."""
 
     replacement_ratio: float = Field(default=0.2, ge=0, le=1)
-    """k: share of each user's training rows that are replaced, in [0, 1]; k n is rounded half up."""
+    """k: share of each user's training rows that are replaced, in [0, 1]; k n is rounded half
+    up."""
     users: Path | None = None
-    """CSV or Parquet file with a column `user` and any of `replacement-ratio` and `sensitivity`: what single users
-    want. Every user with training rows has to be in it; default: all want the same."""
+    """CSV or Parquet file with a column `user` and any of `replacement-ratio` and `sensitivity`:
+    what single users want. Every user with training rows has to be in it; default: all want the
+    same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,9 @@ class Preferences:
     sensitivity: np.ndarray
 
 
-def preferences_of(config: ReplacementConfig, rows: Interactions, sensitivity: float = 0.0) -> Preferences:
+def preferences_of(
+    config: ReplacementConfig, rows: Interactions, sensitivity: float = 0.0
+) -> Preferences:
     """The preferences of all users.
 
     Args:
@@ -51,10 +56,13 @@ def preferences_of(config: ReplacementConfig, rows: Interactions, sensitivity: f
         sensitivity: the common gamma, >= 0.
 
     Raises:
-        DataError: the table misses a user with training rows, names one twice, or a value is out of its range.
+        DataError: the table misses a user with training rows, names one twice, or a value is out of
+            its range.
     """
     common = {RATIO: config.replacement_ratio, SENSITIVITY: sensitivity}
-    columns = {name: np.full(rows.num_users, value, dtype=np.float64) for name, value in common.items()}
+    columns = {
+        name: np.full(rows.num_users, value, dtype=np.float64) for name, value in common.items()
+    }
     if config.users is not None:
         columns |= _from_table(config.users, rows)
     _refuse_outside(config.users, rows, RATIO, columns[RATIO], 1.0)
@@ -68,30 +76,55 @@ def refuse_missing_rows(data: TrainingData) -> None:
     Raises:
         DataError: some have none, or there is no row at all.
     """
-    none = data.clients[np.bincount(data.rows.users, minlength=data.rows.num_users)[data.clients] == 0]
+    none = data.clients[
+        np.bincount(data.rows.users, minlength=data.rows.num_users)[data.clients] == 0
+    ]
     if len(none) or not len(data.rows):
         shown = ", ".join(str(data.rows.user_ids[user]) for user in none[:5])
         raise DataError(
             f"{data.rows.name} has users without training rows",
             expected="at least one training row of each training client",
-            got=f"none of {len(none)} ({shown}{', ...' if len(none) > 5 else ''})" if len(none) else "no row at all",
-            fix="leave these users out of the dataset, or choose a split that leaves each user a row",
+            got=(
+                f"none of {len(none)} ({shown}{', ...' if len(none) > 5 else ''})"
+                if len(none)
+                else "no row at all"
+            ),
+            fix=(
+                "leave these users out of the dataset, or choose a split that leaves each user"
+                " a row"
+            ),
         )
 
 
 def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise DataError(f"there is no table of users {path}", expected="a CSV or Parquet file", got="no such file")
+        raise DataError(
+            f"there is no table of users {path}",
+            expected="a CSV or Parquet file",
+            got="no such file",
+        )
     present = [name for name in (RATIO, SENSITIVITY) if name in table_columns(path, separator=",")]
     if not present:
         raise DataError(
-            f"{path} says nothing of what users want", expected=f"a column {RATIO} or {SENSITIVITY}", got="none"
+            f"{path} says nothing of what users want",
+            expected=f"a column {RATIO} or {SENSITIVITY}",
+            got="none",
         )
-    table = read_columns(path, {name: "perturb.users" for name in ("user", *present)}, separator=",", inferred=present)
+    table = read_columns(
+        path,
+        {name: "perturb.users" for name in ("user", *present)},
+        separator=",",
+        inferred=present,
+    )
     names = pd.Index(ids_of(table["user"], path).astype(str))
     if not names.is_unique:
         twice = str(names[names.duplicated()][0])
-        raise DataError(f"{path} names a user twice", expected="each user once", got=twice, fix="leave one row out")
+        raise DataError(
+            f"{path} names a user twice",
+            expected="each user once",
+            got=twice,
+            fix="leave one row out",
+        )
     place = names.get_indexer(pd.Index(rows.user_ids.astype(str)))
     missing = np.flatnonzero((place < 0) & (np.bincount(rows.users, minlength=rows.num_users) > 0))
     if len(missing):
@@ -111,7 +144,9 @@ def _exact(column: pd.Series, path: Path) -> np.ndarray:
     return np.asarray(pd.to_numeric(column), dtype=np.float64)
 
 
-def _refuse_outside(path: Path | None, rows: Interactions, name: str, values: np.ndarray, most: float) -> None:
+def _refuse_outside(
+    path: Path | None, rows: Interactions, name: str, values: np.ndarray, most: float
+) -> None:
     wrong = np.flatnonzero(~((values >= 0) & (values <= most)))
     if len(wrong):
         raise DataError(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of each user are replaced (UPC-SDG, equation 7), and the replaced rows of all users at once."""
+"""Which rows of each user are replaced (UPC-SDG, equation 7), and the replaced rows of all users at
+once."""
 
 from __future__ import annotations
 

@@ -5,10 +5,11 @@
     released   (q_v.q_i - min_j q_v.q_j) / (max_j q_v.q_j - min_j q_v.q_j)
     cosine     q_i.q_v / (|q_i| |q_v|)
 
-`paper` is 1 for the item itself and 0 for the least alike one, and exceeds 1 where a longer vector points the same way,
-so a sensitivity in (0, 1) is no bound on a scale that ends at 1. `released` is what the authors' public code computes:
-normalised by the substitute's row in place of the original's, always in [0, 1]. The text calls the quantity a cosine,
-which its formula is not; `cosine` is.
+`paper` is 1 for the item itself and 0 for the least alike one, and exceeds 1 where a longer vector
+points the same way, so a sensitivity in (0, 1) is no bound on a scale that ends at 1. `released` is
+what the authors' public code computes: normalised by the substitute's row in place of the
+original's, always in [0, 1]. The text calls the quantity a cosine, which its formula is not;
+`cosine` is.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ class Similarity:
         self.least, self.most = _extremes(items)
         self.own = items.square().sum(1)
 
-    def of(self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def of(
+        self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         """Similarity of each original to the vector beside it.
 
         Args:
             originals: `int64 [n]`, items.
             others: `float32 [n, d]`, vectors of items, or mixtures of them.
-            extremes: least and largest product of each vector with any item, `[n]` each; needed for `released` only.
+            extremes: least and largest product of each vector with any item, `[n]` each; needed for
+                `released` only.
 
         Returns:
             `float32 [n]`.
@@ -54,7 +58,9 @@ class Similarity:
             least = self.least[originals]
             return (product - least) / (self.own[originals] - least).clamp(min=_SMALL)
         if extremes is None:
-            raise ValueError("Expected the extremes of the other vectors' rows for the definition 'released'.")
+            raise ValueError(
+                "Expected the extremes of the other vectors' rows for the definition 'released'."
+            )
         least, most = extremes
         return (product - least) / (most - least).clamp(min=_SMALL)
 
@@ -75,6 +81,7 @@ class Similarity:
 
 
 def _extremes(items: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest product of each item with any, itself included, `[items]` each; in blocks of items."""
+    """Least and largest product of each item with any, itself included, `[items]` each; in blocks
+    of items."""
     products = [(part @ items.T).aminmax(dim=1) for part in items.split(_ITEMS_AT_ONCE)]
     return torch.cat([one.min for one in products]), torch.cat([one.max for one in products])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Substitutes for chosen rows: items that the user has not, no two alike in one profile.
 
-UPC-SDG leaves open what happens where two rows of a user get one substitute; the profile would shrink, or hold an item
-twice. Here a profile keeps its size: an item that the user has, or that another of its rows was given, is drawn again
-(which is a draw from the distribution without it).
+UPC-SDG leaves open what happens where two rows of a user get one substitute; the profile would
+shrink, or hold an item twice. Here a profile keeps its size: an item that the user has, or that
+another of its rows was given, is drawn again (which is a draw from the distribution without it).
 """
 
 from __future__ import annotations
@@ -50,16 +50,22 @@ def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.
 
 
 def scored_substitutes(
-    rows: Interactions, chosen: np.ndarray, scores: Callable[[np.ndarray], Tensor], draw: Draw, seed: int
+    rows: Interactions,
+    chosen: np.ndarray,
+    scores: Callable[[np.ndarray], Tensor],
+    draw: Draw,
+    seed: int,
 ) -> np.ndarray:
-    """Items drawn from softmax(scores), which is what arg max of the scores plus Gumbel noise is, or the best ones.
+    """Items drawn from softmax(scores), which is what arg max of the scores plus Gumbel noise is,
+    or the best ones.
 
     Args:
         rows: the training rows.
         chosen: `int64 [n]`: row numbers, grouped by user.
         scores: gives `float32 [m, items]` for m of the chosen rows.
         draw: `sample` from the softmax, or take the `best`.
-        seed: of the streams `"perturb-draw"`, one per block of users; blocks depend on the data alone.
+        seed: of the streams `"perturb-draw"`, one per block of users; blocks depend on the data
+            alone.
 
     Returns:
         `int64 [n]`: the items that take the place of the chosen rows'.
@@ -72,13 +78,16 @@ def scored_substitutes(
         table = scores(chosen[places])
         users = rows.users[chosen[places]]
         _mask_own(table, rows, users)
-        generator = np.random.Generator(np.random.PCG64(stream(seed, "perturb-draw", number).integers(2**63)))
+        generator = np.random.Generator(
+            np.random.PCG64(stream(seed, "perturb-draw", number).integers(2**63))
+        )
         found[places] = _distinct(table, users, draw, generator)
     return found
 
 
 def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
-    """Places of the chosen rows in blocks of whole users, each of at most so many cells, or of one user."""
+    """Places of the chosen rows in blocks of whole users, each of at most so many cells, or of one
+    user."""
     users, most = rows.users[chosen], max(1, _CELLS_AT_ONCE // rows.num_items)
     blocks: list[list[np.ndarray]] = [[]]
     size = 0
@@ -99,11 +108,13 @@ def _mask_own(table: Tensor, rows: Interactions, users: np.ndarray) -> None:
         table[torch.from_numpy(places)[:, None], own[None, :]] = -torch.inf
 
 
-def _distinct(table: Tensor, users: np.ndarray, draw: Draw, random: np.random.Generator) -> np.ndarray:
+def _distinct(
+    table: Tensor, users: np.ndarray, draw: Draw, random: np.random.Generator
+) -> np.ndarray:
     """An item for each row, no two alike within a user; `table` is used up.
 
-    Rows are settled in random order; where a row has no proposal that is still free, what its user has is taken out of
-    its distribution and proposals are drawn anew.
+    Rows are settled in random order; where a row has no proposal that is still free, what its user
+    has is taken out of its distribution and proposals are drawn anew.
     """
     found = np.full(len(users), -1, dtype=np.int64)
     taken: dict[int, set[int]] = {}
@@ -126,7 +137,8 @@ def _distinct(table: Tensor, users: np.ndarray, draw: Draw, random: np.random.Ge
 
 
 def _proposals(scores: Tensor, draw: Draw, random: np.random.Generator) -> np.ndarray:
-    """`int64 [rows, some]`: items in the order in which they are to be tried; none of score minus infinity."""
+    """`int64 [rows, some]`: items in the order in which they are to be tried; none of score minus
+    infinity."""
     if draw == "best":
         some = int((scores > -torch.inf).sum(1).min().clamp(max=_DRAWS_AT_ONCE))
         return scores.topk(some, dim=1).indices.numpy()

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a perturbation is worth as local differential privacy: the nominal epsilon and the true ones.
+"""What a perturbation is worth as local differential privacy: the nominal epsilon and the true
+ones.
 
-Equation 2 of the poster "targeted DP" keeps an interaction with odds of e^eps to 1, but spreads the other outcome over
-the m unvisited items (times R rating values, where ratings are drawn too). A real interaction is therefore m R e^eps
-times as likely to be seen as a given fake one, and a fake never is an item that the user has. With k protected
-interactions, the smallest epsilon that holds is
+Equation 2 of the poster "targeted DP" keeps an interaction with odds of e^eps to 1, but spreads the
+other outcome over the m unvisited items (times R rating values, where ratings are drawn too). A
+real interaction is therefore m R e^eps times as likely to be seen as a given fake one, and a fake
+never is an item that the user has. With k protected interactions, the smallest epsilon that holds
+is
 
-    one slot, another item instead       eps + ln m; with drawn ratings infinite, as the neighbour cannot publish its
+    one slot, another item instead       eps + ln m; with drawn ratings infinite, as the neighbour
+    cannot publish its
                                          own item with another rating, which a fake can be
     the merged profile, one slot         the same; it is all there is
-    the merged profile, several slots    infinite: two equal fakes, or two fakes, can be impossible for a neighbour
-      fakes all distinct, no ratings     d eps + ln C(m, d) for d items exchanged: eps + ln m for one; for a whole
-                                         profile the largest over d, which is d = k where m >= 2 k - 1
-    beta > 0                             infinite: the untouched interactions are published as they are
+    the merged profile, several slots    infinite: two equal fakes, or two fakes, can be impossible
+        for a neighbour
+      fakes all distinct, no ratings     d eps + ln C(m, d) for d items exchanged: eps + ln m for
+      one; for a whole
+                                         profile the largest over d, which is d = k where m >= 2 k -
+                                         1
+    beta > 0                             infinite: the untouched interactions are published as they
+    are
 
-Randomised response over the whole catalogue gives eps per slot and k eps per profile. Each line is checked by
-enumeration of small catalogues in `tests/fedrec/perturb/test_guarantee.py`. "Merged profile" means the set that is
-published, without the order of its rows; neighbours have equally many interactions, all of different items.
+Randomised response over the whole catalogue gives eps per slot and k eps per profile. Each line is
+checked by enumeration of small catalogues in `tests/fedrec/perturb/test_guarantee.py`. "Merged
+profile" means the set that is published, without the order of its rows; neighbours have equally
+many interactions, all of different items.
 """
 
 from __future__ import annotations
@@ -33,7 +41,8 @@ class Guarantee:
 
     Attributes:
         nominal: what the mechanism is called with.
-        odds: log of how much likelier an interaction is seen where it is real than where it is a given fake.
+        odds: log of how much likelier an interaction is seen where it is real than where it is a
+            given fake.
         slot: one protected interaction by itself, exchanged for one with another item.
         item: the merged profile, when one interaction of it is exchanged.
         profile: the merged profile, when all of it is exchanged.
@@ -47,7 +56,13 @@ class Guarantee:
 
 
 def guarantee(
-    config: TargetedConfig, *, num_items: int, own_items: int, rows: int, protected: int, num_values: int = 1
+    config: TargetedConfig,
+    *,
+    num_items: int,
+    own_items: int,
+    rows: int,
+    protected: int,
+    num_values: int = 1,
 ) -> Guarantee:
     """The epsilons of one client.
 
@@ -70,7 +85,9 @@ def guarantee(
         return Guarantee(epsilon, odds, slot, slot, slot)
     if not whole or num_values > 1 or not config.distinct_fakes or unvisited < protected:
         return Guarantee(epsilon, odds, slot, math.inf, math.inf)
-    exchanged = range(1, protected + 1)  # with few unvisited items, exchanging some is told apart best
+    exchanged = range(
+        1, protected + 1
+    )  # with few unvisited items, exchanging some is told apart best
     whole_profile = max(d * epsilon + _log_choose(unvisited, d) for d in exchanged)
     return Guarantee(epsilon, odds, slot, slot, whole_profile)
 
@@ -82,20 +99,31 @@ def _log_choose(n: int, k: int) -> float:
 def words(config: TargetedConfig) -> list[str]:
     """What must stand beside the results of a run, whoever its clients are."""
     said = [
-        f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget {config.budget:g}) with "
-        f"nominal epsilon {config.epsilon:g} per protected interaction; it adds up over a profile's interactions.",
+        (
+            f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget"
+            f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected"
+            " interaction; it adds up over a profile's interactions."
+        ),
     ]
     if config.mechanism == "coin-flip":
         said.append(
-            "The coin flip truly gives epsilon + ln m for one protected interaction, with m items that the client has "
-            "not, no finite epsilon where a fake's rating is drawn too, and in general none for a profile of two or "
-            "more interactions. perturb.mechanism = 'randomised-response' truly gives its epsilon for each protected "
-            "interaction, and leaves far fewer of them as they were."
+            "The coin flip truly gives epsilon + ln m for one protected interaction, with m items"
+            " that the client has not, no finite epsilon where a fake's rating is drawn too, and in"
+            " general none for a profile of two or more interactions. perturb.mechanism ="
+            " 'randomised-response' truly gives its epsilon for each protected interaction, and"
+            " leaves far fewer of them as they were."
         )
     if config.budget > 0:
-        said.append("The untouched share of each profile is published as it is: no epsilon covers a whole profile.")
+        said.append(
+            "The untouched share of each profile is published as it is: no epsilon covers a whole"
+            " profile."
+        )
     if config.select == "stereotypical":
-        source = "everyone's raw data" if config.public_share is None else "the raw data of public users"
-        said.append(f"Items' stereotypes come from {source} and attributes; no epsilon covers that.")
+        source = (
+            "everyone's raw data" if config.public_share is None else "the raw data of public users"
+        )
+        said.append(
+            f"Items' stereotypes come from {source} and attributes; no epsilon covers that."
+        )
     said.append("Random numbers come from the experiment's seed: a simulation, not a release.")
     return said

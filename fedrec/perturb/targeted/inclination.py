@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which items tell a group of users: item-group inclination and stereotypicality (poster "targeted DP", equation 1).
+"""Which items tell a group of users: item-group inclination and stereotypicality (poster "targeted
+DP", equation 1).
 
     IGI(i, a) = share of the users of group a that interacted with item i
     S(i, a)   = (IGI(i, a) - IGI(i, not a)) / max(IGI(i, a), IGI(i, not a))
 
 Where this differs from the paper:
 
-- The poster names the inclination by reference (Escobedo et al. 2024) and does not define it. A share of users, unlike
-  a number of interactions, does not depend on how large or how active a group is.
-- The poster's sign `I_a(u)` is for two groups. With S taken for the user's own group the same formula holds for any
-  number of groups; for two groups `S(i, a) = -S(i, not a)`, which is that sign.
+- The poster names the inclination by reference (Escobedo et al. 2024) and does not define it. A
+  share of users, unlike a number of interactions, does not depend on how large or how active a
+  group is.
+- The poster's sign `I_a(u)` is for two groups. With S taken for the user's own group the same
+  formula holds for any number of groups; for two groups `S(i, a) = -S(i, not a)`, which is that
+  sign.
 - An item that nobody has is no stereotype: 0, where the formula divides by zero.
 """
 
@@ -26,7 +29,8 @@ def inclination(
     Args:
         users: `int64 [rows]`, places in `groups`.
         items: `int64 [rows]`; a pair that occurs twice counts once.
-        groups: `int64 [users]`, each user's group, -1 for none. A user of no group is in no complement either.
+        groups: `int64 [users]`, each user's group, -1 for none. A user of no group is in no
+            complement either.
         num_groups: number of groups.
         num_items: size of the catalogue.
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Randomising single interactions: the coin flip of the poster "targeted DP" (equation 2), and a sound alternative.
+"""Randomising single interactions: the coin flip of the poster "targeted DP" (equation 2), and a
+sound alternative.
 
-An interaction is an item and, where ratings are learned from, one of the dataset's rating values. Both mechanisms work
-on all protected interactions of one client; the client's random numbers come from outside.
+An interaction is an item and, where ratings are learned from, one of the dataset's rating values.
+Both mechanisms work on all protected interactions of one client; the client's random numbers come
+from outside.
 
-Where this differs from the paper: "unvisited" is judged by the client's training rows. A fake that also avoided its
-held-out items would tell which these are.
+Where this differs from the paper: "unvisited" is judged by the client's training rows. A fake that
+also avoided its held-out items would tell which these are.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Interaction:
 
     Attributes:
         items: `int64 [k]`.
-        values: `int64 [k]`, places in the list of the dataset's rating values; None where no ratings are learned from.
+        values: `int64 [k]`, places in the list of the dataset's rating values; None where no
+            ratings are learned from.
     """
 
     items: np.ndarray
@@ -47,7 +50,8 @@ def coin_flip(
     distinct: bool,
     random: np.random.Generator,
 ) -> Interaction:
-    """Equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or becomes one with an unvisited item.
+    """Equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or becomes one
+    with an unvisited item.
 
     Args:
         real: the protected interactions.
@@ -69,19 +73,30 @@ def coin_flip(
             got=f"{free} of {num_items}",
             fix="--set perturb.mechanism=randomised-response",
         )
-    # Fakes are drawn for all places, flipped or not, so that how many flip does not shift later draws.
-    ranks = random.choice(free, size=count, replace=False) if distinct else random.integers(0, free, size=count)
+    # Fakes are drawn for all places, flipped or not, so that how many flip does not shift later
+    # draws.
+    ranks = (
+        random.choice(free, size=count, replace=False)
+        if distinct
+        else random.integers(0, free, size=count)
+    )
     fake = _with_values(nth_outside(own, ranks), real, num_values, random)
     return _mixed(real, fake, random.random(count) < keep_probability(epsilon))
 
 
 def randomised_response(
-    real: Interaction, *, num_items: int, num_values: int, epsilon: float, random: np.random.Generator
+    real: Interaction,
+    *,
+    num_items: int,
+    num_values: int,
+    epsilon: float,
+    random: np.random.Generator,
 ) -> Interaction:
-    """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et al. 2016).
+    """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et
+    al. 2016).
 
-    Each stays with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any other one, the client's own
-    among them: exactly epsilon-DP for each interaction.
+    Each stays with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any other
+    one, the client's own among them: exactly epsilon-DP for each interaction.
 
     Args:
         real: the protected interactions.
@@ -96,11 +111,17 @@ def randomised_response(
     code = real.items if real.values is None else real.items * num_values + real.values
     shift = random.integers(1, outcomes, size=len(code))
     other = (code + shift) % outcomes
-    fake = Interaction(other, None) if real.values is None else Interaction(other // num_values, other % num_values)
+    fake = (
+        Interaction(other, None)
+        if real.values is None
+        else Interaction(other // num_values, other % num_values)
+    )
     return _mixed(real, fake, random.random(len(code)) < keep_probability(epsilon, outcomes))
 
 
-def _with_values(items: np.ndarray, real: Interaction, num_values: int, random: np.random.Generator) -> Interaction:
+def _with_values(
+    items: np.ndarray, real: Interaction, num_values: int, random: np.random.Generator
+) -> Interaction:
     drawn = None if real.values is None else random.integers(0, num_values, size=len(items))
     return Interaction(items, drawn)
 
@@ -108,4 +129,6 @@ def _with_values(items: np.ndarray, real: Interaction, num_values: int, random: 
 def _mixed(real: Interaction, fake: Interaction, kept: np.ndarray) -> Interaction:
     if real.values is None or fake.values is None:
         return Interaction(np.where(kept, real.items, fake.items), None)
-    return Interaction(np.where(kept, real.items, fake.items), np.where(kept, real.values, fake.values))
+    return Interaction(
+        np.where(kept, real.items, fake.items), np.where(kept, real.values, fake.values)
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All clients' profiles, perturbed: the merged data sets of the poster "targeted DP" (equation 3).
 
-Every client is perturbed by itself from its own random stream, as its device would do it once before the first round.
-Rows stay in their places: a row's item and rating change, its user and time do not.
+Every client is perturbed by itself from its own random stream, as its device would do it once
+before the first round. Rows stay in their places: a row's item and rating change, its user and time
+do not.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     """Perturb the training rows of all clients.
 
     Args:
-        data: the training rows, and whose rows give the stereotypes. Where ratings are not learned from, a replaced row
-            keeps a rating that nobody reads. The ratings' scale is that of these rows.
+        data: the training rows, and whose rows give the stereotypes. Where ratings are not learned
+            from, a replaced row keeps a rating that nobody reads. The ratings' scale is that of
+            these rows.
         config: what is done.
         seed: of the streams `"perturb"` (one per client) and `"perturb-public"`.
 
@@ -59,7 +61,9 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     interactions = data.rows
     groups, num_groups = _groups(interactions, config.attribute)
     scores = _stereotypes(data, config, seed, groups, num_groups)
-    work = _Work(interactions, config, seed, groups, scores, data.rated and interactions.ratings is not None)
+    work = _Work(
+        interactions, config, seed, groups, scores, data.rated and interactions.ratings is not None
+    )
     clients = np.flatnonzero(np.diff(interactions.user_offsets))
     guarantees = [work.perturb(client, interactions.rows_of(client)) for client in clients.tolist()]
     learned = dataclasses.replace(interactions, items=work.items, ratings=work.ratings)
@@ -108,13 +112,20 @@ class _Work:
         scores = self.scores[group, items] if group >= 0 else np.zeros(len(items))
         return most_stereotypical(scores, count, random)
 
-    def _randomised(self, rows: np.ndarray, own: np.ndarray, random: np.random.Generator) -> Interaction:
+    def _randomised(
+        self, rows: np.ndarray, own: np.ndarray, random: np.random.Generator
+    ) -> Interaction:
         values = np.searchsorted(self._scale, self.ratings[rows]) if self._with_ratings else None  # type: ignore[index]
         real = Interaction(self.items[rows], values)
-        epsilon, sizes = self.config.epsilon, {"num_items": self.num_items, "num_values": len(self._scale)}
+        epsilon, sizes = (
+            self.config.epsilon,
+            {"num_items": self.num_items, "num_values": len(self._scale)},
+        )
         if self.config.mechanism == "randomised-response":
             return randomised_response(real, epsilon=epsilon, random=random, **sizes)
-        return coin_flip(real, own, epsilon=epsilon, distinct=self.config.distinct_fakes, random=random, **sizes)
+        return coin_flip(
+            real, own, epsilon=epsilon, distinct=self.config.distinct_fakes, random=random, **sizes
+        )
 
     def _write(self, rows: np.ndarray, new: Interaction) -> None:
         self.items[rows] = new.items
@@ -146,7 +157,8 @@ def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int
 def _stereotypes(
     data: TrainingData, config: TargetedConfig, seed: int, groups: np.ndarray, num_groups: int
 ) -> np.ndarray:
-    """Stereotypicality `float64 [groups, items]` from the raw training rows of the training clients, or some."""
+    """Stereotypicality `float64 [groups, items]` from the raw training rows of the training
+    clients, or some."""
     interactions, givers = data.rows, data.clients
     if config.public_share is not None:
         count = min(len(givers), max(1, round(config.public_share * len(givers))))
@@ -154,7 +166,9 @@ def _stereotypes(
     gives = np.zeros(interactions.num_users, dtype=bool)
     gives[givers] = True
     rows = np.flatnonzero(gives[interactions.users])
-    counted = np.where(gives, groups, -1)  # the others belong to no group, so that sizes count the givers alone
+    counted = np.where(
+        gives, groups, -1
+    )  # the others belong to no group, so that sizes count the givers alone
     shares = inclination(
         interactions.users[rows],
         interactions.items[rows],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a targeted perturbation did to a dataset, and what it is worth, in figures over its clients."""
+"""What a targeted perturbation did to a dataset, and what it is worth, in figures over its
+clients."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ def summary(real: Interactions, perturbed: Profiles) -> dict[str, Any]:
         perturbed: the same after.
 
     Returns:
-        The count of `protected` rows; `changed`, the share of these whose item is another one now; `epsilon`, per kind
-        of guarantee its smallest, median and largest value over clients, and the nominal one summed over a client's
-        protected interactions.
+        The count of `protected` rows; `changed`, the share of these whose item is another one now;
+        `epsilon`, per kind of guarantee its smallest, median and largest value over clients, and
+        the nominal one summed over a client's protected interactions.
     """
     places, learned = perturbed.protected, perturbed.learned
     counts = np.bincount(real.users[places], minlength=real.num_users)[perturbed.clients]
@@ -35,7 +36,9 @@ def summary(real: Interactions, perturbed: Profiles) -> dict[str, Any]:
     }
     return {
         "protected": len(places),
-        "changed": float((real.items[places] != learned.items[places]).mean()) if len(places) else 0.0,
+        "changed": float((real.items[places] != learned.items[places]).mean())
+        if len(places)
+        else 0.0,
         "epsilon": {name: _spread(values) for name, values in epsilons.items()},
     }
 

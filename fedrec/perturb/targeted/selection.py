@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interactions of a profile are protected: the data budget and the choice (poster "targeted DP", section 2).
+"""Which interactions of a profile are protected: the data budget and the choice (poster "targeted
+DP", section 2).
 
-The poster's argmax stands for the k largest values. Ties are broken at random, so that the order of a dataset's rows
-does not decide.
+The poster's argmax stands for the k largest values. Ties are broken at random, so that the order of
+a dataset's rows does not decide.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 
 
 def protected_count(rows: int, budget: float) -> int:
-    """`ceil((1 - beta) rows)`, with beta as it is written: 10 rows and .7 give 3, although 1 - .7 > .3 in floats."""
+    """`ceil((1 - beta) rows)`, with beta as it is written: 10 rows and .7 give 3, although 1 - .7 >
+    .3 in floats."""
     return math.ceil((1 - Fraction(str(budget))) * rows)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has many of their own items at the top of their list is suspected of having trained the system."""
+"""Who has many of their own items at the top of their list is suspected of having trained the
+system."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item-based nearest neighbours: an item is scored by its cosine similarity to the items that a user likes."""
+"""Item-based nearest neighbours: an item is scored by its cosine similarity to the items that a
+user likes."""
 
 from __future__ import annotations
 
@@ -34,5 +35,6 @@ class Example(Baseline):
         self._similar = torch.zeros_like(similar).scatter_(1, kept, similar.gather(1, kept))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """`float32 [users, items]` for users given by what they like; known items are left out by the protocol."""
+        """`float32 [users, items]` for users given by what they like; known items are left out by
+        the protocol."""
         return histories.matrix() @ self._similar

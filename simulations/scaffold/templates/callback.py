@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping: ends a run when a metric of the evaluated sample has not improved for a number of rounds."""
+"""Early stopping: ends a run when a metric of the evaluated sample has not improved for a number of
+rounds."""
 
 from __future__ import annotations
 

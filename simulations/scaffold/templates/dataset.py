@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Play counts from a CSV with the columns `listener`, `artist` and `plays`; the rating is log(1 + plays)."""
+"""Play counts from a CSV with the columns `listener`, `artist` and `plays`; the rating is log(1 +
+plays)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import csv
 import numpy as np
 from pydantic import Field
 
-from fedrec.data.indexing import index_rows
+from fedrec.data.files.indexing import index_rows
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError

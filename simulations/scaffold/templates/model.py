@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dot product: the mean embedding of the user's features times the item's embedding, plus the item's bias."""
+"""A dot product: the mean embedding of the user's features times the item's embedding, plus the
+item's bias."""
 
 from __future__ import annotations
 
@@ -22,26 +23,44 @@ class Example(Model):
     """Features of the user against the item's id."""
 
     Config = ExampleConfig
-    item_tables = ("item.id", "item.bias")  # a row per item: a client gets and sends only the rows that it touches
+    item_tables = (
+        "item.id",
+        "item.bias",
+    )  # a row per item: a client gets and sends only the rows that it touches
     config: ExampleConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh parameters, `float32`, a function of the generator."""
         items, width = self.schema.num_items, self.config.embedding
-        tables = {f"user.{name}": size for name, size in self.schema.user_features} | {"item.id": items}
-        parameters = {name: 0.1 * torch.randn(size, width, generator=generator) for name, size in tables.items()}
+        tables = {f"user.{name}": size for name, size in self.schema.user_features} | {
+            "item.id": items
+        }
+        parameters = {
+            name: 0.1 * torch.randn(size, width, generator=generator)
+            for name, size in tables.items()
+        }
         return parameters | {"user.all": torch.ones(width), "item.bias": torch.zeros(items, 1)}
 
     def predict(
-        self, parameters: Parameters, users: tuple[Tensor, ...], items: Tensor, rows: Tensor | None = None
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """`[C, B]`: every parameter and every input has a leading dimension of C clients, which must not mix."""
-        places = items if rows is None else rows  # where item tables are compact, `rows` says where an item's row is
+        """`[C, B]`: every parameter and every input has a leading dimension of C clients, which
+        must not mix."""
+        places = (
+            items if rows is None else rows
+        )  # where item tables are compact, `rows` says where an item's row is
         user = parameters["user.all"]
         for (name, _), codes in zip(self.schema.user_features, users, strict=True):
             user = user + _mean_rows(parameters[f"user.{name}"], codes)
         client = torch.arange(len(places), device=places.device)[:, None]
-        item, bias = parameters["item.id"][client, places], parameters["item.bias"][client, places, 0]
+        item, bias = (
+            parameters["item.id"][client, places],
+            parameters["item.bias"][client, places, 0],
+        )
         return (item * user.unsqueeze(1)).sum(-1) + bias
 
 

@@ -32,8 +32,13 @@ class Example(Perturbation):
             count = len(rows) - int(self.config.share * len(rows))
             kept.append(random.choice(rows, size=count, replace=False))
         origin = np.sort(np.concatenate(kept))
-        return Perturbed(data.rows.with_rows(origin), origin, {"left out": len(data.rows) - len(origin)})
+        return Perturbed(
+            data.rows.with_rows(origin), origin, {"left out": len(data.rows) - len(origin)}
+        )
 
     def words(self) -> list[str]:
         """What must stand beside the results of a run."""
-        return [f"{self.config.share:.0%} of each user's rows are left out; the others are learned from as they are."]
+        return [
+            f"{self.config.share:.0%} of each user's rows are left out; the others are learned from"
+            " as they are."
+        ]

@@ -19,7 +19,8 @@ class ExampleConfig(Config):
 
 
 class Example(Sampler):
-    """Draws nobody a second time before everybody had a turn (a last short cohort of each turn is left out)."""
+    """Draws nobody a second time before everybody had a turn (a last short cohort of each turn is
+    left out)."""
 
     Config = ExampleConfig
     config: ExampleConfig
@@ -29,7 +30,8 @@ class Example(Sampler):
         self.refuse_more_than_there_are(config.cohort)
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, ascending: a function of the seed and the round, and of nothing remembered."""
+        """The cohort of a round, ascending: a function of the seed and the round, and of nothing
+        remembered."""
         turn, place = divmod(round_number - 1, len(self.clients) // self.config.cohort)
         order = stream(self.seed, "turn", turn).permutation(self.clients)
         return np.sort(order[place * self.config.cohort : (place + 1) * self.config.cohort])

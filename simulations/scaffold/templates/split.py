@@ -30,7 +30,9 @@ class Example(Split):
         random, held_out = stream(self.seed, "split"), []
         for user in range(interactions.num_users):
             rows = interactions.rows_of(user)
-            held_out.append(random.choice(rows, size=int(self.config.share * len(rows)), replace=False))
+            held_out.append(
+                random.choice(rows, size=int(self.config.share * len(rows)), replace=False)
+            )
         test = np.concatenate(held_out)
         train = np.setdiff1d(np.arange(len(interactions)), test)
         none = np.empty(0, dtype=np.int64)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local gradient steps on all of a client's positives at once, each with fresh unobserved items as negatives."""
+"""Local gradient steps on all of a client's positives at once, each with fresh unobserved items as
+negatives."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps.base import Step, StepConfig, Update
+from clients.step import Step, StepConfig, Update
+from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
-from fedrec.data.population import ClientData
 
 
 class ExampleConfig(StepConfig):
@@ -30,21 +31,41 @@ class Example(Step):
     Config = ExampleConfig
     config: ExampleConfig
 
-    def update(self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator) -> Update:
-        """What the client gives back: `theta_local - theta_global`. All randomness comes from `random`."""
-        values = {name: value.clone().unsqueeze(0) for name, value in parameters.items()}  # one client: C = 1
-        users = tuple(torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features)
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """What the client gives back: `theta_local - theta_global`. All randomness comes from
+        `random`."""
+        values = {
+            name: value.clone().unsqueeze(0) for name, value in parameters.items()
+        }  # one client: C = 1
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
         loss, count = float("nan"), len(data.positives)
         for _ in range(self.config.epochs if count else 0):
-            drawn = draw_negatives(data.positives, self.model.schema.num_items, self.config.negatives * count, random)
-            items = torch.from_numpy(np.concatenate([data.positives, drawn])).to(self.device).unsqueeze(0)
+            drawn = draw_negatives(
+                data.positives, self.model.schema.num_items, self.config.negatives * count, random
+            )
+            items = (
+                torch.from_numpy(np.concatenate([data.positives, drawn]))
+                .to(self.device)
+                .unsqueeze(0)
+            )
             labels = torch.zeros(1, items.shape[1], device=self.device)
             labels[:, :count] = 1.0
             leaves = {name: value.requires_grad_() for name, value in values.items()}
             measured = self.model.loss(self.model.predict(leaves, users, items), labels).sum()
-            gradients = torch.autograd.grad(measured, list(leaves.values()), allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                measured, list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
             steps = zip(leaves.items(), gradients, strict=True)
-            values = {name: (value - self.config.learning_rate * step).detach() for (name, value), step in steps}
+            values = {
+                name: (value - self.config.learning_rate * step).detach()
+                for (name, value), step in steps
+            }
             loss = float(measured.detach())
-        delta = {name: values[name].detach().squeeze(0) - value for name, value in parameters.items()}
+        delta = {
+            name: values[name].detach().squeeze(0) - value for name, value in parameters.items()
+        }
         return Update(delta, examples=count * (1 + self.config.negatives), loss=loss)

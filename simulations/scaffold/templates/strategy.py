@@ -27,12 +27,18 @@ class Example(CohortStrategy):
     Config = ExampleConfig
     config: ExampleConfig
 
-    def __init__(self, config: ExampleConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        config: ExampleConfig,
+        cohorts: Cohorts,
+        step: dict[str, Any],
+    ) -> None:
         super().__init__(config, cohorts, step)
         self._speed: dict[str, np.ndarray] = {}
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next parameters. Only the sum is used, so the strategy may run under differential privacy."""
+        """The next parameters. Only the sum is used, so the strategy may run under differential
+        privacy."""
         moved = {}
         for name, total in aggregate.total(theta).items():
             speed = self.config.momentum * self._speed.get(name, 0.0) + total / aggregate.clients
@@ -41,7 +47,8 @@ class Example(CohortStrategy):
         return moved
 
     def state(self) -> dict[str, np.ndarray]:
-        """What is saved with each checkpoint, so that a resumed run goes on as if it had not stopped."""
+        """What is saved with each checkpoint, so that a resumed run goes on as if it had not
+        stopped."""
         return dict(self._speed)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference against the best possible classifier and scikit-learn, and where there is nothing to find."""
+"""Attribute inference against the best possible classifier and scikit-learn, and where there is
+nothing to find."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ USERS, ITEMS = 900, 60
 
 
 def profiles(lift, seed=0, share=0.5):
-    """Independent items; a third of them is likelier in class 1, a third in class 0. And the log odds of class 1."""
+    """Independent items; a third of them is likelier in class 1, a third in class 0. And the log
+    odds of class 1."""
     random = np.random.default_rng(seed)
     labels = (random.random(USERS) < share).astype(np.int64)
     chances = np.full((2, ITEMS), 0.2)
@@ -65,17 +67,27 @@ def test_logistic_is_about_as_good_as_scikit_learns():
     areas = []
     for place in range(5):
         known, asked = fold != place, fold == place
-        model = LogisticRegression(C=0.1, class_weight="balanced", max_iter=500).fit(table[known], labels[known])
+        model = LogisticRegression(C=0.1, class_weight="balanced", max_iter=500).fit(
+            table[known], labels[known]
+        )
         areas.append(roc_auc_score(labels[asked], model.predict_proba(table[asked])[:, 1]))
-    assert infer_attribute(table, labels, attacker="logistic").auc == pytest.approx(np.mean(areas), abs=0.03)
+    assert infer_attribute(table, labels, attacker="logistic").auc == pytest.approx(
+        np.mean(areas), abs=0.03
+    )
 
 
 def test_several_classes():
     random = np.random.default_rng(4)
     labels = np.arange(600) % 3
-    table = (random.random((600, 30)) < 0.15 + 0.25 * (np.arange(30) % 3 == labels[:, None])).astype(np.float32)
+    table = (
+        random.random((600, 30)) < 0.15 + 0.25 * (np.arange(30) % 3 == labels[:, None])
+    ).astype(np.float32)
     found = infer_attribute(table, labels)
-    assert found.chance == pytest.approx(1 / 3) and found.auc is None and found.classes == (200, 200, 200)
+    assert (
+        found.chance == pytest.approx(1 / 3)
+        and found.auc is None
+        and found.classes == (200, 200, 200)
+    )
     assert found.balanced_accuracy.value > 0.75
 
 
@@ -90,9 +102,13 @@ def test_figures_are_those_of_scikit_learn():
     assert found.accuracy.value == pytest.approx((answers == labels).mean())
     parts = [balanced_accuracy_score(labels[fold == p], answers[fold == p]) for p in range(4)]
     assert found.folds == pytest.approx(parts)
-    assert found.auc == pytest.approx(np.mean([roc_auc_score(labels[fold == p], first[fold == p]) for p in range(4)]))
+    assert found.auc == pytest.approx(
+        np.mean([roc_auc_score(labels[fold == p], first[fold == p]) for p in range(4)])
+    )
     assert found.majority == pytest.approx(max(np.mean(labels), 1 - np.mean(labels)))
-    assert found.balanced_accuracy.low < found.balanced_accuracy.value < found.balanced_accuracy.high
+    assert (
+        found.balanced_accuracy.low < found.balanced_accuracy.value < found.balanced_accuracy.high
+    )
 
 
 def test_folds_are_stratified_and_everyone_is_asked_once():
@@ -104,7 +120,8 @@ def test_folds_are_stratified_and_everyone_is_asked_once():
 
 
 def test_a_users_own_label_is_never_learned_from():
-    """Each user's description names the user alone: only a classifier that was trained on it could know its label."""
+    """Each user's description names the user alone: only a classifier that was trained on it could
+    know its label."""
     labels = np.random.default_rng(6).integers(0, 2, 300)
     found = infer_attribute(np.eye(300, dtype=np.float32), labels)
     assert abs(found.auc - 0.5) < 0.15

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.attacks.intervals import clopper_pearson, exact_lower, exact_upper, mean_of, mean_of_two, wilson
+from fedrec.attacks.intervals import (
+    clopper_pearson,
+    exact_lower,
+    exact_upper,
+    mean_of,
+    mean_of_two,
+    wilson,
+)
 
 CASES = [(0, 10), (1, 10), (5, 10), (10, 10), (3, 250), (499, 500), (17, 1000)]
 
@@ -17,9 +24,13 @@ CASES = [(0, 10), (1, 10), (5, 10), (10, 10), (3, 250), (499, 500), (17, 1000)]
 def test_equal_to_scipy(successes, trials, confidence):
     test = stats.binomtest(successes, trials)
     exact = test.proportion_ci(confidence, "exact")
-    assert clopper_pearson(successes, trials, confidence) == pytest.approx((exact.low, exact.high), abs=1e-10)
+    assert clopper_pearson(successes, trials, confidence) == pytest.approx(
+        (exact.low, exact.high), abs=1e-10
+    )
     score = test.proportion_ci(confidence, "wilson")
-    assert wilson(successes, trials, confidence) == pytest.approx((score.low, score.high), abs=1e-10)
+    assert wilson(successes, trials, confidence) == pytest.approx(
+        (score.low, score.high), abs=1e-10
+    )
 
 
 def test_one_sided_limits_are_quantiles_of_beta():
@@ -48,7 +59,9 @@ def test_the_interval_of_a_mean_of_two_covers_about_as_often_as_it_says(first, s
 def test_the_interval_of_a_mean_of_three_covers_about_as_often_as_it_says():
     shares, trials = np.array([0.2, 0.6, 0.9]), np.array([30, 20, 40])
     drawn = np.random.default_rng(0).binomial(trials, shares, size=(4000, 3))
-    ends = np.array([mean_of(list(zip(hits.tolist(), trials.tolist(), strict=True))) for hits in drawn])
+    ends = np.array(
+        [mean_of(list(zip(hits.tolist(), trials.tolist(), strict=True))) for hits in drawn]
+    )
     covered = ((ends[:, 0] <= shares.mean()) & (shares.mean() <= ends[:, 1])).mean()
     assert 0.93 < covered < 0.98
     assert mean_of([(3, 10)]) == pytest.approx(wilson(3, 10))

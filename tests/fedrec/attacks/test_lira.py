@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from fedrec.attacks.lira import lira_scores, undecided
-from fedrec.attacks.plan import half_members, half_memberships
 from fedrec.attacks.success import measure
+from fedrec.data.memberships import half_members, half_memberships
 
 
 def planted(shift, users=400, runs=16, seed=7):
@@ -28,16 +28,22 @@ def test_equal_to_scipy_user_by_user(variance):
     outside = [shadows[~masks[:, u], u] for u in range(12)]
 
     def spread(groups):
-        pooled = np.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups))
+        pooled = np.sqrt(
+            sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups)
+        )
         return [pooled if variance == "global" else g.std(ddof=1) for g in groups]
 
     fits = zip(target, inside, outside, spread(inside), spread(outside), strict=True)
     online, offline = [], []
     for value, a, b, sd_a, sd_b in fits:
-        online.append(stats.norm.logpdf(value, a.mean(), sd_a) - stats.norm.logpdf(value, b.mean(), sd_b))
+        online.append(
+            stats.norm.logpdf(value, a.mean(), sd_a) - stats.norm.logpdf(value, b.mean(), sd_b)
+        )
         offline.append(-stats.norm.logsf(value, b.mean(), sd_b))
     assert lira_scores(target, shadows, masks, variance=variance) == pytest.approx(online)
-    assert lira_scores(target, shadows, masks, mode="offline", variance=variance) == pytest.approx(offline)
+    assert lira_scores(target, shadows, masks, mode="offline", variance=variance) == pytest.approx(
+        offline
+    )
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
@@ -58,7 +64,9 @@ def test_without_a_leak_it_is_at_chance(mode):
         target, shadows, masks, member = planted(0.0, seed=seed)
         scores = lira_scores(target, shadows, masks, mode=mode)
         found = measure(scores, member, threshold=undecided(scores, mode))
-        inside.append([figure.low < 0.5 < figure.high for figure in (found.auc, found.balanced_accuracy)])
+        inside.append(
+            [figure.low < 0.5 < figure.high for figure in (found.auc, found.balanced_accuracy)]
+        )
     assert (np.mean(inside, axis=0) >= 0.85).all()  # intervals of 95 %
 
 
@@ -66,7 +74,8 @@ def test_offline_never_looks_at_systems_that_the_user_trained():
     target, shadows, masks, _ = planted(1.0, users=20, runs=6)
     other = np.where(masks, 99.0, shadows)
     assert np.array_equal(
-        lira_scores(target, shadows, masks, mode="offline"), lira_scores(target, other, masks, mode="offline")
+        lira_scores(target, shadows, masks, mode="offline"),
+        lira_scores(target, other, masks, mode="offline"),
     )
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's attack on planted systems: one that repeats what its members like, one that ignores who trained it."""
+"""The paper's attack on planted systems: one that repeats what its members like, one that ignores
+who trained it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ USERS, ITEMS = 900, 60
 
 def people(random):
     gender = Feature.single("gender", random.choice(["F", "M"], USERS))
-    genres = Feature.multiple("genres", [random.choice(list("abcdef"), random.integers(0, 3)) for _ in range(ITEMS)])
+    genres = Feature.multiple(
+        "genres", [random.choice(list("abcdef"), random.integers(0, 3)) for _ in range(ITEMS)]
+    )
     return FeatureTable(USERS, (gender,)), FeatureTable(ITEMS, (genres,))
 
 
@@ -38,7 +41,9 @@ def test_a_system_that_memorises_its_members_is_found_out(encoding):
     random = np.random.default_rng(0)
     member = random.random(USERS) < 0.5
     taste = random.normal(size=(USERS, ITEMS))
-    taste[:, 40:] += 1.5 * member[:, None]  # members get the rare items they like, others what is popular
+    taste[:, 40:] += (
+        1.5 * member[:, None]
+    )  # members get the rare items they like, others what is popular
     taste[:, :20] += 1.5 * ~member[:, None]
     found = attack(top_lists(taste), member, encoding)
     assert found.balanced_accuracy.low > 0.9 and found.auc.value > 0.97 and found.found.low > 0.5
@@ -51,19 +56,27 @@ def test_a_system_that_does_not_depend_on_its_members_is_at_chance(encoding):
         random = np.random.default_rng(seed)
         member = random.random(USERS) < 0.5
         found = attack(top_lists(random.normal(size=(USERS, ITEMS))), member, encoding)
-        inside.append([figure.low < 0.5 < figure.high for figure in (found.auc, found.balanced_accuracy)])
+        inside.append(
+            [figure.low < 0.5 < figure.high for figure in (found.auc, found.balanced_accuracy)]
+        )
     assert np.sum(inside) >= 10  # of twelve intervals of 95 %
 
 
 def test_with_the_papers_shares_a_forest_without_a_clue_answers_member_and_balance_mends_it():
     random = np.random.default_rng(3)
-    member = np.concatenate([random.random(USERS // 3) < 0.8, random.random(USERS - USERS // 3) < 0.5])
+    member = np.concatenate(
+        [random.random(USERS // 3) < 0.8, random.random(USERS - USERS // 3) < 0.5]
+    )
     lists = top_lists(random.normal(size=(USERS, ITEMS)))
     description = np.zeros((USERS, 1), np.float32)  # nothing to see at all
     for balanced, answer in ((False, 0.8), (True, 0.5)):
-        forest = train_forest(description, member[: USERS // 3].repeat(3)[:USERS], seed=1, balanced=balanced)
+        forest = train_forest(
+            description, member[: USERS // 3].repeat(3)[:USERS], seed=1, balanced=balanced
+        )
         assert forest_scores(forest, description[:1])[0] == pytest.approx(answer, abs=0.05)
-    assert attack(lists, member, "multi-hot").balanced_accuracy.value == pytest.approx(0.5, abs=0.05)
+    assert attack(lists, member, "multi-hot").balanced_accuracy.value == pytest.approx(
+        0.5, abs=0.05
+    )
 
 
 def test_columns_are_those_of_scikit_learn():
@@ -80,14 +93,21 @@ def test_pooled_columns_by_hand():
     items = FeatureTable(3, (Feature.multiple("genres", [["x", "y"], ["y"], []]),))
     describer = Describer(FeatureTable(1), items, popularity=np.array([5, 1, 9]), encoding="pooled")
     found = describer.describe(np.array([0]), np.array([[2, 0]]))
-    # genres x and y: half of the list each; ranks of items 2 and 0 are 0 and 1/2; their mean, smallest and largest
+    # genres x and y: half of the list each; ranks of items 2 and 0 are 0 and 1/2; their mean,
+    # smallest and largest
     assert found.tolist() == [[0.5, 0.5, 0.0, 0.5, 0.25, 0.0, 0.5]]
-    both = Describer(FeatureTable(1), items, np.array([5, 1, 9]), "both").describe(np.array([0]), np.array([[2, 0]]))
+    both = Describer(FeatureTable(1), items, np.array([5, 1, 9]), "both").describe(
+        np.array([0]), np.array([[2, 0]])
+    )
     assert both.shape == (1, 3 + 7)
 
 
 def test_a_missing_code_is_no_column():
-    assert one_hot(np.array([[0, -1], [-1, -1], [2, 0]]), 3).tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 1]]
+    assert one_hot(np.array([[0, -1], [-1, -1], [2, 0]]), 3).tolist() == [
+        [1, 0, 0],
+        [0, 0, 0],
+        [1, 0, 1],
+    ]
 
 
 def test_lists_are_the_best_items_in_order_ties_by_index():
@@ -97,7 +117,9 @@ def test_lists_are_the_best_items_in_order_ties_by_index():
 def test_a_forest_is_a_function_of_its_seed():
     random = np.random.default_rng(0)
     rows, member = random.normal(size=(80, 5)), random.random(80) < 0.5
-    one, same, other = (forest_scores(train_forest(rows, member, seed=s), rows[:9] + 0.1) for s in (1, 1, 2))
+    one, same, other = (
+        forest_scores(train_forest(rows, member, seed=s), rows[:9] + 0.1) for s in (1, 1, 2)
+    )
     assert np.array_equal(one, same) and not np.array_equal(one, other)
 
 
@@ -105,4 +127,6 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     with pytest.raises(ExperimentError) as caught:
         train_forest(np.zeros((2, 1)), np.array([True, False]), seed=0)
-    assert caught.value.expected == "the extra 'attacks'" and "fedrec[attacks]" in str(caught.value.fix)
+    assert caught.value.expected == "the extra 'attacks'" and "fedrec[attacks]" in str(
+        caught.value.fix
+    )

@@ -16,12 +16,19 @@ def test_ranking(world):
     # positives of the training rows: user 0 likes item 0, user 1 item 1 (twice), user 2 none
     population = world()
     assert fit_signals(SCORES, population, USERS, "positives").tolist() == [1.0, 2.0, 0.0]
-    assert fit_signals(SCORES, population, USERS, "contrast") == pytest.approx([1 - 20 / 5, 2 - 19 / 5, 0.0])
+    assert fit_signals(SCORES, population, USERS, "contrast") == pytest.approx(
+        [1 - 20 / 5, 2 - 19 / 5, 0.0]
+    )
 
 
 def test_rating(world):
-    # training rows: user 0 rates items 0 and 1 with 5 and 2, user 1 item 1 with 5 and 4, user 2 item 5 with 1
-    expected = [-((1 - 5) ** 2 + (2 - 2) ** 2) / 2, -((2 - 5) ** 2 + (2 - 4) ** 2) / 2, -((6 - 1) ** 2)]
+    # training rows: user 0 rates items 0 and 1 with 5 and 2, user 1 item 1 with 5 and 4, user 2
+    # item 5 with 1
+    expected = [
+        -((1 - 5) ** 2 + (2 - 2) ** 2) / 2,
+        -((2 - 5) ** 2 + (2 - 4) ** 2) / 2,
+        -((6 - 1) ** 2),
+    ]
     assert fit_signals(SCORES, world("rating"), USERS, "contrast") == pytest.approx(expected)
 
 

@@ -27,13 +27,17 @@ def test_equal_to_scikit_learn(attacked):
     found = measure(scores, member, threshold=0.3, wanted=0.05)
     answer = scores > 0.3
     assert found.accuracy.value == pytest.approx(metrics.accuracy_score(member, answer))
-    assert found.balanced_accuracy.value == pytest.approx(metrics.balanced_accuracy_score(member, answer))
+    assert found.balanced_accuracy.value == pytest.approx(
+        metrics.balanced_accuracy_score(member, answer)
+    )
     assert found.auc.value == pytest.approx(metrics.roc_auc_score(member, scores))
     alarms, hits, _ = metrics.roc_curve(member, scores, drop_intermediate=False)
     assert found.found.value == pytest.approx(hits[alarms <= 0.05].max())
     assert found.false_alarms == pytest.approx(alarms[alarms <= 0.05].max())
     assert found.majority == max(member.mean(), 1 - member.mean())
-    exact = stats.binomtest(round(found.found.value * found.members), found.members).proportion_ci(0.95, "exact")
+    exact = stats.binomtest(round(found.found.value * found.members), found.members).proportion_ci(
+        0.95, "exact"
+    )
     assert (found.found.low, found.found.high) == pytest.approx((exact.low, exact.high))
 
 
@@ -60,14 +64,20 @@ def test_an_interval_of_the_area_covers_about_as_often_as_it_says():
 def test_perfect_and_useless_attacks():
     member = np.arange(200) < 100
     perfect = measure(member.astype(float), member, threshold=0.5)
-    assert perfect.accuracy.value == perfect.auc.value == perfect.found.value == 1 and perfect.false_alarms == 0
+    assert (
+        perfect.accuracy.value == perfect.auc.value == perfect.found.value == 1
+        and perfect.false_alarms == 0
+    )
     useless = measure(np.zeros(200), member, threshold=0.5)
     assert useless.balanced_accuracy.value == useless.auc.value == 0.5 and useless.found.value == 0
 
 
 def test_every_alarm_allowed_finds_everybody():
     member = np.array([True, False, True, False])
-    assert measure(np.array([0.1, 0.9, 0.2, 0.8]), member, threshold=0.5, wanted=1.0).found.value == 1.0
+    assert (
+        measure(np.array([0.1, 0.9, 0.2, 0.8]), member, threshold=0.5, wanted=1.0).found.value
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,9 @@ def test_randomised_response_reaches_the_ceilings_and_nothing_passes_them(epsilo
     assert balanced_accuracy_ceiling(epsilon, 0.0) == pytest.approx(truth)
     assert found_ceiling(1 - truth, epsilon, 0.0) == pytest.approx(truth)
     mu = 1.3  # a Gaussian mechanism, at the delta that it has for this epsilon
-    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
     for alarms in np.linspace(0, 1, 101):
         found = stats.norm.cdf(stats.norm.ppf(alarms) + mu)
         assert found <= found_ceiling(alarms, epsilon, delta) + 1e-12

@@ -14,11 +14,14 @@ from fedrec.baselines.base import Histories
 
 
 def _drawn(num_users: int, num_items: int, most: int, seed: int = 0) -> Histories:
-    """Random histories of 1 to `most` distinct items, skewed to the first ones; users are numbered from 100 down."""
+    """Random histories of 1 to `most` distinct items, skewed to the first ones; users are numbered
+    from 100 down."""
     random = np.random.default_rng(seed)
     chances = 1 / np.arange(3, num_items + 3)
     lists = [
-        random.choice(num_items, random.integers(1, most + 1), replace=False, p=chances / chances.sum())
+        random.choice(
+            num_items, random.integers(1, most + 1), replace=False, p=chances / chances.sum()
+        )
         for _ in range(num_users)
     ]
     offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
@@ -47,7 +50,8 @@ def others() -> Histories:
 
 @pytest.fixture(scope="session")
 def taste() -> Histories:
-    """Forty users with six of ten items each, of the lower half of twenty items or of the upper, in turns."""
+    """Forty users with six of ten items each, of the lower half of twenty items or of the upper, in
+    turns."""
     random = np.random.default_rng(0)
     items = [random.choice(10, 6, replace=False) + 10 * (user % 2) for user in range(40)]
     return Histories(20, np.arange(0, 246, 6)[:41], np.concatenate(items), np.arange(40))
@@ -55,7 +59,8 @@ def taste() -> Histories:
 
 @dataclass(frozen=True)
 class Planted:
-    """Users with a taste of rank four: what is known of them, and the items that are held out, one of each user.
+    """Users with a taste of rank four: what is known of them, and the items that are held out, one
+    of each user.
 
     Attributes:
         known: the histories.
@@ -71,16 +76,22 @@ class Planted:
         return float((found == torch.from_numpy(self.held_out)[:, None]).any(1).double().mean())
 
     def agrees(self, ours: list[float], theirs: list[float]) -> bool:
-        """Whether two means over seeds differ by at most two standard deviations, and both are far above chance."""
+        """Whether two means over seeds differ by at most two standard deviations, and both are far
+        above chance."""
         apart = abs(np.mean(ours) - np.mean(theirs))
-        print(f"ours {np.mean(ours):.4f} +- {np.std(ours, ddof=1):.4f}, theirs {np.mean(theirs):.4f}")
+        print(
+            f"ours {np.mean(ours):.4f} +- {np.std(ours, ddof=1):.4f}, theirs {np.mean(theirs):.4f}"
+        )
         chance = 10 / self.known.num_items
-        return min(*ours, *theirs) > 2 * chance and apart <= 2 * max(np.std(ours, ddof=1), np.std(theirs, ddof=1))
+        return min(*ours, *theirs) > 2 * chance and apart <= 2 * max(
+            np.std(ours, ddof=1), np.std(theirs, ddof=1)
+        )
 
 
 @pytest.fixture(scope="session")
 def planted() -> Planted:
-    """Six hundred users and two hundred items; each user has drawn 20 by taste and popularity, one held out."""
+    """Six hundred users and two hundred items; each user has drawn 20 by taste and popularity, one
+    held out."""
     random = np.random.default_rng(5)
     affinity = random.normal(size=(600, 4)) @ random.normal(size=(4, 200)) + random.normal(size=200)
     drawn = np.argsort(-(affinity + random.gumbel(size=affinity.shape)), axis=1)[:, :20]

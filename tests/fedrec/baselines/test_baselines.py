@@ -9,23 +9,25 @@ import torch
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.dp_popularity import DpPopularity
-from fedrec.baselines.ease import Ease
-from fedrec.baselines.evaluate import evaluate_baselines
-from fedrec.baselines.popularity import Popularity
-from fedrec.baselines.repeat import Repeat
+from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.baselines.factorisation.ease import Ease
+from fedrec.baselines.private.dp_popularity import DpPopularity
+from fedrec.baselines.simple.popularity import Popularity
+from fedrec.baselines.simple.repeat import Repeat
+from fedrec.components.registry import BASELINE, builtin_names, resolve
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.split import Partition
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
-from fedrec.registry import BASELINE, builtin_names, resolve
 
 
 def histories(lists: list[list[int]], num_items: int) -> Histories:
     offsets = np.cumsum([0, *map(len, lists)])
-    return Histories(num_items, offsets, np.array([item for items in lists for item in items], dtype=np.int64))
+    return Histories(
+        num_items, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
+    )
 
 
 def fitted(baseline, lists, num_items, **options):
@@ -56,7 +58,9 @@ def test_repeat_puts_own_count_first_and_popularity_second():
 class TestEase:
     def test_closed_form(self):
         generator = np.random.default_rng(0)
-        lists = [generator.choice(30, 7).tolist() for _ in range(2100)]  # repeats, and more than one block of users
+        lists = [
+            generator.choice(30, 7).tolist() for _ in range(2100)
+        ]  # repeats, and more than one block of users
         model = fitted(Ease, lists, 30, regularisation=10.0)
         matrix = np.zeros((2100, 30))
         for user, items in enumerate(lists):
@@ -68,8 +72,11 @@ class TestEase:
         np.testing.assert_allclose(got, [weights[3] + weights[9], np.zeros(30)], atol=1e-4)
 
     def test_no_weight_is_better_than_the_closed_form(self):
-        """B is the least-squares solution with a zero diagonal, so any other such B has a larger objective."""
-        lists = [np.random.default_rng(user).choice(12, 4, replace=False).tolist() for user in range(60)]
+        """B is the least-squares solution with a zero diagonal, so any other such B has a larger
+        objective."""
+        lists = [
+            np.random.default_rng(user).choice(12, 4, replace=False).tolist() for user in range(60)
+        ]
         model = fitted(Ease, lists, 12, regularisation=5.0)
         data, weights = histories(lists, 12).matrix().double(), model._weights.double()
 
@@ -77,7 +84,9 @@ class TestEase:
             return ((data - data @ candidate) ** 2).sum() + 5.0 * (candidate**2).sum()
 
         for seed in range(20):
-            step = torch.randn(12, 12, generator=torch.Generator().manual_seed(seed)).double() * 1e-2
+            step = (
+                torch.randn(12, 12, generator=torch.Generator().manual_seed(seed)).double() * 1e-2
+            )
             assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
 
     def test_refuses_a_large_catalogue_and_says_the_memory(self):
@@ -110,17 +119,22 @@ def test_liked_items_follow_the_order_of_clients():
 
 class TestEvaluate:
     def test_by_hand(self):
-        """Users 0, 1 train; user 2 knows item 0 and liked item 1, which user 0 and 1 have; items 2, 3 never seen."""
+        """Users 0, 1 train; user 2 knows item 0 and liked item 1, which user 0 and 1 have; items 2,
+        3 never seen."""
         table = dataset([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 0, 1], np.array([5, 5, 5, 1, 5, 5]))
         partition = Partition(np.array([0, 1]), np.arange(5), np.array([]), np.array([5]))
-        got = evaluated(["popularity"], table, partition, positive_above=3, held_out="test", ks=(1,))
+        got = evaluated(
+            ["popularity"], table, partition, positive_above=3, held_out="test", ks=(1,)
+        )
         assert got["popularity"]["hits@1"] == 1 and got["popularity"]["mrr"] == 1
 
     def test_fits_on_positives_of_training_clients_only(self):
         table = dataset([0, 0, 1, 1, 2, 2], [0, 1, 2, 2, 3, 4], np.array([5, 1, 5, 5, 5, 5]))
         partition = Partition(np.array([0]), np.arange(5), np.array([]), np.array([5]))
         seen = []
-        Spy = type("Spy", (Popularity,), {"fit": lambda self, h: (seen.append(h), Popularity.fit(self, h))})
+        Spy = type(
+            "Spy", (Popularity,), {"fit": lambda self, h: (seen.append(h), Popularity.fit(self, h))}
+        )
         globals()["Spy"] = Spy
         evaluated([f"{__name__}:Spy"], table, partition, positive_above=3, held_out="test", ks=(1,))
         assert seen[0].items.tolist() == [0] and seen[0].num_users == 1
@@ -134,57 +148,82 @@ class TestEvaluate:
 
     def test_block_size_does_not_matter(self):
         generator = np.random.default_rng(0)
-        table = dataset(np.repeat(np.arange(60), 12).tolist(), generator.integers(0, 50, 720).tolist())
+        table = dataset(
+            np.repeat(np.arange(60), 12).tolist(), generator.integers(0, 50, 720).tolist()
+        )
         partition = UserHoldout(UserHoldout.Config.parse({"test-users": 0.4}), 0).split(table)
         options = {"positive_above": None, "held_out": "test", "ks": (5,)}
-        small, large = (evaluated(["ease"], table, partition, block=b, **options) for b in (5, 1000))
+        small, large = (
+            evaluated(["ease"], table, partition, block=b, **options) for b in (5, 1000)
+        )
         assert small["ease"] == pytest.approx(large["ease"])
 
     def test_validation_rows_and_settings(self):
         table = dataset(np.repeat(np.arange(20), 6).tolist(), np.tile(np.arange(6), 20).tolist())
         partition = UserHoldout(UserHoldout.Config.parse({"validation-users": 0.2}), 0).split(table)
         names = {"ease": {"regularisation": 3.0}}
-        got = evaluated(names, table, partition, positive_above=None, held_out="validation", ks=(3,))
+        got = evaluated(
+            names, table, partition, positive_above=None, held_out="validation", ks=(3,)
+        )
         ranks = {"hits@3", "ndcg@3", "recall@3", "precision@3", "ndcg-list@3", "map@3", "mrr"}
-        assert set(got["ease"]) == ranks | {"coverage@3", "gini@3", "popularity@3", "popularity-lift@3"}
+        assert set(got["ease"]) == ranks | {
+            "coverage@3",
+            "gini@3",
+            "popularity@3",
+            "popularity-lift@3",
+        }
 
     def test_wrong_setting_is_named(self):
         table = dataset([0, 1, 1], [0, 0, 1])
         partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
         with pytest.raises(ExperimentError, match=r"baselines\.ease\.lambda"):
-            evaluated({"ease": {"lambda": 1}}, table, partition, positive_above=None, held_out="test", ks=(1,))
+            evaluated(
+                {"ease": {"lambda": 1}},
+                table,
+                partition,
+                positive_above=None,
+                held_out="test",
+                ks=(1,),
+            )
 
     def test_nothing_to_rank(self):
         table = dataset([0, 1, 1], [0, 0, 1])
         partition = Partition(np.array([0]), np.arange(3), np.array([]), np.array([]))
         with pytest.raises(DataError, match="nothing to rank"):
-            evaluated(["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,))
+            evaluated(
+                ["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,)
+            )
 
 
 @pytest.mark.real_data
 def test_movielens_1m_under_the_protocol_of_privrec():
-    """Hits@5, 10, 20, 30 on ML-1M, as another implementation measured them on another draw of the test users."""
+    """Hits@5, 10, 20, 30 on ML-1M, as another implementation measured them on another draw of the
+    test users."""
     reader = resolve_reader("ml-1m")
     table = reader.read()
     partition = UserHoldout(UserHoldout.Config(), 0).split(table)
     ks = (5, 10, 20, 30)
-    got = evaluated(["popularity", "ease"], table, partition, positive_above=3, held_out="test", ks=ks)
+    got = evaluated(
+        ["popularity", "ease"], table, partition, positive_above=3, held_out="test", ks=ks
+    )
     hits = {name: [values[f"hits@{k}"] for k in ks] for name, values in got.items()}
     np.testing.assert_allclose(hits["popularity"], [0.062, 0.102, 0.158, 0.199], atol=0.006)
     np.testing.assert_allclose(hits["ease"], [0.168, 0.241, 0.338, 0.401], atol=0.006)
 
 
 def resolve_reader(name: str):
-    from fedrec.registry import DATASET
+    from fedrec.components.registry import DATASET
 
     reader = resolve(DATASET, name)
     return reader(name, reader.Config())
 
 
 def test_private_popularity_costs_its_epsilon_and_has_that_noise():
-    """One Gaussian release of replace-one sensitivity sqrt(2) S: Balle and Wang's analytic calibration gives its noise.
+    """One Gaussian release of replace-one sensitivity sqrt(2) S: Balle and Wang's analytic
+    calibration gives its noise.
 
-    The exact delta of noise sigma = sqrt(2) S / mu at epsilon is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    The exact delta of noise sigma = sqrt(2) S / mu at epsilon is Phi(mu/2 - eps/mu) - e^eps
+    Phi(-mu/2 - eps/mu).
     """
     items = 40_000
     model = fitted(DpPopularity, [[]] * 50, items, epsilon=2.0, delta=1e-5, clip_norm=3.0)
@@ -192,12 +231,16 @@ def test_private_popularity_costs_its_epsilon_and_has_that_noise():
     mu = np.sqrt(2) * 3.0 / model.plan(50).noise_std
     exact = norm.cdf(mu / 2 - 2 / mu) - np.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert exact == pytest.approx(1e-5, rel=0.02)
-    assert noise.std() == pytest.approx(np.sqrt(2) * 3.0 / mu, rel=5 / np.sqrt(2 * items)) and abs(noise.mean()) < 0.2
+    assert (
+        noise.std() == pytest.approx(np.sqrt(2) * 3.0 / mu, rel=5 / np.sqrt(2 * items))
+        and abs(noise.mean()) < 0.2
+    )
     assert model.spent(50).epsilon == pytest.approx(2.0, rel=1e-3)
 
 
 def test_private_popularity_clips_each_user():
-    """At epsilon 1e4 hardly any noise is left: a user with nine items counts 2 / sqrt(9) each, a repeat counts once."""
+    """At epsilon 1e4 hardly any noise is left: a user with nine items counts 2 / sqrt(9) each, a
+    repeat counts once."""
     lists = [list(range(9)), [1, 1, 2]]
     model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0, backend="autodp")
     wide, expected = model.plan(2).noise_std, np.zeros(12)
@@ -209,23 +252,30 @@ def test_private_popularity_clips_each_user():
 
 def test_private_popularity_with_laplace_noise():
     """b = 2 S / epsilon in the L1 norm; delta plays next to no part in one release."""
-    model = fitted(DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace")
+    model = fitted(
+        DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace"
+    )
     noise = model.scores(histories([[]], 20_000))[0].numpy()[2:]
     assert np.abs(noise).mean() == pytest.approx(2.5, rel=0.04)
 
 
 class TestTooLarge:
-    """A baseline for which the data are too large is left out with a line, and another stands in."""
+    """A baseline for which the data are too large is left out with a line, and another stands
+    in."""
 
     def setup_method(self):
         generator = np.random.default_rng(0)
-        table = dataset(np.repeat(np.arange(30), 8).tolist(), generator.integers(0, 40, 240).tolist())
+        table = dataset(
+            np.repeat(np.arange(30), 8).tolist(), generator.integers(0, 40, 240).tolist()
+        )
         partition = UserHoldout(UserHoldout.Config.parse({"test-users": 0.4}), 0).split(table)
         self.population = Population(table, partition, task="ranking", positive_above=None)
         self.said = []
 
     def measured(self, names):
-        return evaluate_baselines(names, self.population, held_out="test", ks=(5,), say=self.said.append)
+        return evaluate_baselines(
+            names, self.population, held_out="test", ks=(5,), say=self.said.append
+        )
 
     def test_ials_stands_in_for_ease(self):
         alone = self.measured(["ials"])

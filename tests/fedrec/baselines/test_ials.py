@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.ials import Ials, IalsConfig, solved
+from fedrec.baselines.factorisation.ials import Ials, IalsConfig, solved
 
 
 @pytest.mark.parametrize("exponent", [0.0, 1.0])
@@ -19,8 +19,12 @@ def test_rows_solve_their_normal_equations(exponent, liked):
     columns = fixed.numpy()
     for user in range(liked.num_users):
         weights = np.where(table[user] > 0, 7.0, 1.0)
-        left = columns.T @ (weights[:, None] * columns) + 0.3 * weights.sum() ** exponent * np.eye(5)
-        np.testing.assert_allclose(found[user], np.linalg.solve(left, columns.T @ (weights * table[user])), rtol=1e-9)
+        left = columns.T @ (weights[:, None] * columns) + 0.3 * weights.sum() ** exponent * np.eye(
+            5
+        )
+        np.testing.assert_allclose(
+            found[user], np.linalg.solve(left, columns.T @ (weights * table[user])), rtol=1e-9
+        )
 
 
 def test_a_row_is_the_minimum_of_its_loss(liked):
@@ -63,25 +67,36 @@ def test_enough_conjugate_gradients_solve_exactly(liked):
     fixed = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     start = torch.randn(80, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = solved(liked.csr(), fixed, IalsConfig(factors=5, cg_steps=5), start)
-    torch.testing.assert_close(found, solved(liked.csr(), fixed, IalsConfig(factors=5)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        found, solved(liked.csr(), fixed, IalsConfig(factors=5)), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_sweep_gives_the_factors_of_implicit(steps, liked):
-    """In double precision, from the same item factors, with its c = alpha r; exactly, and by conjugate gradients."""
+    """In double precision, from the same item factors, with its c = alpha r; exactly, and by
+    conjugate gradients."""
     als = pytest.importorskip("implicit.cpu.als")
     from scipy.sparse import csr_matrix
 
     config = IalsConfig(factors=6, weight=5.0, regularisation=0.2, cg_steps=steps or 1)
     start = np.random.default_rng(0).normal(size=(50, 6))
     reference = als.AlternatingLeastSquares(
-        factors=6, alpha=5.0, regularization=0.2, use_cg=bool(steps), iterations=1, dtype=np.float64, num_threads=1
+        factors=6,
+        alpha=5.0,
+        regularization=0.2,
+        use_cg=bool(steps),
+        iterations=1,
+        dtype=np.float64,
+        num_threads=1,
     )
     reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
     reference.cg_steps = steps
     reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
     first = torch.from_numpy(start)
-    users = solved(liked.csr(), first, config, torch.zeros(80, 6, dtype=torch.float64) if steps else None)
+    users = solved(
+        liked.csr(), first, config, torch.zeros(80, 6, dtype=torch.float64) if steps else None
+    )
     items = solved(liked.csr().T.tocsr(), users, config, first if steps else None)
     close = 1e-8 if steps else 1e-10  # it takes no further step where the residual is below 1e-10
     np.testing.assert_allclose(users.numpy(), reference.user_factors, rtol=0, atol=close)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbourhood predictors on published folds and by hand, and the private ones without their noise."""
+"""Neighbourhood predictors on published folds and by hand, and the private ones without their
+noise."""
 
 from __future__ import annotations
 
@@ -7,22 +8,25 @@ import numpy as np
 import pytest
 
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.cos import Cos, CosConfig
-from fedrec.baselines.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig
-from fedrec.baselines.evaluate import evaluate_rating_baselines
-from fedrec.baselines.item_mean import ItemMean, ItemMeanConfig
-from fedrec.baselines.pcc import Pcc, PccConfig
-from fedrec.baselines.pnbm import Pnbm, PnbmConfig
+from fedrec.baselines.evaluation import evaluate_rating_baselines
+from fedrec.baselines.neighbourhood.cos import Cos, CosConfig
+from fedrec.baselines.neighbourhood.pcc import Pcc, PccConfig
+from fedrec.baselines.neighbourhood.pnbm import Pnbm, PnbmConfig
+from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig
+from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 
 
 def planted(seed=0, users=60, items=20, share=0.6):
-    """Two groups of items that users like or dislike together; training ratings, and held-out ones."""
+    """Two groups of items that users like or dislike together; training ratings, and held-out
+    ones."""
     random = np.random.default_rng(seed)
     group = np.arange(items) % 2 * 2 - 1
-    values = np.clip(3 + random.normal(size=(users, 1)) * group + 0.3 * random.normal(size=(users, items)), 1, 5)
+    values = np.clip(
+        3 + random.normal(size=(users, 1)) * group + 0.3 * random.normal(size=(users, items)), 1, 5
+    )
     rows = np.array(list(np.ndindex(users, items)))
     train = random.random(len(rows)) < share
     whole = Ratings(users, items, rows[:, 0], rows[:, 1], values.ravel())
@@ -46,9 +50,14 @@ def test_planted_neighbourhoods_are_found():
     data = planted()
     floor = rmse(ItemMean(ItemMeanConfig()), data)
     assert rmse(Pcc(PccConfig()), data) < 0.5 * floor
-    learned = Pnbm(PnbmConfig(epochs=60, batch=None, learning_rate=0.5, regularisation=0.0, start="pearson"))
+    learned = Pnbm(
+        PnbmConfig(epochs=60, batch=None, learning_rate=0.5, regularisation=0.0, start="pearson")
+    )
     assert rmse(learned, data) < 0.5 * floor
-    assert rmse(Pnbm(PnbmConfig(epochs=30, batch=100, learning_rate=0.5, renormalise=True)), data) < 0.9 * floor
+    assert (
+        rmse(Pnbm(PnbmConfig(epochs=30, batch=100, learning_rate=0.5, renormalise=True)), data)
+        < 0.9 * floor
+    )
     plain, positive = (rmse(Pcc(PccConfig(positive_only=flag)), data) for flag in (False, True))
     assert plain < positive  # items of the other group count with their sign
 
@@ -67,8 +76,8 @@ def test_without_noise_and_bounds_algorithm_one_is_plain_descent():
         plain = Pnbm(PnbmConfig(epochs=steps, batch=None, learning_rate=0.3, regularisation=0.01))
         noisy = DpsgdPnbm(
             DpsgdPnbmConfig(
-                start="constant", epsilon=None, iterations=steps, learning_rate=0.3, regularisation=0.01,
-                rescale=1.0, bounded=False, minimum_ratings=0,
+                start="constant", epsilon=None, iterations=steps, learning_rate=0.3,
+                regularisation=0.01, rescale=1.0, bounded=False, minimum_ratings=0,
             )
         )  # fmt: skip
         plain.fit_ratings(train)
@@ -78,13 +87,17 @@ def test_without_noise_and_bounds_algorithm_one_is_plain_descent():
 
 def test_fallback_and_clipping_by_hand():
     """Two items nobody rated both of; one user far above the scale's middle."""
-    train = Ratings(3, 3, np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), np.array([5.0, 1.0, 5.0, 1.0]))
+    train = Ratings(
+        3, 3, np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), np.array([5.0, 1.0, 5.0, 1.0])
+    )
     user, item = np.array([0]), np.array([2])
     for fallback, expected in (("item-mean", 3.0), ("user-mean", 5.0)):
         model = Cos(CosConfig(fallback=fallback))
         model.fit_ratings(train)
         assert model.predict(train, user, item) == pytest.approx(expected)
-    clipped, bare = (Cos(CosConfig(fallback="user-mean", scale=(1, 4), clip=flag)) for flag in (True, False))
+    clipped, bare = (
+        Cos(CosConfig(fallback="user-mean", scale=(1, 4), clip=flag)) for flag in (True, False)
+    )
     for model, expected in ((clipped, 4.0), (bare, 5.0)):
         model.fit_ratings(train)
         assert model.predict(train, user, item) == pytest.approx(expected)
@@ -116,7 +129,8 @@ def test_divergence_is_refused():
 
 @pytest.mark.real_data
 def test_published_folds():
-    """Surprise 1.1.5, KNNWithMeans of items with k = 900, fold by fold: cosine, and Pearson, which drops negatives."""
+    """Surprise 1.1.5, KNNWithMeans of items with k = 900, fold by fold: cosine, and Pearson, which
+    drops negatives."""
     from fedrec.data.reader import data_directory
 
     expected = {
@@ -126,8 +140,19 @@ def test_published_folds():
     settings = {"neighbours": 900, "neighbours-of": "user", "positive-only": True}
     found = []
     for fold in range(1, 6):
-        split = {"name": "kfold", "shipped": True, "fold": fold, "folder": str(data_directory() / "ml-100k")}
-        table = {"name": "x", "rounds": 1, "task": "rating", "dataset": {"name": "ml-100k"}, "split": split}
+        split = {
+            "name": "kfold",
+            "shipped": True,
+            "fold": fold,
+            "folder": str(data_directory() / "ml-100k"),
+        }
+        table = {
+            "name": "x",
+            "rounds": 1,
+            "task": "rating",
+            "dataset": {"name": "ml-100k"},
+            "split": split,
+        }
         names = {"cos": settings, "pcc": settings}
         found.append(evaluate_rating_baselines(names, Population.of(load(table)), held_out="test"))
     for name, values in expected.items():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private rating baselines: scales of their noise, what they state, and what they are without noise."""
+"""Private rating baselines: scales of their noise, what they state, and what they are without
+noise."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 
 from fedrec.baselines.base import Ratings
-from fedrec.baselines.dp_item_mean import DpItemMean, DpItemMeanConfig
-from fedrec.baselines.dpps_mf import DppsMf, DppsMfConfig
-from fedrec.baselines.dpps_pnbm import DppsPnbm, DppsPnbmConfig, inclusion
-from fedrec.baselines.dpsgd_mf import DpsgdMf, DpsgdMfConfig
-from fedrec.baselines.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig, error_bound, sensitivity
-from fedrec.baselines.evaluate import evaluate_rating_baselines
+from fedrec.baselines.evaluation import evaluate_rating_baselines
+from fedrec.baselines.private.dp_item_mean import DpItemMean, DpItemMeanConfig
+from fedrec.baselines.private.dpps_mf import DppsMf, DppsMfConfig
+from fedrec.baselines.private.dpps_pnbm import DppsPnbm, DppsPnbmConfig, inclusion
+from fedrec.baselines.private.dpsgd_mf import DpsgdMf, DpsgdMfConfig
+from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig, error_bound, sensitivity
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.profiles import Profiles, item_means
 from fedrec.privacy.config import PrivacyConfig
@@ -25,7 +26,13 @@ from fedrec.rng import stream
 @pytest.fixture(scope="module")
 def ratings():
     random = np.random.default_rng(0)
-    rows = np.array([(u, i) for u in range(40) for i in random.choice(60, random.integers(8, 50), replace=False)])
+    rows = np.array(
+        [
+            (u, i)
+            for u in range(40)
+            for i in random.choice(60, random.integers(8, 50), replace=False)
+        ]
+    )
     return Ratings(40, 60, rows[:, 0], rows[:, 1], random.integers(1, 6, len(rows)).astype(float))
 
 
@@ -36,16 +43,27 @@ def test_bounds_of_algorithm_one():
 
 
 def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
-    """What one step changes beyond the same step without noise: mean 0, and mean magnitude b, off the diagonal."""
-    one = {"iterations": 1, "start": "constant", "learning_rate": 0.4, "rescale": 10.0, "minimum_ratings": 9}
+    """What one step changes beyond the same step without noise: mean 0, and mean magnitude b, off
+    the diagonal."""
+    one = {
+        "iterations": 1,
+        "start": "constant",
+        "learning_rate": 0.4,
+        "rescale": 10.0,
+        "minimum_ratings": 9,
+    }
     systems = [DpsgdPnbm(DpsgdPnbmConfig(epsilon=epsilon, **one)) for epsilon in (2.0, None)]
     for system in systems:
         system.fit_ratings(ratings)
     noise = systems[0].similarity - systems[1].similarity
     assert not noise.diagonal().any()
     noise, scale = noise[~np.eye(60, dtype=bool)], 0.4 * 10 * 1.6 / 2
-    assert np.abs(noise).mean() == pytest.approx(scale, rel=0.06) and abs(noise.mean()) < 0.1 * scale
-    assert np.square(noise).mean() == pytest.approx(2 * scale**2, rel=0.12)  # a normal one would have 1.57
+    assert (
+        np.abs(noise).mean() == pytest.approx(scale, rel=0.06) and abs(noise.mean()) < 0.1 * scale
+    )
+    assert np.square(noise).mean() == pytest.approx(
+        2 * scale**2, rel=0.12
+    )  # a normal one would have 1.57
 
 
 def test_what_algorithm_one_states():
@@ -53,7 +71,11 @@ def test_what_algorithm_one_states():
     assert found is not None and found.nominal == 1 and found.exact == pytest.approx(54, rel=0.01)
     assert any("n (n - 1)" in line for line in found.caveats)
     started = DpsgdPnbm(DpsgdPnbmConfig(start="pearson")).stated()
-    assert started is not None and math.isinf(started.exact) and "start from the ratings" in started.caveats[0]
+    assert (
+        started is not None
+        and math.isinf(started.exact)
+        and "start from the ratings" in started.caveats[0]
+    )
     assert DpsgdPnbm(DpsgdPnbmConfig(epsilon=None)).stated() is None
 
 
@@ -64,7 +86,11 @@ def test_too_few_ratings_are_refused(ratings):
 
 @pytest.mark.parametrize(
     ("settings", "exact"),
-    [({}, 5 / 0.09), ({"bound": "tight"}, 20 / 0.09), ({"bound": "tight", "temperature": 1.0}, 20.0)],
+    [
+        ({}, 5 / 0.09),
+        ({"bound": "tight"}, 20 / 0.09),
+        ({"bound": "tight", "temperature": 1.0}, 20.0),
+    ],
 )
 def test_what_a_posterior_sample_states(settings, exact):
     """Scaled by epsilon / 4B an exact sample is epsilon / 4-DP; the temperature divides."""
@@ -75,7 +101,9 @@ def test_what_a_posterior_sample_states(settings, exact):
 
 
 def profiles_of(ratings):
-    return Profiles.of(ratings.num_users, ratings.num_items, ratings.users, ratings.items, ratings.values)
+    return Profiles.of(
+        ratings.num_users, ratings.num_items, ratings.users, ratings.items, ratings.values
+    )
 
 
 def test_batches_estimate_the_gradient_without_bias(ratings):
@@ -111,9 +139,21 @@ def test_a_chain_without_noise_goes_downhill(ratings):
     for cls, config in (
         (
             DppsPnbm,
-            DppsPnbmConfig(epsilon=None, temperature=1e-12, steps=60, learning_rate=0.02, batch=2000, decay=0.0),
+            DppsPnbmConfig(
+                epsilon=None, temperature=1e-12, steps=60, learning_rate=0.02, batch=2000, decay=0.0
+            ),
         ),
-        (DppsMf, DppsMfConfig(epsilon=None, temperature=1e-12, steps=200, learning_rate=0.01, batch=2000, decay=0.0)),
+        (
+            DppsMf,
+            DppsMfConfig(
+                epsilon=None,
+                temperature=1e-12,
+                steps=200,
+                learning_rate=0.01,
+                batch=2000,
+                decay=0.0,
+            ),
+        ),
     ):
         errors = []
         for steps in (0, config.steps):
@@ -127,23 +167,40 @@ def test_a_chain_without_noise_goes_downhill(ratings):
 def test_inclusion_is_the_printed_formula(ratings):
     found, total = inclusion(profiles_of(ratings), 7), len(ratings.items)
     counts, i, j = np.bincount(ratings.items, minlength=60), 3, 11
-    expected = 1 - counts[i] * counts[j] / total**2 * (1 - counts[j] / total) ** 6 * (1 - counts[i] / total) ** 6
+    expected = (
+        1
+        - counts[i]
+        * counts[j]
+        / total**2
+        * (1 - counts[j] / total) ** 6
+        * (1 - counts[i] / total) ** 6
+    )
     assert found[i, j] == pytest.approx(expected, rel=1e-12) and found.min() > 0.99
 
 
 def test_without_noise_dpsgd_mf_is_plain_descent(ratings):
     """Against a loop over ratings, from the same start and in the same order."""
-    config = DpsgdMfConfig(epsilon=None, epochs=2, factors=3, learning_rate=0.01, error_bound=1e9, seed=4)
+    config = DpsgdMfConfig(
+        epsilon=None, epochs=2, factors=3, learning_rate=0.01, error_bound=1e9, seed=4
+    )
     system = DpsgdMf(config)
     system.fit_ratings(ratings)
     random = stream(4, "baseline-dpsgd-mf")
     p, q = random.normal(0, 0.1, (40, 3)), random.normal(0, 0.1, (60, 3))
-    left = ratings.values - system._mean - system._of_items[ratings.items] - system._of_users[ratings.users]
+    left = (
+        ratings.values
+        - system._mean
+        - system._of_items[ratings.items]
+        - system._of_users[ratings.users]
+    )
     for _ in range(2):
         for n in random.permutation(len(left)):
             u, i = ratings.users[n], ratings.items[n]
             error = left[n] - p[u] @ q[i]
-            p[u], q[i] = p[u] + 0.01 * (error * q[i] - 0.02 * p[u]), q[i] + 0.01 * (error * p[u] - 0.02 * q[i])
+            p[u], q[i] = (
+                p[u] + 0.01 * (error * q[i] - 0.02 * p[u]),
+                q[i] + 0.01 * (error * p[u] - 0.02 * q[i]),
+            )
     np.testing.assert_allclose(system.users, p, atol=1e-12)
     np.testing.assert_allclose(system.items, q, atol=1e-12)
 
@@ -167,21 +224,35 @@ def test_noisy_item_means(ratings):
     exact = Noiseless(DpItemMeanConfig(damping=3.0, user_damping=2.0))
     exact.fit_ratings(ratings)
     overall = ratings.values.mean()
-    sums, counts = np.bincount(ratings.items, ratings.values, 60), np.bincount(ratings.items, minlength=60)
+    sums, counts = (
+        np.bincount(ratings.items, ratings.values, 60),
+        np.bincount(ratings.items, minlength=60),
+    )
     means = (sums + 3 * overall) / (counts + 3)
     np.testing.assert_allclose(exact._means, means, atol=1e-5)
-    left = np.bincount(ratings.users, ratings.values - means[ratings.items]) / (np.bincount(ratings.users) + 2)
+    left = np.bincount(ratings.users, ratings.values - means[ratings.items]) / (
+        np.bincount(ratings.users) + 2
+    )
     found = exact.predict(ratings, ratings.users, ratings.items)
-    np.testing.assert_allclose(found, np.clip(means[ratings.items] + left[ratings.users], 1, 5), atol=1e-5)
+    np.testing.assert_allclose(
+        found, np.clip(means[ratings.items] + left[ratings.users], 1, 5), atol=1e-5
+    )
     private = DpItemMean(DpItemMeanConfig(epsilon=1.0, clip_norm=5.0))
     private.fit_ratings(ratings)
     told = private.stated()
     assert told is not None and told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
-    assert private.plan(40).sensitivity == 10  # replace-one: 2 S
+    assert private.plan(40).sensitivity == pytest.approx(
+        5 * 2**0.5
+    )  # replace-one: no two users point apart
+    assert (
+        DpItemMean(DpItemMeanConfig(clip_norm=5.0, adjacency="add-remove")).plan(40).sensitivity
+        == 5
+    )
 
 
 def test_numbers_stand_beside_the_errors(world):
-    """`nominal-epsilon` and `epsilon` in the table of results, and nothing for those that state none."""
+    """`nominal-epsilon` and `epsilon` in the table of results, and nothing for those that state
+    none."""
     names = {"dpsgd-mf": {"epsilon": 3.0}, "item-mean": {}}
     found = evaluate_rating_baselines(names, world("rating"), held_out="test")
     assert found["dpsgd-mf"]["nominal-epsilon"] == found["dpsgd-mf"]["epsilon"] == 3

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels that other libraries' systems reach on real data, with settings that are known to be good there."""
+"""Levels that other libraries' systems reach on real data, with settings that are known to be good
+there."""
 
 from __future__ import annotations
 
 import pytest
 
-from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.data.population import Population
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 
 SETTINGS = {
     "user-knn": {"neighbours": 40},

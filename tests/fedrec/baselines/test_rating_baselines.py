@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.biased_mf import BiasedMf, BiasedMfConfig
-from fedrec.baselines.evaluate import evaluate_rating_baselines
-from fedrec.baselines.item_mean import ItemMean, ItemMeanConfig
+from fedrec.baselines.evaluation import evaluate_rating_baselines
+from fedrec.baselines.simple.biased_mf import BiasedMf, BiasedMfConfig
+from fedrec.baselines.simple.item_mean import ItemMean, ItemMeanConfig
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 
 
 def ratings(rows, num_users=4, num_items=5):
@@ -49,15 +49,24 @@ def objective(data, mean, users, items, regularisation):
 
 
 def test_users_are_optimal_given_the_items():
-    """No change of any user's bias or factors lowers the penalised error; the gradient by finite differences is 0."""
+    """No change of any user's bias or factors lowers the penalised error; the gradient by finite
+    differences is 0."""
     random = np.random.default_rng(0)
-    data = Ratings(6, 8, random.integers(0, 6, 60), random.integers(0, 8, 60), random.integers(1, 6, 60).astype(float))
+    data = Ratings(
+        6,
+        8,
+        random.integers(0, 6, 60),
+        random.integers(0, 8, 60),
+        random.integers(1, 6, 60).astype(float),
+    )
     model = BiasedMf(BiasedMfConfig(factors=2, regularisation=0.1, sweeps=4))
     model.fit_ratings(data)
     pairs = np.divmod(np.arange(48), 8)
     predicted = model.predict(data, *pairs).reshape(6, 8)
     own = np.linalg.lstsq(
-        np.column_stack([np.ones(8), model._items[:, 1:]]), (predicted - model._mean - model._items[:, 0]).T, rcond=None
+        np.column_stack([np.ones(8), model._items[:, 1:]]),
+        (predicted - model._mean - model._items[:, 0]).T,
+        rcond=None,
     )[0].T
     best = objective(data, model._mean, own, model._items, 0.1)
     for place in np.ndindex(own.shape):
@@ -70,13 +79,18 @@ def test_users_are_optimal_given_the_items():
 def test_a_planted_structure_is_found():
     """Rank-2 ratings with biases, a tenth held out: nearly exact, where item means are far off."""
     random = np.random.default_rng(1)
-    truth = random.normal(size=(60, 2)) @ random.normal(size=(2, 40)) + random.normal(size=(60, 1)) + 3
+    truth = (
+        random.normal(size=(60, 2)) @ random.normal(size=(2, 40)) + random.normal(size=(60, 1)) + 3
+    )
     rows = np.array(list(np.ndindex(60, 40)))
     held = random.random(len(rows)) < 0.1
     values = truth[rows[:, 0], rows[:, 1]]
     data = Ratings(60, 40, rows[~held, 0], rows[~held, 1], values[~held])
     errors = {}
-    for model in (BiasedMf(BiasedMfConfig(factors=2, regularisation=1e-4, sweeps=30)), ItemMean(ItemMeanConfig())):
+    for model in (
+        BiasedMf(BiasedMfConfig(factors=2, regularisation=1e-4, sweeps=30)),
+        ItemMean(ItemMeanConfig()),
+    ):
         model.fit_ratings(data)
         predicted = model.predict(data, rows[held, 0], rows[held, 1])
         errors[type(model)] = np.sqrt(np.square(predicted - values[held]).mean())
@@ -89,9 +103,12 @@ def test_ranking_is_refused():
 
 
 def test_protocol(world):
-    """Clients 0 to 2 train on ratings 5, 2; 5, 4; 1 of items 0, 1; 1, 1; 5. Held out of client 0 are items 2 and 3."""
+    """Clients 0 to 2 train on ratings 5, 2; 5, 4; 1 of items 0, 1; 1, 1; 5. Held out of client 0
+    are items 2 and 3."""
     names = ["item-mean", "popularity"]
-    found = evaluate_rating_baselines(names, world("rating"), held_out="test", clients=np.array([0]))
+    found = evaluate_rating_baselines(
+        names, world("rating"), held_out="test", clients=np.array([0])
+    )
     # Nobody rated items 2 and 3, so both get the mean of all, 3.4, where 4 and 1 are right.
     assert list(found) == ["item-mean"]
     assert found["item-mean"]["mae"] == pytest.approx((0.6 + 2.4) / 2)
@@ -100,14 +117,28 @@ def test_protocol(world):
 
 @pytest.mark.real_data
 def test_published_folds():
-    """Five-fold RMSE on MovieLens-100K: item means 1.0246, and below .935 for biased matrix factorization."""
+    """Five-fold RMSE on MovieLens-100K: item means 1.0246, and below .935 for biased matrix
+    factorization."""
     from fedrec.data.reader import data_directory
 
     errors = []
     for fold in range(1, 6):
-        split = {"name": "kfold", "shipped": True, "fold": fold, "folder": str(data_directory() / "ml-100k")}
-        table = {"name": "x", "rounds": 1, "task": "rating", "dataset": {"name": "ml-100k"}, "split": split}
-        found = evaluate_rating_baselines(["item-mean", "biased-mf"], Population.of(load(table)), held_out="test")
+        split = {
+            "name": "kfold",
+            "shipped": True,
+            "fold": fold,
+            "folder": str(data_directory() / "ml-100k"),
+        }
+        table = {
+            "name": "x",
+            "rounds": 1,
+            "task": "rating",
+            "dataset": {"name": "ml-100k"},
+            "split": split,
+        }
+        found = evaluate_rating_baselines(
+            ["item-mean", "biased-mf"], Population.of(load(table)), held_out="test"
+        )
         errors.append([found["item-mean"]["rmse"], found["biased-mf"]["rmse"]])
     means = np.mean(errors, axis=0)
     assert means[0] == pytest.approx(1.0246, abs=3e-4) and means[1] < 0.935, means

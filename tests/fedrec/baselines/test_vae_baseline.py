@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.baselines.ae import Ae, AeConfig
 from fedrec.baselines.base import Histories
-from fedrec.baselines.vae import Vae, VaeConfig
+from fedrec.baselines.neural.ae import Ae, AeConfig
+from fedrec.baselines.neural.vae import Vae, VaeConfig
 from fedrec.errors import ExperimentError
 
 
@@ -18,7 +18,9 @@ def fitted(request):
     def fit(taste, **settings):
         beta = {"beta": 0.1} if request.param is Vae else {}
         model = request.param(
-            request.param.Config(hidden=8, latent=2, epochs=60, learning_rate=0.01, **beta, **settings)
+            request.param.Config(
+                hidden=8, latent=2, epochs=60, learning_rate=0.01, **beta, **settings
+            )
         )
         model.fit(taste)
         return model
@@ -53,4 +55,7 @@ def test_an_autoencoder_has_no_distribution_of_codes(taste):
     model.fit(taste)
     variational = Vae(VaeConfig(hidden=8, latent=2, epochs=1))
     variational.fit(taste)
-    assert set(variational._parameters) - set(model._parameters) == {"log-variance.weight", "log-variance.bias"}
+    assert set(variational._parameters) - set(model._parameters) == {
+        "log-variance.weight",
+        "log-variance.bias",
+    }

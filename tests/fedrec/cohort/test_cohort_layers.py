@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.cohort.layers import (
+from fedrec.nn.layers import (
     gather_rows,
     mixed_rows,
     perceptron,
@@ -20,7 +20,9 @@ ACTIVATIONS = {"identity": nn.Identity, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, 
 
 
 def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    )
 
 
 def test_rows_are_averaged_over_the_codes_that_are_there():
@@ -60,14 +62,19 @@ def test_perceptron_is_that_of_torch(activation):
         ]
         network, linear = nn.Sequential(*layers).double(), layers[::2]
         for layer, weight, bias in zip(linear, weights, biases, strict=True):
-            layer.weight.data, layer.bias.data = weight[client].detach().T.clone(), bias[client].detach().clone()
+            layer.weight.data, layer.bias.data = (
+                weight[client].detach().T.clone(),
+                bias[client].detach().clone(),
+            )
         own = [part.detach()[client].clone().requires_grad_() for part in (user, *items)]
         expected = network(torch.cat([own[0].expand(4, -1), *own[1:]], 1))
         torch.testing.assert_close(outputs[client].detach(), expected.detach()[:, 0])
         expected.square().sum().backward()
         wanted = [*own, *(layer.weight for layer in linear), *(layer.bias for layer in linear)]
         for place, (gradient, leaf) in enumerate(zip(gradients, wanted, strict=True)):
-            torch.testing.assert_close(gradient[client], leaf.grad.T if 3 <= place < 6 else leaf.grad)
+            torch.testing.assert_close(
+                gradient[client], leaf.grad.T if 3 <= place < 6 else leaf.grad
+            )
 
 
 def test_weighted_cross_entropy_is_that_of_torch():

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedrec.attacks.plan import half_members, half_memberships, shadow_plan
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.memberships import half_members, half_memberships, shadow_plan
 from fedrec.data.population import Population
 from fedrec.data.readers import canaries as canary_reader
 from fedrec.data.readers.canaries import Canaries
@@ -15,7 +15,7 @@ from fedrec.data.readers.synthetic import Synthetic, SyntheticConfig
 from fedrec.data.splits.members import Members, MembersConfig
 from fedrec.data.splits.user_holdout import UserHoldout, UserHoldoutConfig
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 
 SMALL = {"users": 40, "items": 30, "mean-interactions": 8, "min-interactions": 4}
 
@@ -43,7 +43,9 @@ def test_canaries_train_and_nothing_else_changes(tiny_experiment, split):
     assert np.array_equal(audited.evaluated_clients("test"), plain.evaluated_clients("test"))
     assert audited.schema().user_features == plain.schema().user_features
     canary = audited.client(int(added[0]))
-    assert len(canary.items) == len(canary.positives) == 0 and all((codes == -1).all() for codes in canary.features)
+    assert len(canary.items) == len(canary.positives) == 0 and all(
+        (codes == -1).all() for codes in canary.features
+    )
 
 
 @pytest.mark.parametrize("kind", ["integers", "texts", "objects"])
@@ -76,7 +78,9 @@ def interactions():
 
 
 def drawn(interactions, **settings):
-    config = MembersConfig.parse({"base": {"name": "user-holdout", "test-users": 0.25}, "seed": 3, **settings})
+    config = MembersConfig.parse(
+        {"base": {"name": "user-holdout", "test-users": 0.25}, "seed": 3, **settings}
+    )
     return Members(config, seed=99).split(interactions)
 
 
@@ -89,7 +93,9 @@ def test_the_two_systems_of_the_papers_attack(interactions, base):
     settings = {"shadow-users": 10, "used": 0.6, "members": 0.5}
     shadow = drawn(interactions, draw="shadow", **settings)
     target = drawn(interactions, draw="target", **settings)
-    plan = shadow_plan(base.training_clients, shadow_users=10, used_share=0.6, member_share=0.5, seed=3)
+    plan = shadow_plan(
+        base.training_clients, shadow_users=10, used_share=0.6, member_share=0.5, seed=3
+    )
     assert np.array_equal(shadow.training_clients, plan.used) and len(plan.used) == 6
     assert np.array_equal(target.training_clients, plan.members) and len(plan.members) == 10
     for part in ("train_rows", "validation_rows", "test_rows"):

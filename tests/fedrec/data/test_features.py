@@ -6,13 +6,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedrec.cohort.layers import row_shares
 from fedrec.data.features import Feature
+from fedrec.nn.layers import row_shares
 
 
 def test_shares_of_rows_with_equal_codes_are_kept_once():
-    """The same as of the rectangle of codes; a row may have none, and one may name a category twice."""
-    feature = Feature.multiple("genre", [["b", "a"], [], ["c"], ["a", "b"], ["b", "a"], ["a", "a", "c"], []])
+    """The same as of the rectangle of codes; a row may have none, and one may name a category
+    twice."""
+    feature = Feature.multiple(
+        "genre", [["b", "a"], [], ["c"], ["a", "b"], ["b", "a"], ["a", "a", "c"], []]
+    )
     shares, index = feature.distinct_shares()
     expected = row_shares(torch.from_numpy(feature.padded()), len(feature.categories))
     np.testing.assert_array_equal(shares[index], expected.numpy())

@@ -24,7 +24,9 @@ def test_every_free_item_is_equally_likely():
 @given(st.data())
 def test_each_rank_maps_to_one_free_item(data):
     num_items = data.draw(st.integers(1, 30))
-    positives = np.array(sorted(data.draw(st.sets(st.integers(0, num_items - 1), max_size=num_items - 1))), dtype=int)
+    positives = np.array(
+        sorted(data.draw(st.sets(st.integers(0, num_items - 1), max_size=num_items - 1))), dtype=int
+    )
 
     class Ranks:
         def integers(self, low, high, size):
@@ -66,7 +68,8 @@ def _expected_hit(score: np.ndarray, item: int, others: np.ndarray, k: int = 10)
 
 
 def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
-    """Mean Hits@10 of the score -(times drawn): against 99 sampled never-seen items, and against all of them."""
+    """Mean Hits@10 of the score -(times drawn): against 99 sampled never-seen items, and against
+    all of them."""
     generator = np.random.default_rng(7)
     sampled, full = [], []
     for _ in range(USERS):
@@ -74,13 +77,16 @@ def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
         train, held_out = np.sort(own[:-1]), own[-1]
         score = -_times_drawn(np.sort(own) if leaky else train, generator)
         never_seen = np.setdiff1d(np.arange(ITEMS), own)
-        sampled.append(_expected_hit(score, held_out, generator.choice(never_seen, 99, replace=False)))
+        sampled.append(
+            _expected_hit(score, held_out, generator.choice(never_seen, 99, replace=False))
+        )
         full.append(_expected_hit(score, held_out, never_seen))
     return float(np.mean(sampled)), float(np.mean(full))
 
 
 def test_the_number_of_draws_says_nothing_about_held_out_items():
-    """A score without any learning stays at chance: within four binomial standard deviations of 400 users."""
+    """A score without any learning stays at chance: within four binomial standard deviations of 400
+    users."""
     sampled, full = _hits_of_the_count(leaky=False)
     for hits, chance in ((sampled, 10 / 100), (full, 10 / (ITEMS - TRAINED))):
         assert abs(hits - chance) < 4 * np.sqrt(chance * (1 - chance) / USERS)

@@ -23,7 +23,11 @@ from fedrec.errors import ComponentError, DataError
 def test_training_data_of_a_client_in_ranking(world, client, items, labels, positives):
     data = world().client(client)
     assert data.client == client and data.labels.dtype == np.float32
-    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (items, labels, positives)
+    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (
+        items,
+        labels,
+        positives,
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,11 @@ def test_training_data_of_a_client_in_ranking(world, client, items, labels, posi
 )
 def test_training_data_of_a_client_in_rating(world, client, items, labels, positives):
     data = world("rating").client(client)
-    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (items, labels, positives)
+    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (
+        items,
+        labels,
+        positives,
+    )
 
 
 @pytest.mark.parametrize("task", ["ranking", "rating"])
@@ -42,7 +50,9 @@ def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interacti
     ratings, times = random.integers(1, 6, 300).astype(np.float32), random.integers(0, 99, 300)
     users[users == 5] = 6  # one has nothing
     features = FeatureTable(12), FeatureTable(9)
-    data = Interactions("drawn", users, items, np.arange(12), np.arange(9), *features, ratings, times)
+    data = Interactions(
+        "drawn", users, items, np.arange(12), np.arange(9), *features, ratings, times
+    )
     rows = np.sort(random.permutation(300)[:200])
     partition = Partition(np.arange(12), rows, np.empty(0, np.int64), np.empty(0, np.int64))
     population = Population(data, partition, task=task, positive_above=3.0)
@@ -53,7 +63,10 @@ def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interacti
         labels = ratings[mine] > 3 if task == "ranking" else ratings[mine]
         assert own.labels.tolist() == labels.tolist() and own.times.tolist() == times[mine].tolist()
         liked = items[mine][ratings[mine] > 3] if task == "ranking" else items[mine]
-        assert own.positives.tolist() == np.unique(liked).tolist() and own.ratings.tolist() == ratings[mine].tolist()
+        assert (
+            own.positives.tolist() == np.unique(liked).tolist()
+            and own.ratings.tolist() == ratings[mine].tolist()
+        )
     assert population.clients(np.empty(0, np.int64)) == []
 
 
@@ -68,7 +81,8 @@ def test_a_row_at_the_threshold_is_not_positive(world):
 
 
 def test_positives_never_tell_what_is_held_out(world):
-    """Item 4 is held out for client 1 and item 2 for client 0: both must stay possible negatives."""
+    """Item 4 is held out for client 1 and item 2 for client 0: both must stay possible
+    negatives."""
     assert 4 not in world().client(1).positives and 2 not in world().client(0).positives
 
 
@@ -120,7 +134,9 @@ def test_masks_equal_those_of_a_loop_over_the_rows(load_tiny, held_out):
     train = set(parts.train_rows.tolist())
     clients = np.random.default_rng(0).permutation(data.num_users)[:10]
     seen, known, relevant = np.zeros((3, 10, data.num_items), dtype=bool)
-    for row, (user, item, rating) in enumerate(zip(data.users, data.items, data.ratings, strict=True)):
+    for row, (user, item, rating) in enumerate(
+        zip(data.users, data.items, data.ratings, strict=True)
+    ):
         for place in np.flatnonzero(clients == user):
             seen[place, item] = True
             known[place, item] |= row in train
@@ -135,40 +151,61 @@ def test_masks_equal_those_of_a_loop_over_the_rows(load_tiny, held_out):
 def test_ratings_are_asked_for_only_where_they_are_needed(world):
     full = world()
     bare = Interactions(
-        **{name: getattr(full.interactions, name) for name in ("name", "users", "items", "user_ids", "item_ids")},
+        **{
+            name: getattr(full.interactions, name)
+            for name in ("name", "users", "items", "user_ids", "item_ids")
+        },
         user_features=full.interactions.user_features,
         item_features=full.interactions.item_features,
     )
-    assert Population(bare, full.partition, task="ranking", positive_above=None).client(0).labels.tolist() == [1, 1]
+    assert Population(bare, full.partition, task="ranking", positive_above=None).client(
+        0
+    ).labels.tolist() == [1, 1]
     for task, above in (("ranking", 3.0), ("rating", None)):
         with pytest.raises(DataError, match="world has no ratings"):
             Population(bare, full.partition, task=task, positive_above=above)
 
 
 def test_a_clients_rows_can_be_put_in_the_order_of_time(load_tiny, world):
-    population = Population.of(load_tiny("split={name='ratio', train=0.5, validation=0.25, test=0.25}"))
+    population = Population.of(
+        load_tiny("split={name='ratio', train=0.5, validation=0.25, test=0.25}")
+    )
     data, train = population.interactions, population.partition.train_rows
     client = population.client(3)
     dated = sorted((data.times[row], row) for row in train.tolist() if data.users[row] == 3)
-    assert client.items[client.order()].tolist() == [data.items[row] for _, row in dated] != client.items.tolist()
+    assert (
+        client.items[client.order()].tolist()
+        == [data.items[row] for _, row in dated]
+        != client.items.tolist()
+    )
     assert world().client(1).times is None and world().client(1).order().tolist() == [0, 1]
 
 
 class TestPerturbed:
-    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); learned instead are five of user 0 and one of user 2."""
+    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); learned instead are five of user 0 and one
+    of user 2."""
 
     @pytest.fixture
     def changed(self, world):
         plain = world()
         rows = plain.interactions.with_rows(np.array([0, 0, 0, 0, 0, 0]))
-        rows = replace(rows, users=[0, 0, 0, 0, 0, 2], items=[0, 3, 4, 4, 5, 2], ratings=[5, 5, 1, 4, 4, 5])
+        rows = replace(
+            rows, users=[0, 0, 0, 0, 0, 2], items=[0, 3, 4, 4, 5, 2], ratings=[5, 5, 1, 4, 4, 5]
+        )
         made = Perturbed(rows, np.array([0, 1, -1, -1, -1, 4]))
-        return Population(plain.interactions, plain.partition, task="ranking", positive_above=3.0, perturbed=made)
+        return Population(
+            plain.interactions, plain.partition, task="ranking", positive_above=3.0, perturbed=made
+        )
 
     def test_clients_learn_from_what_came_out(self, changed):
         data = changed.clients(np.array([0, 1, 2]))
         assert [one.items.tolist() for one in data] == [[0, 3, 4, 4, 5], [], [2]]
-        assert data[0].labels.tolist() == [1, 1, 0, 1, 1] and data[0].positives.tolist() == [0, 3, 4, 5]
+        assert data[0].labels.tolist() == [1, 1, 0, 1, 1] and data[0].positives.tolist() == [
+            0,
+            3,
+            4,
+            5,
+        ]
         offsets, items = changed.liked(np.array([2, 0]))
         assert offsets.tolist() == [0, 1, 5] and items.tolist() == [2, 0, 3, 4, 5]
         assert changed.histories(np.array([1, 2])).nonzero()[1].tolist() == [2]
@@ -180,14 +217,24 @@ class TestPerturbed:
         for name in ("seen", "known", "relevant"):
             mine, real = (getattr(one.held_out(everyone, "test"), name) for one in (changed, plain))
             assert np.array_equal(mine, real)
-        assert changed.known_counts(everyone).tolist() == plain.known_counts(everyone).tolist() == [2, 2, 1, 0]
+        assert (
+            changed.known_counts(everyone).tolist()
+            == plain.known_counts(everyone).tolist()
+            == [2, 2, 1, 0]
+        )
 
     def test_three_ways_of_masking(self, changed, world):
         lists = changed.held_out(np.array([0]), "test")
-        found = {how: np.flatnonzero(lists.masked(how)[0]).tolist() for how in ("real", "learned", "both")}
+        found = {
+            how: np.flatnonzero(lists.masked(how)[0]).tolist()
+            for how in ("real", "learned", "both")
+        }
         assert found == {"real": [0, 1], "learned": [0, 3, 4, 5], "both": [0, 1, 3, 4, 5]}
         plain = world().held_out(np.array([0]), "test")
-        assert all(np.flatnonzero(plain.masked(how)[0]).tolist() == [0, 1] for how in ("real", "learned", "both"))
+        assert all(
+            np.flatnonzero(plain.masked(how)[0]).tolist() == [0, 1]
+            for how in ("real", "learned", "both")
+        )
 
 
 def larger(rows):
@@ -200,7 +247,10 @@ def larger(rows):
         ("rows", "a fedrec.data.perturbation.Perturbed"),
         (lambda rows: Perturbed(larger(rows), rows.users), "99"),
         (lambda rows: Perturbed(rows, np.arange(3)), "an origin of each"),
-        (lambda rows: Perturbed(replace(rows, times=None), np.arange(len(rows))), "rows with times"),
+        (
+            lambda rows: Perturbed(replace(rows, times=None), np.arange(len(rows))),
+            "rows with times",
+        ),
     ],
 )
 def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatch, found, words):

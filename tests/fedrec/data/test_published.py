@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrec.data.folds import read_test_fold
+from fedrec.components.registry import DATASET, resolve
+from fedrec.data.files.folds import read_test_fold
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
-from fedrec.registry import DATASET, resolve
 
 pytestmark = pytest.mark.real_data
 
@@ -21,7 +21,12 @@ def reader(name, **settings):
 
 
 def copied(name, folder):
-    shutil.copytree(reader(name).folder(), folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("ncf", "*.npz"))
+    shutil.copytree(
+        reader(name).folder(),
+        folder,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("ncf", "*.npz"),
+    )
     return folder
 
 
@@ -46,7 +51,9 @@ def test_published_data_are_accepted(name, rows, users, items):
     assert (len(data), data.num_users, data.num_items) == (rows, users, items)
 
 
-@pytest.mark.parametrize(("name", "train", "test"), [("gowalla", 810_128, 217_242), ("amazon-upc", 37_027, 15_930)])
+@pytest.mark.parametrize(
+    ("name", "train", "test"), [("gowalla", 810_128, 217_242), ("amazon-upc", 37_027, 15_930)]
+)
 def test_parts_have_the_published_sizes(name, train, test):
     assert len(reader(name, part="train").read()) == train
     assert len(reader(name, part="test").read()) == test
@@ -64,7 +71,10 @@ def test_features_of_ml_1m():
 
 def test_features_of_ml_100k():
     data = reader("ml-100k").read()
-    assert data.user_features["age"].categories == reader("ml-1m").read().user_features["age"].categories
+    assert (
+        data.user_features["age"].categories
+        == reader("ml-1m").read().user_features["age"].categories
+    )
     assert len(data.item_features["genres"].categories) == 19
 
 
@@ -84,7 +94,10 @@ def test_shipped_folds_cover_ml_100k_once():
 def test_ml_100k_with_seven_injected_lines_is_refused(tmp_path):
     folder = copied("ml-100k", tmp_path)
     with (folder / "u.data").open("a") as file:
-        file.writelines(f"{user}\t{item}\t4\t881250949\n" for item, user in enumerate([0] * 4 + [999] * 3, start=1))
+        file.writelines(
+            f"{user}\t{item}\t4\t881250949\n"
+            for item, user in enumerate([0] * 4 + [999] * 3, start=1)
+        )
     with pytest.raises(DataError, match="number of rows") as caught:
         reader("ml-100k", path=folder).read()
     assert (caught.value.expected, caught.value.got) == ("100,000 rows", "100,007 rows")
@@ -129,7 +142,9 @@ def test_one_changed_value_is_refused(tmp_path, name, file, number, old, new):
 
 def test_pair_moved_from_test_to_train_is_refused(tmp_path):
     folder = copied("amazon-upc", tmp_path)
-    train, test = ((folder / name).read_bytes().splitlines(keepends=True) for name in ("train.csv", "test.csv"))
+    train, test = (
+        (folder / name).read_bytes().splitlines(keepends=True) for name in ("train.csv", "test.csv")
+    )
     train[5], test[5] = test[5], train[5]
     (folder / "train.csv").write_bytes(b"".join(train))
     (folder / "test.csv").write_bytes(b"".join(test))

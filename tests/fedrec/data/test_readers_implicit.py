@@ -51,13 +51,22 @@ class TestFrappe:
 
     def test_user_features_are_the_most_frequent_values(self, folder):
         features = read(Frappe, folder).user_features
-        assert features.names == ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
+        assert features.names == (
+            "daytime",
+            "weekday",
+            "isweekend",
+            "homework",
+            "weather",
+            "country",
+            "city",
+        )
         assert [label(feature, 1) for feature in features.features] == [
             *(["morning"], ["sunday"], ["weekend"], ["unknown"], ["sunny"], ["Spain"], ["0"])
         ]
 
     def test_of_equally_frequent_values_the_first_in_the_alphabet_counts(self, folder):
-        # App 9 is free in two rows and paid in one; app 2 only paid. A fourth row for app 9 makes it a tie.
+        # App 9 is free in two rows and paid in one; app 2 only paid. A fourth row for app 9 makes
+        # it a tie.
         with (folder / "frappe.csv").open("a") as file:
             file.write("0\t9\t4\tnight\tmonday\tworkday\thome\tpaid\tcloudy\tUnited States\t5\n")
         cost = read(Frappe, folder).item_features["cost"]
@@ -109,12 +118,15 @@ class TestGowalla:
 class TestAmazonUpc:
     @pytest.fixture
     def folder(self, tmp_path):
-        (tmp_path / "train.csv").write_bytes(b"itemID,userID,reviewerID,asin\r\n4,0,A2,B00\r\n1,2,A3,B01\r\n")
+        (tmp_path / "train.csv").write_bytes(
+            b"itemID,userID,reviewerID,asin\r\n4,0,A2,B00\r\n1,2,A3,B01\r\n"
+        )
         (tmp_path / "test.csv").write_bytes(b"itemID,userID,reviewerID,asin\r\n6,0,A2,B02\r\n")
         return tmp_path
 
     @pytest.mark.parametrize(
-        ("part", "users", "items"), [("all", [0, 1, 0], [1, 0, 2]), ("train", [0, 1], [1, 0]), ("test", [0], [2])]
+        ("part", "users", "items"),
+        [("all", [0, 1, 0], [1, 0, 2]), ("train", [0, 1], [1, 0]), ("test", [0], [2])],
     )
     def test_parts_share_users_and_items(self, folder, part, users, items):
         data = read(AmazonUpc, folder, part=part)
@@ -128,7 +140,13 @@ class TestAmazonUpc:
 
 class TestAmazon5Core:
     REVIEWS = (
-        {"reviewerID": "A2", "asin": "B1", "overall": 5.0, "unixReviewTime": 1367193600, "reviewText": "é"},
+        {
+            "reviewerID": "A2",
+            "asin": "B1",
+            "overall": 5.0,
+            "unixReviewTime": 1367193600,
+            "reviewText": "é",
+        },
         {"reviewerID": "A1", "asin": "B1", "overall": 2, "unixReviewTime": 1363392000},
         {"reviewerID": "A2", "asin": "B0", "overall": 4.0, "unixReviewTime": 1363392001},
     )
@@ -150,7 +168,9 @@ class TestAmazon5Core:
         assert data.ratings.tolist() == [5.0, 2.0, 4.0]
         assert data.times.tolist() == [1367193600, 1363392000, 1363392001]
 
-    @pytest.mark.parametrize("line", ['{"reviewerID": "A2"}', "{'reviewerID': 'A2'}", '{"revi', "[1]"])
+    @pytest.mark.parametrize(
+        "line", ['{"reviewerID": "A2"}', "{'reviewerID': 'A2'}", '{"revi', "[1]"]
+    )
     def test_malformed_line_is_named(self, tmp_path, line):
         path = self.write(tmp_path / "x.json")
         path.write_text(path.read_text() + line + "\n")

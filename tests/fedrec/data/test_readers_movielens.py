@@ -22,8 +22,13 @@ def labels(feature, row):
 
 def write_ml_1m(folder, ratings="7::30::5::978300760\n2::10::3::978302109\n7::10::4::978301968\n"):
     (folder / "ratings.dat").write_text(ratings)
-    (folder / "users.dat").write_text("2::M::56::16::70072\n5::M::25::15::55117\n7::F::1::10::48067-1234\n")
-    films = "10::Café: The Film (1995)::Animation|Children's|Comedy\n20::Unrated (1999)::War\n30::Other (2000)::Drama\n"
+    (folder / "users.dat").write_text(
+        "2::M::56::16::70072\n5::M::25::15::55117\n7::F::1::10::48067-1234\n"
+    )
+    films = (
+        "10::Café: The Film (1995)::Animation|Children's|Comedy\n20::Unrated (1999)::War\n30::Other"
+        " (2000)::Drama\n"
+    )
     (folder / "movies.dat").write_bytes(films.encode("latin-1"))
     return folder
 
@@ -56,7 +61,11 @@ class TestMovieLens1M:
     def test_features_have_readable_labels(self, tmp_path):
         data = read(MovieLens1M, write_ml_1m(tmp_path))
         assert data.user_features.names == ("gender", "age", "occupation")
-        assert [labels(feature, 0) for feature in data.user_features.features] == [["M"], ["56+"], ["self-employed"]]
+        assert [labels(feature, 0) for feature in data.user_features.features] == [
+            ["M"],
+            ["56+"],
+            ["self-employed"],
+        ]
         assert [labels(feature, 1) for feature in data.user_features.features] == [
             ["F"],
             ["Under 18"],
@@ -143,7 +152,11 @@ class TestMovieLens100K:
         assert data.users.tolist() == [1, 0]
         assert data.items.tolist() == [0, 1]
         assert data.ratings.tolist() == [4.0, 5.0]
-        assert [labels(feature, 0) for feature in data.user_features.features] == [["F"], ["45-49"], ["writer"]]
+        assert [labels(feature, 0) for feature in data.user_features.features] == [
+            ["F"],
+            ["45-49"],
+            ["writer"],
+        ]
         assert labels(data.user_features["age"], 1) == ["Under 18"]
         assert labels(data.item_features["genres"], 0) == ["Animation", "Comedy"]
         assert labels(data.item_features["genres"], 1) == ["unknown"]
@@ -151,7 +164,14 @@ class TestMovieLens100K:
     @pytest.mark.parametrize(
         ("age", "band"),
         [
-            *((7, "Under 18"), (17, "Under 18"), (18, "18-24"), (24, "18-24"), (34, "25-34"), (44, "35-44")),
+            *(
+                (7, "Under 18"),
+                (17, "Under 18"),
+                (18, "18-24"),
+                (24, "18-24"),
+                (34, "25-34"),
+                (44, "35-44"),
+            ),
             *((45, "45-49"), (49, "45-49"), (50, "50-55"), (55, "50-55"), (56, "56+"), (73, "56+")),
         ],
     )
@@ -161,9 +181,12 @@ class TestMovieLens100K:
 
 class TestMovieLens20M:
     def test_reads_rows_and_genres(self, tmp_path):
-        (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n4,131262,0.5,5\n")
+        (tmp_path / "ratings.csv").write_text(
+            "userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n4,131262,0.5,5\n"
+        )
         (tmp_path / "movies.csv").write_text(
-            'movieId,title,genres\n2,"Café, The (1995)",Adventure|Children\n3,X,Drama\n131262,Y,(no genres listed)\n',
+            'movieId,title,genres\n2,"Café, The (1995)",Adventure|Children\n3,X,Drama\n131262,Y,(no'
+            " genres listed)\n",
             encoding="utf-8",
         )
         data = read(MovieLens20M, tmp_path)
@@ -175,7 +198,9 @@ class TestMovieLens20M:
         assert labels(data.item_features["genres"], 1) == []
 
     def test_missing_column_offers_the_nearest(self, tmp_path):
-        (tmp_path / "ratings.csv").write_text("userId,movieID,rating,timestamp\n1,2,3.5,1112486027\n")
+        (tmp_path / "ratings.csv").write_text(
+            "userId,movieID,rating,timestamp\n1,2,3.5,1112486027\n"
+        )
         with pytest.raises(DataError, match="no column 'movieId'") as caught:
             read(MovieLens20M, tmp_path)
         assert "did you mean 'movieID'" in caught.value.fix

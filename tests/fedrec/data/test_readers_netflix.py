@@ -59,25 +59,39 @@ def test_block_size_does_not_matter(tmp_path, monkeypatch, write, size):
 
 
 def test_windows_line_ends_and_a_missing_last_one(tmp_path):
-    (tmp_path / "combined_data_1.txt").write_bytes((FILM_1 + FILM_30).replace("\n", "\r\n").encode().rstrip())
+    (tmp_path / "combined_data_1.txt").write_bytes(
+        (FILM_1 + FILM_30).replace("\n", "\r\n").encode().rstrip()
+    )
     assert read(tmp_path).ratings.tolist() == [3.0, 5.0, 4.0]
 
 
 def test_year_of_release_is_a_feature(tmp_path):
     write_combined(tmp_path)
-    (tmp_path / "movie_titles.csv").write_bytes("1,2003,Café, and more\n2,NULL,X\n30,1997,Y\n".encode("latin-1"))
+    (tmp_path / "movie_titles.csv").write_bytes(
+        "1,2003,Café, and more\n2,NULL,X\n30,1997,Y\n".encode("latin-1")
+    )
     year = read(tmp_path).item_features["year"]
     assert year.categories == ("1997", "2003")
     assert year.padded().ravel().tolist() == [1, -1, 0]
 
 
 @pytest.mark.parametrize(
-    "line", ["1488844,3", "1488844,3,2005-09-06,1", "x,3,2005-09-06", "1488844,6,2005-09-06", "7,3,2005-13-06", ""]
+    "line",
+    [
+        "1488844,3",
+        "1488844,3,2005-09-06,1",
+        "x,3,2005-09-06",
+        "1488844,6,2005-09-06",
+        "7,3,2005-13-06",
+        "",
+    ],
 )
 @pytest.mark.parametrize("write", [write_files, write_combined])
 def test_malformed_line_is_named(tmp_path, write, line):
     write(tmp_path)
-    path = next(iter([*tmp_path.glob("training_set/mv_0000001.txt"), *tmp_path.glob("combined_data_1.txt")]))
+    path = next(
+        iter([*tmp_path.glob("training_set/mv_0000001.txt"), *tmp_path.glob("combined_data_1.txt")])
+    )
     path.write_text(f"1:\n1488844,3,2005-09-06\n{line}\n822109,5,2005-05-13\n")
     with pytest.raises(DataError, match=f"{path.name}, line 3") as caught:
         read(tmp_path)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrec.components.registry import SPLIT, resolve
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Split
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import DataError, ExperimentError
-from fedrec.registry import SPLIT, resolve
 
 
 def interactions(users, items=None, times=None, num_users=None) -> Interactions:
@@ -27,7 +27,9 @@ def interactions(users, items=None, times=None, num_users=None) -> Interactions:
     num_users = int(users.max(initial=-1)) + 1 if num_users is None else num_users
     num_items = int(items.max(initial=0)) + 1
     features = FeatureTable(num_users), FeatureTable(num_items)
-    return Interactions("hand", users, items, np.arange(num_users), np.arange(num_items), *features, None, times)
+    return Interactions(
+        "hand", users, items, np.arange(num_users), np.arange(num_items), *features, None, times
+    )
 
 
 def make(name: str, seed: int = 0, **options) -> Split:
@@ -36,7 +38,10 @@ def make(name: str, seed: int = 0, **options) -> Split:
 
 
 def parts(partition) -> list[list[int]]:
-    return [rows.tolist() for rows in (partition.train_rows, partition.validation_rows, partition.test_rows)]
+    return [
+        rows.tolist()
+        for rows in (partition.train_rows, partition.validation_rows, partition.test_rows)
+    ]
 
 
 ALL = [
@@ -55,7 +60,9 @@ ALL = [
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_parts_are_disjoint_complete_and_repeatable(name, options, data):
-    rows = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 3)), max_size=60))
+    rows = data.draw(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+    )
     users, items, times = np.array([*rows, *((u, 9, 9) for u in range(10))]).T
     table = interactions(users, items, times)
     seed = data.draw(st.integers(0, 2**40))
@@ -74,10 +81,16 @@ def test_seed_changes_a_random_split(name):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("leave-one-out", {}), ("ratio", {"order": "temporal"}), ("user-holdout", {"halves": "temporal"})],
+    [
+        ("leave-one-out", {}),
+        ("ratio", {"order": "temporal"}),
+        ("user-holdout", {"halves": "temporal"}),
+    ],
 )
 def test_temporal_split_ignores_the_order_of_rows(name, options):
-    table = interactions(np.repeat(np.arange(20), 7), times=np.random.default_rng(0).permutation(140))
+    table = interactions(
+        np.repeat(np.arange(20), 7), times=np.random.default_rng(0).permutation(140)
+    )
     shuffle = np.random.default_rng(1).permutation(140)
     moved = interactions(table.users[shuffle], table.items[shuffle], table.times[shuffle])
     expected = make(name, **options).split(table)
@@ -88,7 +101,11 @@ def test_temporal_split_ignores_the_order_of_rows(name, options):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("leave-one-out", {}), ("ratio", {"order": "temporal"}), ("user-holdout", {"halves": "temporal"})],
+    [
+        ("leave-one-out", {}),
+        ("ratio", {"order": "temporal"}),
+        ("user-holdout", {"halves": "temporal"}),
+    ],
 )
 def test_temporal_split_needs_times(name, options):
     with pytest.raises(DataError, match="by time"):
@@ -98,10 +115,16 @@ def test_temporal_split_needs_times(name, options):
 class TestUserHoldout:
     def test_sizes(self):
         table = interactions(np.repeat(np.arange(10), 5))
-        partition = make("user-holdout", **{"test-users": 0.2, "validation-users": 0.1}).split(table)
+        partition = make("user-holdout", **{"test-users": 0.2, "validation-users": 0.1}).split(
+            table
+        )
         assert len(partition.training_clients) == 7
-        assert np.bincount(np.bincount(table.users[partition.test_rows], minlength=10)).tolist() == [8, 0, 2]
-        assert np.bincount(np.bincount(table.users[partition.validation_rows], minlength=10)).tolist() == [9, 0, 1]
+        assert np.bincount(
+            np.bincount(table.users[partition.test_rows], minlength=10)
+        ).tolist() == [8, 0, 2]
+        assert np.bincount(
+            np.bincount(table.users[partition.validation_rows], minlength=10)
+        ).tolist() == [9, 0, 1]
         training = np.isin(table.users, partition.training_clients)
         assert np.isin(np.flatnonzero(training), partition.train_rows).all()
 
@@ -114,7 +137,8 @@ class TestUserHoldout:
     def test_test_part_does_not_depend_on_validation_users(self, halves):
         table = interactions(np.repeat(np.arange(100), 6), times=np.arange(600))
         without, with_some = (
-            make("user-holdout", halves=halves, **{"validation-users": share}).split(table) for share in (0.0, 0.3)
+            make("user-holdout", halves=halves, **{"validation-users": share}).split(table)
+            for share in (0.0, 0.3)
         )
         assert np.array_equal(without.test_rows, with_some.test_rows)
         assert set(with_some.training_clients) < set(without.training_clients)
@@ -123,7 +147,9 @@ class TestUserHoldout:
         users, items = np.repeat([0, 1, 2, 3], 40), np.tile(np.repeat(np.arange(10), 4), 4)
         table = interactions(users, items)
         for split_by, together in (("rows", False), ("pairs", True)):
-            partition = make("user-holdout", **{"test-users": 0.25, "split-by": split_by}).split(table)
+            partition = make("user-holdout", **{"test-users": 0.25, "split-by": split_by}).split(
+                table
+            )
             user = table.users[partition.test_rows[0]]
             counts = np.bincount(items[partition.test_rows], minlength=10)
             assert counts.sum() == 20 and set(table.users[partition.test_rows]) == {user}
@@ -131,7 +157,9 @@ class TestUserHoldout:
 
     def test_temporal_pairs_stand_at_their_first_row(self):
         table = interactions([0] * 4 + [1] * 4, [7, 8, 9, 7] * 2, [4, 2, 3, 1] * 2)
-        partition = make("user-holdout", halves="temporal", **{"test-users": 0.5, "split-by": "pairs"}).split(table)
+        partition = make(
+            "user-holdout", halves="temporal", **{"test-users": 0.5, "split-by": "pairs"}
+        ).split(table)
         assert table.items[partition.test_rows].tolist() == [9]
 
     def test_users_without_rows_are_nobody(self):
@@ -155,12 +183,17 @@ class TestLeaveOneOut:
 
     def test_without_validation_the_test_row_is_the_same(self):
         table = interactions([0, 0, 0, 0, 1, 1], times=[1, 9, 9, 2, 5, 6])
-        assert parts(make("leave-one-out", validation=False).split(table)) == [[0, 1, 3, 4, 5], [], [2]]
+        assert parts(make("leave-one-out", validation=False).split(table)) == [
+            [0, 1, 3, 4, 5],
+            [],
+            [2],
+        ]
 
 
 class TestRatio:
     @pytest.mark.parametrize(
-        ("rows", "sizes"), [(1, [1, 0, 0]), (4, [4, 0, 0]), (5, [3, 1, 1]), (10, [8, 1, 1]), (100, [80, 10, 10])]
+        ("rows", "sizes"),
+        [(1, [1, 0, 0]), (4, [4, 0, 0]), (5, [3, 1, 1]), (10, [8, 1, 1]), (100, [80, 10, 10])],
     )
     def test_sizes(self, rows, sizes):
         table = interactions([0] * rows)
@@ -168,7 +201,9 @@ class TestRatio:
 
     def test_one_row_always_trains(self):
         options = {"train": 0.1, "validation": 0.4, "test": 0.5}
-        assert [len(part) for part in parts(make("ratio", **options).split(interactions([0, 0])))] == [1, 0, 1]
+        assert [
+            len(part) for part in parts(make("ratio", **options).split(interactions([0, 0])))
+        ] == [1, 0, 1]
 
     def test_temporal_order(self):
         table = interactions([0] * 10, times=np.arange(10)[::-1])
@@ -183,7 +218,9 @@ class TestKfold:
     def test_validation_rows_are_a_share_of_the_other_folds(self):
         """The tested fold stays what it is, and none of its rows is among them."""
         table = interactions(np.repeat(np.arange(11), 3))
-        plain, held = (make("kfold", fold=2, validation=share).split(table) for share in (0.0, 0.25))
+        plain, held = (
+            make("kfold", fold=2, validation=share).split(table) for share in (0.0, 0.25)
+        )
         assert np.array_equal(plain.test_rows, held.test_rows) and len(plain.validation_rows) == 0
         assert len(held.validation_rows) == round(0.25 * len(plain.train_rows))
         assert np.array_equal(np.union1d(held.train_rows, held.validation_rows), plain.train_rows)
@@ -191,18 +228,23 @@ class TestKfold:
     @pytest.mark.parametrize("folds", [2, 5, 7])
     def test_folds_partition_the_rows_evenly(self, folds):
         table = interactions(np.repeat(np.arange(11), 3))
-        tests = [make("kfold", folds=folds, fold=fold).split(table).test_rows for fold in range(1, folds + 1)]
+        tests = [
+            make("kfold", folds=folds, fold=fold).split(table).test_rows
+            for fold in range(1, folds + 1)
+        ]
         assert np.array_equal(np.sort(np.concatenate(tests)), np.arange(33))
         assert max(map(len, tests)) - min(map(len, tests)) <= 1
 
     def test_shipped_fold(self, monkeypatch):
-        folds = types.ModuleType("fedrec.data.folds")
+        folds = types.ModuleType("fedrec.data.files.folds")
         folds.read_test_fold = lambda folder, fold, table: np.array([fold, 0])
-        monkeypatch.setitem(sys.modules, "fedrec.data.folds", folds)
+        monkeypatch.setitem(sys.modules, "fedrec.data.files.folds", folds)
         split = make("kfold", shipped=True, folder=Path("here"), fold=2)
         assert parts(split.split(interactions([0, 0, 1, 1]))) == [[1, 3], [], [0, 2]]
 
-    @pytest.mark.parametrize("options", [{"fold": 6}, {"shipped": True}, {"shipped": True, "folder": "x", "folds": 4}])
+    @pytest.mark.parametrize(
+        "options", [{"fold": 6}, {"shipped": True}, {"shipped": True, "folder": "x", "folds": 4}]
+    )
     def test_settings_that_do_not_fit(self, options):
         with pytest.raises(ExperimentError, match="do not fit together"):
             make("kfold", **options)

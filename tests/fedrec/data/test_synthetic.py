@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Baseline
-from fedrec.baselines.evaluate import evaluate_baselines
+from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.components.registry import DATASET, resolve
 from fedrec.data.population import Population
 from fedrec.data.readers import synthetic
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.user_holdout import UserHoldout
 from fedrec.errors import ExperimentError
-from fedrec.registry import DATASET, resolve
 
 
 def reader(**options) -> Synthetic:
@@ -32,7 +32,9 @@ def default():
 
 def explained_share(features, factors) -> float:
     """Share of the variance of `factors` that a linear model on the one-hot features explains."""
-    columns = [feature.padded()[:, [0]] == np.arange(len(feature.categories)) for feature in features]
+    columns = [
+        feature.padded()[:, [0]] == np.arange(len(feature.categories)) for feature in features
+    ]
     design = np.concatenate(columns, axis=1).astype(float)
     fit = design @ np.linalg.lstsq(design, factors, rcond=None)[0]
     return 1 - np.square(factors - fit).sum() / np.square(factors - factors.mean(0)).sum()
@@ -79,21 +81,28 @@ def test_truth_is_that_of_the_data(default):
     anything = truth.affinity(default.users, np.random.default_rng(0).permutation(default.items))
     assert affinity.mean() > anything.mean() + 0.5
     users = np.array([3, 5])
-    by_hand = truth.selectivity * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
+    by_hand = (
+        truth.selectivity * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
+    )
     np.testing.assert_allclose(truth.scores(users)[[0, 1], [7, 9]], by_hand, rtol=1e-5)
     assert np.exp(truth.log_popularity).sum() == pytest.approx(1, abs=1e-4)
 
 
 def test_popular_items_follow_the_popularity():
     truth = reader().truth()
-    drawn = np.bincount(truth.popular_items(1_000_000, np.random.default_rng(0)), minlength=400) / 1_000_000
+    drawn = (
+        np.bincount(truth.popular_items(1_000_000, np.random.default_rng(0)), minlength=400)
+        / 1_000_000
+    )
     np.testing.assert_allclose(drawn, np.exp(truth.log_popularity), atol=6e-4)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_demographics_explain_their_share(share):
     truth = reader(users=5000, demographics=share).truth()
-    assert explained_share(truth.user_features, truth.user_factors) == pytest.approx(share, abs=0.05)
+    assert explained_share(truth.user_features, truth.user_factors) == pytest.approx(
+        share, abs=0.05
+    )
 
 
 def test_demographics_show_in_the_data():
@@ -150,13 +159,16 @@ def test_work_in_chunks_covers_every_user_once(monkeypatch):
     monkeypatch.setattr(synthetic, "_CANDIDATES_AT_ONCE", 500)
     counts = np.array([1, 1000, 1, 1, 80, 3, 500])
     parts = list(synthetic._chunks(counts))
-    assert len(parts) > 2 and np.concatenate([np.arange(7)[part] for part in parts]).tolist() == list(range(7))
+    assert len(parts) > 2 and np.concatenate(
+        [np.arange(7)[part] for part in parts]
+    ).tolist() == list(range(7))
     table = reader(users=50).read()
     assert np.bincount(table.users, minlength=50).min() >= 8 and (np.diff(table.users) >= 0).all()
 
 
 @pytest.mark.parametrize(
-    "options", [{"users": 1, "items": 2, "min_interactions": 1, "mean_interactions": 1}, {"items": 16}]
+    "options",
+    [{"users": 1, "items": 2, "min_interactions": 1, "mean_interactions": 1}, {"items": 16}],
 )
 def test_smallest(options):
     table = reader(**options).read()

@@ -6,6 +6,7 @@ import sys
 import pandas as pd
 import pytest
 
+from fedrec.data.files.tables import times_of
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
 
@@ -45,7 +46,9 @@ def test_rating_and_time_are_optional(tmp_path):
 def test_parquet_gives_the_same_as_csv(tmp_path):
     csv = write(tmp_path, CSV)
     pd.read_csv(csv).to_parquet(tmp_path / "table.parquet")
-    one, two = (read(path, user_features=["city"], **COLUMNS) for path in (csv, tmp_path / "table.parquet"))
+    one, two = (
+        read(path, user_features=["city"], **COLUMNS) for path in (csv, tmp_path / "table.parquet")
+    )
     assert one.fingerprint() == two.fingerprint()
     assert one.times.tolist() == two.times.tolist()
     assert one.user_features["city"].categories == two.user_features["city"].categories
@@ -74,7 +77,9 @@ def test_whole_number_ids_sort_as_numbers(tmp_path):
     assert data.user_ids.tolist() == [9, 10]
 
 
-@pytest.mark.parametrize("ids", [["007", "7"], ["1.0", "2"], ["1", "NA"], ["1", "12345678901234567890"]])
+@pytest.mark.parametrize(
+    "ids", [["007", "7"], ["1.0", "2"], ["1", "NA"], ["1", "12345678901234567890"]]
+)
 def test_other_ids_stay_text(tmp_path, ids):
     data = read(write(tmp_path, "user,item\n" + "".join(f"{name},a\n" for name in ids)))
     assert data.user_ids.tolist() == sorted(ids)
@@ -96,15 +101,23 @@ def test_times_are_numbers_or_iso_dates(tmp_path, times, expected):
 
 
 def test_dates_of_parquet(tmp_path):
-    frame = pd.DataFrame({"user": ["u"], "item": ["i"], "t": pd.to_datetime(["1970-01-02 00:00:01"])})
+    frame = pd.DataFrame(
+        {"user": ["u"], "item": ["i"], "t": pd.to_datetime(["1970-01-02 00:00:01"])}
+    )
     frame.to_parquet(tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet", time="t").times.tolist() == [86401]
 
 
 def test_features_from_columns(tmp_path):
     data = read(write(tmp_path, CSV), user_features=["city"], item_features=["kind"], **COLUMNS)
-    assert (label(data.user_features["city"], 0), label(data.user_features["city"], 1)) == ([], ["Rome"])
-    assert (label(data.item_features["kind"], 0), label(data.item_features["kind"], 1)) == (["a"], ["b"])
+    assert (label(data.user_features["city"], 0), label(data.user_features["city"], 1)) == (
+        [],
+        ["Rome"],
+    )
+    assert (label(data.item_features["kind"], 0), label(data.item_features["kind"], 1)) == (
+        ["a"],
+        ["b"],
+    )
 
 
 def test_features_from_a_further_table(tmp_path):
@@ -112,13 +125,19 @@ def test_features_from_a_further_table(tmp_path):
     data = read(write(tmp_path, CSV), item_features=["items.csv"], **COLUMNS)
     assert data.item_features.names == ("maker", "year")
     assert data.item_features["maker"].categories == ("Acme",)
-    assert (label(data.item_features["year"], 0), label(data.item_features["year"], 1)) == ([], ["1999"])
+    assert (label(data.item_features["year"], 0), label(data.item_features["year"], 1)) == (
+        [],
+        ["1999"],
+    )
 
 
 def test_further_table_with_number_ids(tmp_path):
     write(tmp_path, "user,job\n10,cook\n9,vet\n", "users.csv")
     data = read(write(tmp_path, "user,item\n9,a\n10,b\n"), user_features=["users.csv"])
-    assert (label(data.user_features["job"], 0), label(data.user_features["job"], 1)) == (["vet"], ["cook"])
+    assert (label(data.user_features["job"], 0), label(data.user_features["job"], 1)) == (
+        ["vet"],
+        ["cook"],
+    )
 
 
 def test_feature_that_varies_is_refused(tmp_path):
@@ -150,7 +169,7 @@ def test_missing_column_is_named_with_the_nearest(tmp_path, settings, column, se
         ("2.5", "good", "row 2 .*'stars'"),
         ("2.5", "", "row 2 .*'stars'"),
         ("2.5", "inf", "row 2 .*'stars'"),
-        (",20,", ",soon,", "row 1 .*'when'"),
+        (",20,", ",soon,", "row 2 .*'when'"),
         (",20,", ",,", "row 2 .*'when'"),
         ("u1", "", "row 2 .*'who'"),
         ("Rome,a", "Rome,a,b", "cannot be read as a table"),
@@ -159,7 +178,12 @@ def test_missing_column_is_named_with_the_nearest(tmp_path, settings, column, se
 )
 def test_wrong_values_are_named(tmp_path, old, new, message):
     with pytest.raises(DataError, match=message):
-        read(write(tmp_path, CSV.replace(old, new)), user_features=["city"], item_features=["kind"], **COLUMNS)
+        read(
+            write(tmp_path, CSV.replace(old, new)),
+            user_features=["city"],
+            item_features=["kind"],
+            **COLUMNS,
+        )
 
 
 @pytest.mark.parametrize("text", ["", "user,item\n"])
@@ -183,3 +207,29 @@ def test_path_is_needed(tmp_path):
 def test_separator_of_two_characters_is_refused():
     with pytest.raises(ExperimentError, match=r"dataset\.separator"):
         Table.Config.parse({"separator": "::"}, at="dataset")
+
+
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [
+        ([5, 2**63 + 5], 2),
+        ([1.0, 1e19], 2),
+        ([True, False], 1),
+        (["2020-01-01", "1005"], 2),  # a year or a second
+        (["7", "2020-01-01"], 1),
+        (["2020-01-01", "yesterday"], 2),
+        ([1.0, float("nan")], 2),
+    ],
+)
+def test_times_of_two_kinds_or_out_of_range_are_refused(values, row, tmp_path):
+    with pytest.raises(DataError, match=rf"row {row} "):
+        times_of(pd.Series(values, name="when"), tmp_path)
+
+
+def test_times_are_numbers_as_they_are_or_dates_in_seconds(tmp_path):
+    for values, wanted in (
+        ([2**63 - 1, -5], [2**63 - 1, -5]),
+        (["1005", "7"], [1005, 7]),
+        (["1970-01-02", "1970-01-01T00:00:01Z"], [86400, 1]),
+    ):
+        assert times_of(pd.Series(values, name="when"), tmp_path).tolist() == wanted

@@ -14,7 +14,8 @@ from fedrec.metrics.beyond_accuracy import ListStatistics, gini
 
 
 def test_lists_by_hand():
-    """Lists of two of four items: 1, 3 and 0, 1; the first user knows 0 and likes it, the second knows and likes 3."""
+    """Lists of two of four items: 1, 3 and 0, 1; the first user knows 0 and likes it, the second
+    knows and likes 3."""
     statistics = ListStatistics(torch.tensor([0.8, 0.4, 0.2, 0.1]), (1, 2))
     scores = torch.tensor([[9.0, 3.0, 1.0, 2.0], [5.0, 4.0, 3.0, 9.0]])
     known = torch.tensor([[True, False, False, False], [False, False, False, True]])
@@ -24,13 +25,17 @@ def test_lists_by_hand():
     assert found["popularity@1"] == pytest.approx((0.4 + 0.8) / 2)
     assert found["popularity@2"] == pytest.approx((0.25 + 0.6) / 2)
     assert found["popularity-lift@2"] == pytest.approx((0.25 / 0.8 - 1 + 0.6 / 0.1 - 1) / 2)
-    assert found["gini@1"] == pytest.approx(0.5) and found["gini@2"] == gini(torch.tensor([1, 2, 0, 1]))
+    assert found["gini@1"] == pytest.approx(0.5) and found["gini@2"] == gini(
+        torch.tensor([1, 2, 0, 1])
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_gini_is_half_the_relative_mean_difference(seed):
     counts = np.random.default_rng(seed).integers(0, 9, 17)
-    differences = sum(abs(int(a) - int(b)) for a, b in itertools.product(counts, counts)) / len(counts) ** 2
+    differences = (
+        sum(abs(int(a) - int(b)) for a, b in itertools.product(counts, counts)) / len(counts) ** 2
+    )
     assert gini(torch.from_numpy(counts)) == pytest.approx(differences / (2 * counts.mean()))
 
 
@@ -55,9 +60,13 @@ def test_blocks_do_not_matter_and_short_lists_are_short():
         parts.add(scores[rows], known[rows], liked[rows])
     assert whole.result() == pytest.approx(parts.result())
     offered = (~known).sum(0)
-    assert whole.result()["gini@20"] == pytest.approx(gini(offered))  # the whole catalogue is listed
+    assert whole.result()["gini@20"] == pytest.approx(
+        gini(offered)
+    )  # the whole catalogue is listed
 
 
 def test_nobody_is_evaluated():
     found = ListStatistics(torch.ones(3), (2,)).result()
-    assert found["coverage@2"] == 0 and all(math.isnan(found[f"{name}@2"]) for name in ("gini", "popularity"))
+    assert found["coverage@2"] == 0 and all(
+        math.isnan(found[f"{name}@2"]) for name in ("gini", "popularity")
+    )

@@ -9,11 +9,17 @@ import pytest
 from fedrec.errors import ExperimentError
 from fedrec.metrics.rating import rating_errors, rating_errors_by_user
 
-PREDICTED, ACTUAL = np.array([3.0, 5.0, 1.0], dtype=np.float32), np.array([4.0, 2.0, 1.0], dtype=np.float32)
+PREDICTED, ACTUAL = (
+    np.array([3.0, 5.0, 1.0], dtype=np.float32),
+    np.array([4.0, 2.0, 1.0], dtype=np.float32),
+)
 
 
 def test_pooled():
-    assert rating_errors(PREDICTED, ACTUAL) == {"mae": pytest.approx(4 / 3), "rmse": pytest.approx((10 / 3) ** 0.5)}
+    assert rating_errors(PREDICTED, ACTUAL) == {
+        "mae": pytest.approx(4 / 3),
+        "rmse": pytest.approx((10 / 3) ** 0.5),
+    }
 
 
 def test_by_user():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole-history metrics against the paper's worked example, loops, and what must never be mixed."""
+"""The whole-history metrics against the paper's worked example, loops, and what must never be
+mixed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from fedrec.metrics.reconstruction import reconstruction_metrics
 
 
 def test_the_papers_worked_example():
-    # Three places, the second one wrong: NDCG .7039 and recall 2 / 3 (section 4.1.2); its Q holds at least 3 items.
-    found = reconstruction_metrics(torch.tensor([[4.0, 3, 2, 1]]), torch.tensor([[True, False, True, True]]), [3])
+    # Three places, the second one wrong: NDCG .7039 and recall 2 / 3 (section 4.1.2); its Q holds
+    # at least 3 items.
+    found = reconstruction_metrics(
+        torch.tensor([[4.0, 3, 2, 1]]), torch.tensor([[True, False, True, True]]), [3]
+    )
     assert float(found["reconstruction-ndcg@3"]) == pytest.approx(1.5 / 2.1309, abs=1e-4)
     assert float(found["reconstruction-recall@3"]) == pytest.approx(2 / 3)
 
@@ -44,9 +48,18 @@ def test_scores_that_are_no_numbers_are_refused():
 
 
 def test_a_run_has_figures_of_one_kind_only(run_tiny):
-    settings = ("split={name='ratio'}", "evaluation.baselines=['popularity']", "evaluation.protocol=reconstruction")
+    settings = (
+        "split={name='ratio'}",
+        "evaluation.baselines=['popularity']",
+        "evaluation.protocol=reconstruction",
+    )
     result = run_tiny(*settings, "evaluation.fine-tune={epochs=0}")
-    names = [*result.metrics, *result.users.columns, *result.baselines["popularity"], *result.groups.columns]
+    names = [
+        *result.metrics,
+        *result.users.columns,
+        *result.baselines["popularity"],
+        *result.groups.columns,
+    ]
     measures = [name for name in names if "@" in name or name == "mrr"]
     assert measures and all(name.startswith("reconstruction-") for name in measures)
     assert result.metrics["reconstruction-recall@5"] > 0

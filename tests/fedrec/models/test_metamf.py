@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meta matrix factorization: what is generated and predicted, against dense linear layers and one-hot products."""
+"""Meta matrix factorization: what is generated and predicted, against dense linear layers and
+one-hot products."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.generated import Wanted
-from fedrec.models.base import Schema
 from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
+from fedrec.protocol.generated import Wanted
 from fedrec.rng import torch_stream
 
 ITEMS, USERS = 11, 7
@@ -20,7 +21,9 @@ ITEMS, USERS = 11, 7
 
 @pytest.fixture
 def model():
-    config = MetaMfConfig(user=5, memory=6, generator=9, embedding=4, rank=2, hidden=3, user_std=1.0)
+    config = MetaMfConfig(
+        user=5, memory=6, generator=9, embedding=4, rank=2, hidden=3, user_std=1.0
+    )
     return MetaMf(config, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "rating", USERS))
 
 
@@ -30,9 +33,13 @@ def parameters(model):
 
 
 def dense_prediction(p, user, item):
-    """One rating, written down from the paper: whole item table of the user, one-hot row of the item."""
+    """One rating, written down from the paper: whole item table of the user, one-hot row of the
+    item."""
     vector = F.one_hot(torch.tensor(user), USERS).float() @ p["user.id"] @ p["memory"]
-    hidden = {h: F.relu(vector @ p[f"{h}.hidden.weight"] + p[f"{h}.hidden.bias"]) for h in ("layer0", "layer1", "item")}
+    hidden = {
+        h: F.relu(vector @ p[f"{h}.hidden.weight"] + p[f"{h}.hidden.bias"])
+        for h in ("layer0", "layer1", "item")
+    }
     low = torch.einsum("ikh,h->ik", p["item.low.matrix"], hidden["item"]) + p["item.low.offset"]
     rise = (hidden["item"] @ p["item.rise.matrix"] + p["item.rise.offset"]).reshape(2, 4)
     embedding = F.one_hot(torch.tensor(item), ITEMS).float() @ (low @ rise)
@@ -47,14 +54,18 @@ def test_whole_tables_predict_as_one_hot_products_do(model, parameters):
     users = torch.tensor([6, 0, 3])
     values, low = generate(parameters, users, None)
     scores = model.scores({**values, "item.low": low}, ())
-    expected = [[float(dense_prediction(parameters, u, i)) for i in range(ITEMS)] for u in users.tolist()]
+    expected = [
+        [float(dense_prediction(parameters, u, i)) for i in range(ITEMS)] for u in users.tolist()
+    ]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-4, atol=1e-6)
     assert np.std(expected) > 0.01  # the users differ, and the items do
 
 
 def test_wanted_rows_are_those_of_the_whole_tables(parameters):
     users = torch.tensor([1, 4, 6])
-    wanted = Wanted.of(users.numpy(), [np.array([0, 10]), np.array([], dtype=np.int64), np.array([3, 4, 10])])
+    wanted = Wanted.of(
+        users.numpy(), [np.array([0, 10]), np.array([], dtype=np.int64), np.array([3, 4, 10])]
+    )
     _, low = generate(parameters, users, wanted)
     _, whole = generate(parameters, users, None)
     expected = torch.stack([whole[0, 0], whole[0, 10], whole[2, 3], whole[2, 4], whole[2, 10]])
@@ -62,7 +73,8 @@ def test_wanted_rows_are_those_of_the_whole_tables(parameters):
 
 
 def test_gradients_of_wanted_rows_are_right(parameters):
-    """The hand-written backward pass against finite differences, an item wanted twice among them."""
+    """The hand-written backward pass against finite differences, an item wanted twice among
+    them."""
     double = {name: value.double().requires_grad_() for name, value in parameters.items()}
     users, lists = torch.tensor([1, 4]), [np.array([0, 10]), np.array([3, 10])]
     wanted = Wanted.of(users.numpy(), lists)
@@ -76,7 +88,9 @@ def test_gradients_of_wanted_rows_are_right(parameters):
 
 def test_only_wanted_rows_get_a_gradient(parameters):
     leaves = {name: value.requires_grad_() for name, value in parameters.items()}
-    _, low = generate(leaves, torch.tensor([1, 4]), Wanted.of(np.array([1, 4]), [np.array([2]), np.array([2, 7])]))
+    _, low = generate(
+        leaves, torch.tensor([1, 4]), Wanted.of(np.array([1, 4]), [np.array([2]), np.array([2, 7])])
+    )
     low.square().sum().backward()
     touched = leaves["item.low.matrix"].grad.abs().sum((1, 2)).nonzero()[:, 0]
     assert touched.tolist() == [2, 7]
@@ -96,7 +110,11 @@ def test_compact_rows_predict_as_whole_tables(model, parameters):
 
 def test_the_servers_parameters_are_refused_on_the_device(model, parameters):
     with pytest.raises(ExperimentError, match="parameters that the server generates"):
-        model.predict({name: value.unsqueeze(0) for name, value in parameters.items()}, (), torch.tensor([[1]]))
+        model.predict(
+            {name: value.unsqueeze(0) for name, value in parameters.items()},
+            (),
+            torch.tensor([[1]]),
+        )
 
 
 def test_another_models_parameters_generate_nothing():

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrivRec's network against a second one out of `nn.Embedding` and `nn.Linear`, and against equations 1 and 2."""
+"""PrivRec's network against a second one out of `nn.Embedding` and `nn.Linear`, and against
+equations 1 and 2."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 
+from clients.hosting.node import Node
+from clients.training.round import train_clients
 from fedrec.data.features import FeatureTable
+from fedrec.data.population import Population
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Schema
+from fedrec.experiment.loading import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
+from fedrec.protocol.messages import TrainOrder
+from fedrec.protocol.sparse_update import dense_change
 from fedrec.rng import torch_stream
 
 ITEMS = torch.tensor([3, 0, 5, 2, 2])
@@ -21,7 +29,9 @@ ITEMS = torch.tensor([3, 0, 5, 2, 2])
 @pytest.fixture
 def make(world):
     def model(task="ranking", **settings):
-        return PrivRec(PrivRecConfig(**{"embedding": 3, "hidden": (5, 4), **settings}), world(task).schema())
+        return PrivRec(
+            PrivRecConfig(**{"embedding": 3, "hidden": (5, 4), **settings}), world(task).schema()
+        )
 
     return model
 
@@ -41,11 +51,15 @@ def codes_of(population, *clients):
 @pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh"])
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 @pytest.mark.parametrize("hidden", [(5, 4), ()])
-def test_predictions_and_gradients_equal_those_of_plain_modules(make, world, torch_privrec, activation, task, hidden):
+def test_predictions_and_gradients_equal_those_of_plain_modules(
+    make, world, torch_privrec, activation, task, hidden
+):
     model = make(task, activation=activation, hidden=hidden)
     parameters = fresh(model)
     # Client 1 has no hobby at all and client 0 has two: both kinds of pooling matter.
-    labels = torch.tensor([1.0, 0, 0, 1, 1]) if task == "ranking" else torch.tensor([5.0, 1, 2, 3, 4])
+    labels = (
+        torch.tensor([1.0, 0, 0, 1, 1]) if task == "ranking" else torch.tensor([5.0, 1, 2, 3, 4])
+    )
     for client in (0, 1):
         users = codes_of(world(), client)
         leaves = {name: value.unsqueeze(0).requires_grad_() for name, value in parameters.items()}
@@ -69,7 +83,9 @@ def test_the_split_first_layer_has_right_gradients(make, world):
     def predict(*values):
         return model.predict(dict(zip(names, values, strict=True)), users, ITEMS.unsqueeze(0))
 
-    assert torch.autograd.gradcheck(predict, tuple(value.requires_grad_() for value in parameters.values()))
+    assert torch.autograd.gradcheck(
+        predict, tuple(value.requires_grad_() for value in parameters.values())
+    )
 
 
 def test_a_cohort_gives_what_each_client_gives_alone(make, world):
@@ -84,14 +100,18 @@ def test_a_cohort_gives_what_each_client_gives_alone(make, world):
         torch.testing.assert_close(together[[place]], alone)
     shared = {name: value.expand(3, *value.shape[1:]) for name, value in stacked(slices[0]).items()}
     copied = {name: value.clone() for name, value in shared.items()}
-    torch.testing.assert_close(model.predict(shared, users, items), model.predict(copied, users, items))
+    torch.testing.assert_close(
+        model.predict(shared, users, items), model.predict(copied, users, items)
+    )
 
 
 def test_scores_are_the_predictions_of_every_item(make, world):
     model = make()
     parameters, users = stacked(fresh(model, 1), fresh(model, 2)), codes_of(world(), 2, 0)
     items = torch.arange(6).expand(2, 6)
-    torch.testing.assert_close(model.scores(parameters, users), model.predict(parameters, users, items))
+    torch.testing.assert_close(
+        model.scores(parameters, users), model.predict(parameters, users, items)
+    )
 
 
 def test_scores_work_where_the_parameters_are():
@@ -103,7 +123,9 @@ def test_scores_work_where_the_parameters_are():
             seen.append(items.device.type)
             return super().predict(parameters, users, items)
 
-    model = Watched(PrivRecConfig(embedding=2, hidden=(3,)), Schema(4, FeatureTable(4), (), "ranking"))
+    model = Watched(
+        PrivRecConfig(embedding=2, hidden=(3,)), Schema(4, FeatureTable(4), (), "ranking")
+    )
     model.scores({name: value.unsqueeze(0).to("meta") for name, value in fresh(model).items()}, ())
     assert seen == ["meta"]
 
@@ -120,7 +142,9 @@ def test_ranking_loss_is_equation_2(make):
 
 
 def test_rating_loss_is_the_mean_squared_error(make):
-    assert make("rating").loss(torch.tensor([[4.0, 1.0]]), torch.tensor([[5.0, 3.0]])).tolist() == [2.5]
+    assert make("rating").loss(torch.tensor([[4.0, 1.0]]), torch.tensor([[5.0, 3.0]])).tolist() == [
+        2.5
+    ]
 
 
 def test_shapes_and_names_hold_no_user(make):
@@ -149,7 +173,9 @@ def test_initial_distribution(make):
     relu = fresh(make(embedding=50, hidden=(200, 100), embedding_std=0.3))
     assert relu["item.id"].std() == pytest.approx(0.3, rel=0.15)
     bound = math.sqrt(6 / 200)
-    assert 0.98 * bound < relu["layer0.weight"].abs().max() <= bound and not relu["layer0.bias"].any()
+    assert (
+        0.98 * bound < relu["layer0.weight"].abs().max() <= bound and not relu["layer0.bias"].any()
+    )
     tanh = fresh(make(embedding=50, hidden=(200, 100), activation="tanh"))
     bound = math.sqrt(6 / 300)
     assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound
@@ -163,7 +189,9 @@ def test_an_items_bias_is_added_to_its_logit(make, world):
     assert model.item_tables == ("item.id", "item.bias") and not parameters["item.bias"].any()
     plain = model.predict(parameters, users, ITEMS.unsqueeze(0))
     bias = torch.arange(parameters["item.bias"].shape[1], dtype=torch.float32) ** 2
-    biased = model.predict({**parameters, "item.bias": bias.view(1, -1, 1)}, users, ITEMS.unsqueeze(0))
+    biased = model.predict(
+        {**parameters, "item.bias": bias.view(1, -1, 1)}, users, ITEMS.unsqueeze(0)
+    )
     torch.testing.assert_close(biased - plain, bias[ITEMS].unsqueeze(0))
     compact = {"item.id": parameters["item.id"][:, ITEMS], "item.bias": bias[ITEMS].view(1, -1, 1)}
     rows = torch.arange(len(ITEMS)).unsqueeze(0)
@@ -172,7 +200,8 @@ def test_an_items_bias_is_added_to_its_logit(make, world):
 
 
 def test_items_can_start_from_the_principal_components_of_their_features(make):
-    """Against scikit-learn on the joined indicator vectors of length 1; columns beyond the rank are zero."""
+    """Against scikit-learn on the joined indicator vectors of length 1; columns beyond the rank are
+    zero."""
     decomposition = pytest.importorskip("sklearn.decomposition")
     model = make(item_start="features", embedding=4)
     found = fresh(model)["item.id"].numpy()
@@ -192,7 +221,9 @@ def test_items_can_start_from_the_principal_components_of_their_features(make):
 
 def test_a_start_from_features_needs_some(make):
     schema = make().schema
-    bare = Schema(schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking")
+    bare = Schema(
+        schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking"
+    )
     with pytest.raises(ExperimentError, match="nothing to start"):
         fresh(PrivRec(PrivRecConfig(item_start="features"), bare))
 
@@ -203,3 +234,36 @@ def test_a_model_whose_output_starts_at_zero_prefers_no_item(make, world, hidden
     parameters = {name: value.unsqueeze(0) for name, value in fresh(model).items()}
     assert not model.scores(parameters, codes_of(world(), 0)).any()
     assert fresh(model)["item.id"].any()
+
+
+@pytest.mark.parametrize("path", ["kernel", "blocks", "reference"])
+def test_without_features_it_is_the_network_of_a_dataset_that_has_none(tiny_experiment, path):
+    """Ids of items alone: the same bits as where neither users nor items have features."""
+    table = tiny_experiment() | {"engine": {"name": "serial", "path": path}}
+    table["model"] |= {"features": False}
+    node, bare = (Node(load(table), 0, 1, None) for _ in range(2))
+    own = bare.population.interactions
+    none = {
+        "user_features": FeatureTable(own.num_users),
+        "item_features": FeatureTable(own.num_items),
+    }
+    world = dataclasses.replace(own, **none)
+    bare.__dict__["population"] = Population(
+        world, bare.population.partition, task="ranking", positive_above=3.0
+    )
+    found = []
+    for one in (node, bare):
+        arrays = {name: value.numpy() for name, value in one.initial().items()}
+        assert set(arrays) == {
+            "item.id",
+            "layer0.weight",
+            "layer0.bias",
+            "layer1.weight",
+            "layer1.bias",
+        }
+        reply = train_clients(one, arrays, TrainOrder(1, one.training))
+        found.append(
+            {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+        )
+    for name, value in found[0].items():
+        assert np.array_equal(value, found[1][name]) and value.any()

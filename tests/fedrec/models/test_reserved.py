@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from fedrec.components.registry import MODEL
 from fedrec.data.population import Population
 from fedrec.models.privrec import PrivRec
 from fedrec.models.reserved import Reserved
-from fedrec.registry import MODEL
 from fedrec.rng import torch_stream
 
 
@@ -16,7 +16,9 @@ def models(load_tiny):
     experiment = load_tiny()
     schema = Population.of(experiment).schema()
     base = {"name": "privrec", **experiment.model.options}
-    return Reserved(Reserved.Config(base=base, rows=5), schema), PrivRec(experiment.settings(MODEL), schema)
+    return Reserved(Reserved.Config(base=base, rows=5), schema), PrivRec(
+        experiment.settings(MODEL), schema
+    )
 
 
 def test_initial_parameters_are_the_same_with_zero_rows_at_the_end(load_tiny):
@@ -31,8 +33,13 @@ def test_initial_parameters_are_the_same_with_zero_rows_at_the_end(load_tiny):
 
 def test_scores_and_losses_do_not_see_the_rows(load_tiny):
     reserved, plain = models(load_tiny)
-    parameters = {name: value.unsqueeze(0) for name, value in plain.initial(torch_stream(1, "init")).items()}
-    padded = {**parameters, "item.id": torch.cat([parameters["item.id"], torch.full((1, 5, 4), 7.0)], 1)}
+    parameters = {
+        name: value.unsqueeze(0) for name, value in plain.initial(torch_stream(1, "init")).items()
+    }
+    padded = {
+        **parameters,
+        "item.id": torch.cat([parameters["item.id"], torch.full((1, 5, 4), 7.0)], 1),
+    }
     users = tuple(torch.zeros(1, 1, dtype=torch.int64) for _ in plain.schema.user_features)
     assert torch.equal(reserved.scores(padded, users), plain.scores(parameters, users))
     assert reserved.scores(padded, users).shape == (1, plain.schema.num_items)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variational autoencoder against one out of `nn.Linear`, `torch.distributions` and the paper's counts."""
+"""The variational autoencoder against one out of `nn.Linear`, `torch.distributions` and the paper's
+counts."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from torch import nn
 from torch.distributions import Independent, Multinomial, Normal, kl_divergence
 
 from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Schema
 from fedrec.models.vae import Draw, Prior, Vae, VaeConfig, divergence
 
 USERS, ITEMS = 3, 7
@@ -30,7 +31,10 @@ def model():
 def parameters(model):
     # Biases away from zero, so that a forgotten one shows.
     fresh = model.initial(torch.Generator().manual_seed(1))
-    return {n: (v + 0.1 * torch.arange(v.numel()).view(v.shape).sin()).unsqueeze(0) for n, v in fresh.items()}
+    return {
+        n: (v + 0.1 * torch.arange(v.numel()).view(v.shape).sin()).unsqueeze(0)
+        for n, v in fresh.items()
+    }
 
 
 @pytest.fixture
@@ -40,7 +44,9 @@ def histories():
 
 def linear(parameters, name):
     layer = nn.Linear(*parameters[f"{name}.weight"].shape[1:])
-    layer.load_state_dict({"weight": parameters[f"{name}.weight"][0].T, "bias": parameters[f"{name}.bias"][0]})
+    layer.load_state_dict(
+        {"weight": parameters[f"{name}.weight"][0].T, "bias": parameters[f"{name}.bias"][0]}
+    )
     return layer
 
 
@@ -56,10 +62,18 @@ def test_numbers_of_parameters_are_those_of_table_3(items, hidden, latent, count
 
 def test_the_bound_equals_that_of_plain_modules_and_distributions(model, parameters, histories):
     generator = torch.Generator().manual_seed(3)
-    draw = Draw(torch.rand(1, USERS, ITEMS, generator=generator) > 0.4, torch.randn(1, USERS, 2, generator=generator))
-    mean, variance = torch.randn(1, USERS, 2, generator=generator), torch.rand(1, USERS, 2, generator=generator) + 0.5
+    draw = Draw(
+        torch.rand(1, USERS, ITEMS, generator=generator) > 0.4,
+        torch.randn(1, USERS, 2, generator=generator),
+    )
+    mean, variance = (
+        torch.randn(1, USERS, 2, generator=generator),
+        torch.rand(1, USERS, 2, generator=generator) + 0.5,
+    )
     names = ["encoder", "mean", "log-variance", "decoder", "output"]
-    encoder, to_mean, to_log_variance, decoder, output = (linear(parameters, name) for name in names)
+    encoder, to_mean, to_log_variance, decoder, output = (
+        linear(parameters, name) for name in names
+    )
     lengths = histories[0].square().sum(-1, keepdim=True).sqrt()
     hidden = torch.tanh(encoder(histories[0] / lengths * draw.kept[0] / 0.5))
     posterior = Normal(to_mean(hidden), (to_log_variance(hidden) / 2).exp())
@@ -79,7 +93,9 @@ def test_the_bound_equals_that_of_plain_modules_and_distributions(model, paramet
 def test_without_priors_the_divergence_is_that_from_the_standard_gaussian():
     mean, log_variance = torch.randn(4, 3), torch.randn(4, 3)
     standard = Prior(torch.zeros(3), torch.ones(3))
-    torch.testing.assert_close(divergence(mean, log_variance), divergence(mean, log_variance, standard))
+    torch.testing.assert_close(
+        divergence(mean, log_variance), divergence(mean, log_variance, standard)
+    )
     assert divergence(torch.zeros(3), torch.zeros(3)) == 0
 
 
@@ -99,12 +115,16 @@ def test_each_slice_has_its_own_parameters(model, histories):
     stacked = {name: torch.stack([one[name] for one in slices]) for name in slices[0]}
     both = model.history_scores(stacked, histories.expand(2, -1, -1))
     for place, one in enumerate(slices):
-        alone = model.history_scores({name: value.unsqueeze(0) for name, value in one.items()}, histories)
+        alone = model.history_scores(
+            {name: value.unsqueeze(0) for name, value in one.items()}, histories
+        )
         torch.testing.assert_close(both[place], alone[0])
     assert not torch.allclose(both[0], both[1])
 
 
-def test_scores_are_the_same_each_time_and_do_not_depend_on_how_much_a_user_has(model, parameters, histories):
+def test_scores_are_the_same_each_time_and_do_not_depend_on_how_much_a_user_has(
+    model, parameters, histories
+):
     first = model.history_scores(parameters, histories)
     assert torch.equal(first, model.history_scores(parameters, histories))
     torch.testing.assert_close(first, model.history_scores(parameters, 4 * histories))

@@ -17,8 +17,16 @@ ITEMS = 12
 @pytest.fixture(scope="module")
 def profiles():
     random = np.random.default_rng(0)
-    rows = np.array([(u, i) for u in range(15) for i in random.choice(ITEMS, random.integers(2, 9), replace=False)])
-    return Profiles.of(15, ITEMS, rows[:, 0], rows[:, 1], random.integers(1, 6, len(rows)).astype(float))
+    rows = np.array(
+        [
+            (u, i)
+            for u in range(15)
+            for i in random.choice(ITEMS, random.integers(2, 9), replace=False)
+        ]
+    )
+    return Profiles.of(
+        15, ITEMS, rows[:, 0], rows[:, 1], random.integers(1, 6, len(rows)).astype(float)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +37,8 @@ def similarity():
 
 
 def by_torch(profiles, means, similarity, *, prior=0.0, low=-np.inf, high=np.inf):
-    """Half the sum of squared errors of all ratings, written with whole matrices; and predictions `[users, items]`."""
+    """Half the sum of squared errors of all ratings, written with whole matrices; and predictions
+    `[users, items]`."""
     rated = torch.tensor(profiles.matrix(np.ones(len(profiles.values))).toarray())
     deviations = torch.tensor(profiles.centred(means).matrix().toarray())
     s = similarity * (1 - torch.eye(ITEMS, dtype=torch.float64))
@@ -51,7 +60,8 @@ def test_gradients_are_those_of_autograd(profiles, similarity, extra):
 
 
 def test_euler(profiles, similarity):
-    """Predictions do not change with the scale of a row, so similarities are orthogonal to each example's gradient."""
+    """Predictions do not change with the scale of a row, so similarities are orthogonal to each
+    example's gradient."""
     examples = Examples(profiles, item_means(profiles)[0])
     for place in range(len(examples)):
         gradient, _ = examples.gradient(similarity, np.array([place]))
@@ -61,7 +71,9 @@ def test_euler(profiles, similarity):
 
 def test_predictions_and_their_scale(profiles, similarity):
     means, _ = item_means(profiles)
-    users, items = (grid.ravel() for grid in np.meshgrid(np.arange(15), np.arange(ITEMS), indexing="ij"))
+    users, items = (
+        grid.ravel() for grid in np.meshgrid(np.arange(15), np.arange(ITEMS), indexing="ij")
+    )
     _, expected = by_torch(profiles, means, torch.tensor(similarity))
     found = predicted(similarity, profiles, means, users, items)
     np.testing.assert_allclose(found, expected.numpy().ravel(), atol=1e-12)
@@ -76,7 +88,12 @@ def test_equal_similarities_give_the_mean_deviation(profiles):
     ones = initial_similarity("constant", profiles, np.random.default_rng(0))
     users, items = (
         np.arange(15),
-        np.array([np.setdiff1d(np.arange(ITEMS), profiles.items[profiles.users == u])[0] for u in range(15)]),
+        np.array(
+            [
+                np.setdiff1d(np.arange(ITEMS), profiles.items[profiles.users == u])[0]
+                for u in range(15)
+            ]
+        ),
     )
     expected = means[items] + [own.values[own.users == user].mean() for user in range(15)]
     np.testing.assert_allclose(predicted(ones, profiles, means, users, items), expected, atol=1e-12)
@@ -94,10 +111,16 @@ def test_a_limit_takes_the_users_nearest_items(similarity):
     """Of three rated items the two of largest magnitude count."""
     similarity = similarity.copy()
     similarity[0, [1, 2, 3]] = [0.5, -2.0, 1.0]
-    own = Profiles.of(1, ITEMS, np.zeros(3, np.int64), np.array([1, 2, 3]), np.array([5.0, 4.0, 2.0]))
+    own = Profiles.of(
+        1, ITEMS, np.zeros(3, np.int64), np.array([1, 2, 3]), np.array([5.0, 4.0, 2.0])
+    )
     zero = np.zeros(1, np.int64)
-    assert predicted(similarity, own, np.zeros(ITEMS), zero, zero, limit=2) == pytest.approx((-2 * 4 + 2) / 3)
-    assert predicted(similarity, own, np.zeros(ITEMS), zero, zero, limit=EVERY) == pytest.approx((2.5 - 8 + 2) / 3.5)
+    assert predicted(similarity, own, np.zeros(ITEMS), zero, zero, limit=2) == pytest.approx(
+        (-2 * 4 + 2) / 3
+    )
+    assert predicted(similarity, own, np.zeros(ITEMS), zero, zero, limit=EVERY) == pytest.approx(
+        (2.5 - 8 + 2) / 3.5
+    )
 
 
 def test_bounds_act_example_by_example(profiles, similarity):

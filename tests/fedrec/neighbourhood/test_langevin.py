@@ -23,8 +23,8 @@ def chain(langevin, start, gradient, random, *, burn_in):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_the_conjugate_limit(temperature):
-    """Without the denominator the posterior of a row is normal; its mean and covariance are known, and scale with
-    rho."""
+    """Without the denominator the posterior of a row is normal; its mean and covariance are known,
+    and scale with rho."""
     random = np.random.default_rng(0)
     design, target = random.normal(size=(40, 3)), random.normal(size=40)
     precision = design.T @ design + 2 * np.eye(3)
@@ -48,8 +48,12 @@ def test_noise_and_steps_have_the_scale_of_the_schedule():
     langevin = Langevin(steps, rate=0.3, decay=0.3, temperature=0.09)
     found = langevin.sample(np.zeros(200_000), lambda x, _: np.zeros_like(x), random)
     expected = 0.09 * 0.3 * (np.arange(1, steps + 1) ** -0.3).sum()
-    assert found.var() == pytest.approx(expected, rel=0.02) and abs(found.mean()) < 5 * np.sqrt(expected / 200_000)
-    drift = Langevin(3, rate=0.1, decay=1.0, temperature=1e-30).sample(np.ones(1), lambda x, _: np.ones_like(x), random)
+    assert found.var() == pytest.approx(expected, rel=0.02) and abs(found.mean()) < 5 * np.sqrt(
+        expected / 200_000
+    )
+    drift = Langevin(3, rate=0.1, decay=1.0, temperature=1e-30).sample(
+        np.ones(1), lambda x, _: np.ones_like(x), random
+    )
     assert drift[0] == pytest.approx(1 - 0.05 * (1 + 1 / 2 + 1 / 3))
 
 
@@ -74,7 +78,9 @@ def elliptical_slices(log_likelihood, draw_prior, sweeps, random):
 def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
     """Mean and spread of predictions from 6 items, with predictions clipped inside the density."""
     random = np.random.default_rng(2)
-    users, items = (grid.ravel() for grid in np.meshgrid(np.arange(25), np.arange(6), indexing="ij"))
+    users, items = (
+        grid.ravel() for grid in np.meshgrid(np.arange(25), np.arange(6), indexing="ij")
+    )
     taste = random.normal(size=(25, 1)) @ np.array([[1.0, 1, -1, -1, 1, -1]])
     values = np.clip(3 + taste + 0.4 * random.normal(size=(25, 6)), 1, 5).ravel()
     profiles = Profiles.of(25, 6, users, items, values)
@@ -91,7 +97,9 @@ def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
     def log_likelihood(similarity):
         return -0.5 * examples.gradient(similarity, everything, bounds)[1]
 
-    slices = elliptical_slices(log_likelihood, lambda: random.normal(size=(6, 6)), 6000, random)[500::3]
+    slices = elliptical_slices(log_likelihood, lambda: random.normal(size=(6, 6)), 6000, random)[
+        500::3
+    ]
     langevin, point, kept = Langevin(12_000, rate=0.02, decay=0.0), random.normal(size=(6, 6)), []
     for step in range(1, langevin.steps + 1):
         point = langevin.stepped(point, energy_gradient, step, random)

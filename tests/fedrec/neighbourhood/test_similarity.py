@@ -68,7 +68,9 @@ def test_pearson_with_means_of_all_ratings(table):
         norm = np.sqrt((a @ a) * (b @ b))
         return a @ b / norm if norm else 0.0
 
-    np.testing.assert_allclose(pearson(profiles_of(table), "all"), by_pairs(centred, ratio), atol=1e-12)
+    np.testing.assert_allclose(
+        pearson(profiles_of(table), "all"), by_pairs(centred, ratio), atol=1e-12
+    )
 
 
 def test_shrinkage(table):
@@ -85,7 +87,9 @@ def test_nearest_keeps_the_largest_magnitudes():
 
 
 def test_profiles_group_and_average_repeated_ratings():
-    found = Profiles.of(3, 4, np.array([2, 0, 2, 2]), np.array([1, 3, 0, 1]), np.array([5.0, 4, 1, 2]))
+    found = Profiles.of(
+        3, 4, np.array([2, 0, 2, 2]), np.array([1, 3, 0, 1]), np.array([5.0, 4, 1, 2])
+    )
     assert found.offsets.tolist() == [0, 1, 1, 3] and found.items.tolist() == [3, 0, 1]
     assert found.values.tolist() == [4, 1, 3.5] and found.users.tolist() == [0, 2, 2]
     means, mean = item_means(found)
@@ -97,6 +101,9 @@ def test_profiles_are_cut_to_so_many_ratings_at_random(table):
     cut = profiles.at_most(3, np.random.default_rng(0))
     assert np.array_equal(cut.counts, np.minimum(profiles.counts, 3))
     places = cut.users * ITEMS + cut.items
-    assert np.isin(places, profiles.users * ITEMS + profiles.items).all() and (np.diff(places) > 0).all()
+    assert (
+        np.isin(places, profiles.users * ITEMS + profiles.items).all()
+        and (np.diff(places) > 0).all()
+    )
     assert not np.array_equal(cut.items, profiles.at_most(3, np.random.default_rng(1)).items)
     assert (profiles.more_than(4).counts == np.where(profiles.counts > 4, profiles.counts, 0)).all()

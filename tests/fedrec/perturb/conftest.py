@@ -13,7 +13,9 @@ def table(users, items, num_users, num_items):
     """Rows without features, ratings or times; users and items have names."""
     names = np.array([f"u{n}" for n in range(num_users)], dtype=object)
     tables = FeatureTable(num_users), FeatureTable(num_items)
-    return Interactions("rows", np.array(users), np.array(items), names, np.arange(num_items), *tables)
+    return Interactions(
+        "rows", np.array(users), np.array(items), names, np.arange(num_items), *tables
+    )
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +31,8 @@ def make_data():
 
 @pytest.fixture(scope="session")
 def two_tastes(make_data):
-    """Sixty users, forty items: even users like items below 20, odd ones the others; six to ten rows each."""
+    """Sixty users, forty items: even users like items below 20, odd ones the others; six to ten
+    rows each."""
     random, users, items = np.random.default_rng(0), [], []
     for user in range(60):
         own = random.choice(20, size=6 + user % 5, replace=False) + 20 * (user % 2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linkage and recovery against brute force, and the linkage of random replacement on Amazon Office."""
+"""Linkage and recovery against brute force, and the linkage of random replacement on Amazon
+Office."""
 
 import math
 
@@ -8,7 +9,7 @@ import pytest
 
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.population import Population
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.perturb.disclosure import binary, disclosure, linkage
 from fedrec.perturb.members.random_replacement import RandomReplacement, RandomReplacementConfig
 
@@ -23,21 +24,30 @@ OFFICE = {
 
 def by_hand(real, perturbed):
     """Share of users found, each pair of profiles looked at by itself."""
-    profiles = [[set(rows.items[rows.rows_of(u)]) for u in range(rows.num_users)] for rows in (real, perturbed)]
+    profiles = [
+        [set(rows.items[rows.rows_of(u)]) for u in range(rows.num_users)]
+        for rows in (real, perturbed)
+    ]
     having = [sum(i in own for own in profiles[0]) for i in range(real.num_items)]
     found = 0.0
     for user, own in enumerate(profiles[1]):
         scores = []
         for other in profiles[0]:
-            shared = sum(math.log(real.num_users / having[i]) for i in sorted(own & other) if having[i])
+            shared = sum(
+                math.log(real.num_users / having[i]) for i in sorted(own & other) if having[i]
+            )
             scores.append(shared / math.sqrt(max(1, len(other))))
-        best = [n for n, score in enumerate(scores) if math.isclose(score, max(scores), abs_tol=1e-9)]
+        best = [
+            n for n, score in enumerate(scores) if math.isclose(score, max(scores), abs_tol=1e-9)
+        ]
         found += (user in best) / len(best)
     return found / len(profiles[1])
 
 
 def replaced(data, ratio, seed=0):
-    return RandomReplacement(RandomReplacementConfig.parse({"replacement-ratio": ratio}), seed).perturb(data)
+    return RandomReplacement(
+        RandomReplacementConfig.parse({"replacement-ratio": ratio}), seed
+    ).perturb(data)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.6, 0.9])
@@ -58,7 +68,9 @@ def test_shares_of_what_is_kept(two_tastes):
 def test_a_substitute_that_gives_its_original_away_is_found_out(make_data):
     """Item n is replaced by n + 20: whoever has seen it for half of the users knows the others'."""
     users = np.repeat(np.arange(200), 3)
-    items = np.random.default_rng(0).permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :3].ravel()
+    items = (
+        np.random.default_rng(0).permuted(np.tile(np.arange(20), (200, 1)), axis=1)[:, :3].ravel()
+    )
     data = make_data(users.tolist(), items.tolist(), 200, 40)
     moved = make_data(users.tolist(), (items + 20).tolist(), 200, 40).rows
     found = disclosure(data.rows, Perturbed(moved, np.arange(600)), 0)
@@ -74,4 +86,6 @@ def test_linkage_of_random_replacement_on_office():
         perturb = {"name": "random-replacement", "replacement-ratio": ratio}
         population = Population.of(load({**OFFICE, "perturb": perturb}))
         real = population.interactions.with_rows(population.partition.train_rows)
-        assert linkage(binary(real), binary(population.perturbed.rows)) == pytest.approx(expected, abs=0.02)
+        assert linkage(binary(real), binary(population.perturbed.rows)) == pytest.approx(
+            expected, abs=0.02
+        )

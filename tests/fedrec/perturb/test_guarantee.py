@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""True epsilons by enumeration of every outcome, from the equations' own words, against the formulas."""
+"""True epsilons by enumeration of every outcome, from the equations' own words, against the
+formulas."""
 
 import itertools
 import math
@@ -20,12 +21,17 @@ INF = math.inf
 
 def config(epsilon, mechanism="coin-flip", distinct=False, budget=0.0):
     return TargetedConfig(
-        attribute="gender", epsilon=epsilon, mechanism=mechanism, distinct_fakes=distinct, budget=budget
+        attribute="gender",
+        epsilon=epsilon,
+        mechanism=mechanism,
+        distinct_fakes=distinct,
+        budget=budget,
     )
 
 
 def coin_flip_outcomes(profile, num_items, epsilon, *, distinct=False, values=1):
-    """Probability of each published set (multiset) of (item, value), equation 2 in all its branches."""
+    """Probability of each published set (multiset) of (item, value), equation 2 in all its
+    branches."""
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
     own = {item for item, _ in profile}
     free = [item for item in range(num_items) if item not in own]
@@ -38,7 +44,9 @@ def coin_flip_outcomes(profile, num_items, epsilon, *, distinct=False, values=1)
     for flips in itertools.product([False, True], repeat=len(profile)):
         chance = math.prod(1 - keep if flip else keep for flip in flips)
         for chosen in fakes:
-            out = [new if flip else old for flip, old, new in zip(flips, profile, chosen, strict=True)]
+            out = [
+                new if flip else old for flip, old, new in zip(flips, profile, chosen, strict=True)
+            ]
             found[tuple(sorted(out))] += chance / len(fakes)
     return found
 
@@ -49,17 +57,22 @@ def response_outcomes(profile, num_items, epsilon, *, values=1):
     found = Counter()
     for out in itertools.product(domain, repeat=len(profile)):
         same = [new == old for old, new in zip(profile, out, strict=True)]
-        found[tuple(sorted(out))] += math.prod(math.exp(epsilon) * other if kept else other for kept in same)
+        found[tuple(sorted(out))] += math.prod(
+            math.exp(epsilon) * other if kept else other for kept in same
+        )
     return found
 
 
 def worst(one, other):
     """The smallest epsilon that holds for this pair."""
-    return max(math.log(p / other[out]) if other[out] > 0 else INF for out, p in one.items() if p > 0)
+    return max(
+        math.log(p / other[out]) if other[out] > 0 else INF for out, p in one.items() if p > 0
+    )
 
 
 def enumerated(outcomes, num_items, size, differ, values=1):
-    """The smallest epsilon over all pairs of profiles whose sets differ in at most `differ` places."""
+    """The smallest epsilon over all pairs of profiles whose sets differ in at most `differ`
+    places."""
     every = list(itertools.combinations(range(num_items), size))
     profiles = [
         tuple(zip(items, rated, strict=True))
@@ -68,7 +81,9 @@ def enumerated(outcomes, num_items, size, differ, values=1):
     ]
     tables = {profile: outcomes(profile) for profile in profiles}
     return max(
-        worst(tables[a], tables[b]) for a, b in itertools.permutations(profiles, 2) if len(set(a) - set(b)) <= differ
+        worst(tables[a], tables[b])
+        for a, b in itertools.permutations(profiles, 2)
+        if len(set(a) - set(b)) <= differ
     )
 
 
@@ -96,18 +111,27 @@ def test_distinct_fakes_are_finite(num_items, size, epsilon):
     def outcomes(profile):
         return coin_flip_outcomes(profile, num_items, epsilon, distinct=True)
 
-    found = guarantee(config(epsilon, distinct=True), num_items=num_items, own_items=size, rows=size, protected=size)
+    found = guarantee(
+        config(epsilon, distinct=True),
+        num_items=num_items,
+        own_items=size,
+        rows=size,
+        protected=size,
+    )
     assert found.item == pytest.approx(enumerated(outcomes, num_items, size, 1))
     assert found.profile == pytest.approx(enumerated(outcomes, num_items, size, size))
 
 
 def test_with_random_ratings_even_one_slot_has_no_finite_epsilon():
-    """Items 0 and 1 with one of two ratings; (1, 1) is a possible fake of the first and impossible for the second."""
+    """Items 0 and 1 with one of two ratings; (1, 1) is a possible fake of the first and impossible
+    for the second."""
     epsilon, values = 0.5, 2
     one = coin_flip_outcomes(((0, 1),), 3, epsilon, values=values)
     other = coin_flip_outcomes(((1, 0),), 3, epsilon, values=values)
     assert other[((1, 1),)] == 0 < one[((1, 1),)]
-    found = guarantee(config(epsilon), num_items=3, own_items=1, rows=1, protected=1, num_values=values)
+    found = guarantee(
+        config(epsilon), num_items=3, own_items=1, rows=1, protected=1, num_values=values
+    )
     assert math.exp(found.odds) == pytest.approx(one[((0, 1),)] / other[((0, 1),)])
     true = enumerated(lambda p: coin_flip_outcomes(p, 3, epsilon, values=values), 3, 1, 1, values)
     assert found.slot == found.item == found.profile == true == INF == worst(one, other)
@@ -115,10 +139,14 @@ def test_with_random_ratings_even_one_slot_has_no_finite_epsilon():
 
 @pytest.mark.parametrize("values", [1, 2])
 @pytest.mark.parametrize("num_items", [2, 3, 6])
-def test_randomised_response_gives_epsilon_for_an_item_and_its_multiple_for_a_profile(num_items, values):
+def test_randomised_response_gives_epsilon_for_an_item_and_its_multiple_for_a_profile(
+    num_items, values
+):
     epsilon = 0.7
     one = config(epsilon, "randomised-response")
-    true = enumerated(lambda p: response_outcomes(p, num_items, epsilon, values=values), num_items, 1, 1, values)
+    true = enumerated(
+        lambda p: response_outcomes(p, num_items, epsilon, values=values), num_items, 1, 1, values
+    )
     found = guarantee(one, num_items=num_items, own_items=1, rows=1, protected=1, num_values=values)
     assert (found.slot, found.item, found.profile) == pytest.approx((epsilon, true, true))
     assert true == pytest.approx(epsilon)
@@ -130,21 +158,27 @@ def test_randomised_response_of_two_slots():
     def outcomes(profile):
         return response_outcomes(profile, 6, epsilon)
 
-    found = guarantee(config(epsilon, "randomised-response"), num_items=6, own_items=2, rows=2, protected=2)
+    found = guarantee(
+        config(epsilon, "randomised-response"), num_items=6, own_items=2, rows=2, protected=2
+    )
     assert enumerated(outcomes, 6, 2, 1) <= found.item + 1e-9
     assert enumerated(outcomes, 6, 2, 2) <= found.profile + 1e-9
     # Both slots exchanged: the ordered slots attain the sum, the published set comes close to it.
     ordered = {
-        out: math.exp(epsilon * ((out[0] == 0) + (out[1] == 1))) for out in itertools.product(range(6), repeat=2)
+        out: math.exp(epsilon * ((out[0] == 0) + (out[1] == 1)))
+        for out in itertools.product(range(6), repeat=2)
     }
     moved = {out: math.exp(epsilon * ((out[0] == 2) + (out[1] == 3))) for out in ordered}
-    assert max(math.log(ordered[out] / moved[out]) for out in ordered) == pytest.approx(found.profile)
+    assert max(math.log(ordered[out] / moved[out]) for out in ordered) == pytest.approx(
+        found.profile
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["coin-flip", "randomised-response"])
 @pytest.mark.parametrize("select", ["stereotypical", "random"])
 def test_an_untouched_interaction_is_published_as_it_is(mechanism, select):
-    """Half of two rows is protected: the item of higher number (the more stereotypical one), or either."""
+    """Half of two rows is protected: the item of higher number (the more stereotypical one), or
+    either."""
 
     def outcomes(profile):
         found = Counter()
@@ -165,16 +199,24 @@ def test_an_untouched_interaction_is_published_as_it_is(mechanism, select):
         return found
 
     assert enumerated(outcomes, 6, 2, 1) == INF
-    found = guarantee(config(1.0, mechanism, budget=0.5), num_items=6, own_items=2, rows=2, protected=1)
+    found = guarantee(
+        config(1.0, mechanism, budget=0.5), num_items=6, own_items=2, rows=2, protected=1
+    )
     assert (found.item, found.profile) == (INF, INF)
     assert math.isfinite(found.slot)
 
 
 def test_figures_of_the_poster():
-    """ML-1M: 165 interactions, 3706 items, epsilon .1 and 3, with and without five rating values."""
+    """ML-1M: 165 interactions, 3706 items, epsilon .1 and 3, with and without five rating
+    values."""
     found = {
         (epsilon, values): guarantee(
-            config(epsilon), num_items=3706, own_items=165, rows=165, protected=165, num_values=values
+            config(epsilon),
+            num_items=3706,
+            own_items=165,
+            rows=165,
+            protected=165,
+            num_values=values,
         ).odds
         for epsilon in (0.1, 3.0)
         for values in (1, 5)
@@ -185,7 +227,13 @@ def test_figures_of_the_poster():
 
 def test_words_name_what_does_not_hold():
     said = " ".join(words(config(0.1, budget=0.3)))
-    for part in ("nominal epsilon 0.1", "epsilon + ln m", "no finite epsilon", "published as it is", "stereotypes"):
+    for part in (
+        "nominal epsilon 0.1",
+        "epsilon + ln m",
+        "no finite epsilon",
+        "published as it is",
+        "stereotypes",
+    ):
         assert part in said
     assert "perturb.mechanism = 'randomised-response'" in said
     assert "ln m" not in " ".join(words(config(0.1, "randomised-response")))
@@ -199,7 +247,9 @@ def test_words_name_what_does_not_hold():
     epsilon=st.floats(0.01, 5.0),
     mechanism=st.sampled_from(["coin-flip", "coin-flip, distinct", "randomised-response"]),
 )
-def test_the_formulas_are_the_enumerated_likelihood_ratios(num_items, size, values, epsilon, mechanism):
+def test_the_formulas_are_the_enumerated_likelihood_ratios(
+    num_items, size, values, epsilon, mechanism
+):
     distinct = mechanism.endswith("distinct")
     assume(num_items >= size + (size if distinct else 1))
     assume(num_items * values <= 8)
@@ -210,7 +260,13 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(num_items, size, valu
             return coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values)
         return response_outcomes(profile, num_items, epsilon, values=values)
 
-    sizes = {"num_items": num_items, "own_items": size, "rows": size, "protected": size, "num_values": values}
+    sizes = {
+        "num_items": num_items,
+        "own_items": size,
+        "rows": size,
+        "protected": size,
+        "num_values": values,
+    }
     found = guarantee(config(epsilon, kind, distinct), **sizes)
     for differ, claimed in ((1, found.item), (size, found.profile)):
         true = enumerated(outcomes, num_items, size, differ, values)
@@ -233,7 +289,9 @@ def drawn(profile, num_items, epsilon, mechanism, values):
         if mechanism == "randomised-response":
             out = randomised_response(real, **sizes)
         else:
-            out = coin_flip(real, np.unique(items), distinct=mechanism.endswith("distinct"), **sizes)
+            out = coin_flip(
+                real, np.unique(items), distinct=mechanism.endswith("distinct"), **sizes
+            )
         told = out.values.tolist() if out.values is not None else [0] * len(items)
         found[tuple(sorted(zip(out.items.tolist(), told, strict=True)))] += 1
     return found
@@ -242,7 +300,8 @@ def drawn(profile, num_items, epsilon, mechanism, values):
 @pytest.mark.parametrize("mechanism", ["coin-flip", "coin-flip, distinct", "randomised-response"])
 @pytest.mark.parametrize(("num_items", "values"), [(5, 1), (4, 2)])
 def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values):
-    """Two slots at once; the log of a likelihood ratio from frequencies is within its error of the enumerated one."""
+    """Two slots at once; the log of a likelihood ratio from frequencies is within its error of the
+    enumerated one."""
     epsilon, profiles = 0.9, (((0, 0), (2, values - 1)), ((0, 0), (3, values - 1)))
     seen, exact = [], []
     for profile in profiles:
@@ -250,7 +309,9 @@ def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values
             exact.append(response_outcomes(profile, num_items, epsilon, values=values))
         else:
             distinct = mechanism.endswith("distinct")
-            exact.append(coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values))
+            exact.append(
+                coin_flip_outcomes(profile, num_items, epsilon, distinct=distinct, values=values)
+            )
         seen.append(drawn(profile, num_items, epsilon, mechanism, values))
         possible = [out for out, chance in exact[-1].items() if chance > 0]
         assert set(seen[-1]) <= set(possible)

@@ -30,5 +30,7 @@ def test_three_groups_are_each_compared_with_all_others():
 
 
 def test_a_group_of_everybody_has_an_empty_complement():
-    inside, outside = inclination(np.array([0]), np.array([0]), np.array([0]), num_groups=1, num_items=1)
+    inside, outside = inclination(
+        np.array([0]), np.array([0]), np.array([0]), num_groups=1, num_items=1
+    )
     assert inside.tolist() == [[1.0]] and outside.tolist() == [[0.0]]

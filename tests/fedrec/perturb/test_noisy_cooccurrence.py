@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator with a guarantee: what one user can change, how much noise that gets, and what is drawn from it."""
+"""The generator with a guarantee: what one user can change, how much noise that gets, and what is
+drawn from it."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 from scipy import sparse
-from scipy.stats import chisquare, kstest
+from scipy.stats import chisquare, kstest, norm
 
 from fedrec.errors import ExperimentError
 from fedrec.perturb.members.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurrenceConfig
@@ -34,7 +35,8 @@ def given(monkeypatch):
 
 
 def test_one_user_moves_each_sum_by_the_clip_norm_at_most(given):
-    """For users of every size, and as far as it for those with at least as many items as count in full."""
+    """For users of every size, and as far as it for those with at least as many items as count in
+    full."""
     for size in (1, 2, 3, 4, 9):
         matrix = np.zeros((1, 12))
         matrix[0, :size] = 1
@@ -51,15 +53,22 @@ def test_sums_are_those_of_users_and_pairs(given):
     matrix = np.random.default_rng(0).random((30, 8)) < 0.2
     found = release(matrix, 0.0, clip_items=8)
     both = matrix.T.astype(float) @ matrix
-    assert np.allclose(given["pairs"][0], np.triu(both)) and np.allclose(given["counts"][0], np.diag(both))
+    assert np.allclose(given["pairs"][0], np.triu(both)) and np.allclose(
+        given["counts"][0], np.diag(both)
+    )
     np.fill_diagonal(both, 0)
-    assert np.allclose(found.pairs, both) and found.length == pytest.approx(max(1, min(4, matrix.sum() / 30)))
+    assert np.allclose(found.pairs, both) and found.length == pytest.approx(
+        max(1, min(4, matrix.sum() / 30))
+    )
 
 
 def test_the_noise_is_gaussian_of_that_scale():
     matrix = np.zeros((1, 60))
     matrix[0, :2] = 1
-    found = [release(matrix, 5.0, seed, threshold=-1e9).pairs[np.triu_indices(60, 3)] for seed in range(3)]
+    found = [
+        release(matrix, 5.0, seed, threshold=-1e9).pairs[np.triu_indices(60, 3)]
+        for seed in range(3)
+    ]
     assert kstest(np.concatenate(found) / (5.0 * np.sqrt(6)), "norm").pvalue > 1e-3
 
 
@@ -67,12 +76,36 @@ def test_the_plan_spends_what_was_asked_for_on_two_releases():
     plan = NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=3.0), 0).plan(5000)
     assert plan.rounds == 2 and plan.clip_norm == 1.0 and plan.config.adjacency == "replace-one"
     assert 2.9 < report(plan).epsilon <= 3.0
-    # mu-GDP of two Gaussian releases of sensitivity 2 with this noise: delta(epsilon) by Balle and Wang, theorem 8
-    from scipy.stats import norm
-
-    mu = np.sqrt(2) * 2 / plan.noise_scale
+    # Two Gaussian releases of sensitivity sqrt(2) with this noise have mu^2 = 2 x 2 / noise^2;
+    # delta(epsilon) by Balle and Wang, theorem 8.
+    mu = 2 / plan.noise_scale
     delta = norm.cdf(mu / 2 - 3 / mu) - np.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
     assert delta <= 1e-5 and delta > 0.8e-5
+
+
+def test_exchanging_a_user_moves_each_sum_by_sqrt_2_clip_norms_at_most(given):
+    """Over random pairs of users, and exactly as far as that for two full ones without a common
+    item."""
+    random = np.random.default_rng(0)
+
+    def sums(items):
+        matrix = np.zeros((2, 12))
+        matrix[0, 5:8], matrix[1, items] = 1, 1  # the first user is there in both
+        release(matrix, 1.0)
+        return {name: exact for name, (exact, _, _) in given.items()}
+
+    def moved(one, other):
+        before, after = sums(one), sums(other)
+        return {name: np.linalg.norm(before[name] - after[name]) for name in before}
+
+    pairs = [
+        tuple(random.choice(12, random.integers(1, 9), replace=False) for _ in range(2))
+        for _ in range(200)
+    ]
+    far = moved([0, 1, 2], [8, 9, 10])
+    for name, bound in (("counts", np.sqrt(3)), ("pairs", np.sqrt(6))):
+        assert max(moved(*pair)[name] for pair in pairs) <= np.sqrt(2) * bound * (1 + 1e-9)
+        assert far[name] == pytest.approx(np.sqrt(2) * bound)
 
 
 def test_only_the_most_popular_items_are_in_the_matrix():
@@ -87,7 +120,10 @@ def test_profiles_follow_popularity_then_pairs():
     made = Release(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0]), pairs, 2.0)
     users, items = profiles(made, 20_000, 0.0, np.random.default_rng(0))
     first = items[np.unique(users, return_index=True)[1]]
-    assert chisquare(np.bincount(first, minlength=4), np.array([0.4, 0.3, 0.2, 0.1]) * 20_000).pvalue > 1e-3
+    assert (
+        chisquare(np.bincount(first, minlength=4), np.array([0.4, 0.3, 0.2, 0.1]) * 20_000).pvalue
+        > 1e-3
+    )
     sizes = np.bincount(users)
     assert sizes.min() == 1 and sizes.mean() == pytest.approx(2.0, abs=0.05) and sizes.max() <= 4
     for user in range(500):
@@ -98,11 +134,18 @@ def test_profiles_follow_popularity_then_pairs():
 
 
 def test_the_table_depends_on_no_user_by_itself(two_tastes):
-    """Without noise and clipping, exchanging two users' rows changes nothing: users get profiles, not their own."""
+    """Without noise and clipping, exchanging two users' rows changes nothing: users get profiles,
+    not their own."""
     config = NoisyCooccurrenceConfig(epsilon=50.0, items=40)
     found = NoisyCooccurrence(config, 0).perturb(two_tastes)
-    swapped = np.where(two_tastes.rows.users == 0, 2, np.where(two_tastes.rows.users == 2, 0, two_tastes.rows.users))
-    other = dataclasses.replace(two_tastes, rows=dataclasses.replace(two_tastes.rows, users=swapped))
+    swapped = np.where(
+        two_tastes.rows.users == 0,
+        2,
+        np.where(two_tastes.rows.users == 2, 0, two_tastes.rows.users),
+    )
+    other = dataclasses.replace(
+        two_tastes, rows=dataclasses.replace(two_tastes.rows, users=swapped)
+    )
     again = NoisyCooccurrence(config, 0).perturb(other)
     assert (again.rows.items == found.rows.items).all() and (found.origin == -1).all()
     assert set(found.rows.users) == set(range(60)) and found.figures["epsilon"]
@@ -110,4 +153,6 @@ def test_the_table_depends_on_no_user_by_itself(two_tastes):
 
 def test_ratings_are_refused(two_tastes):
     with pytest.raises(ExperimentError, match="have no ratings"):
-        NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=1.0), 0).perturb(dataclasses.replace(two_tastes, rated=True))
+        NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=1.0), 0).perturb(
+            dataclasses.replace(two_tastes, rated=True)
+        )

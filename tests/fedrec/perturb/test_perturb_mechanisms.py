@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mechanisms draw what the equations say: frequencies of all outcomes against their probabilities."""
+"""The mechanisms draw what the equations say: frequencies of all outcomes against their
+probabilities."""
 
 import math
 
@@ -8,14 +9,21 @@ import pytest
 from scipy.stats import chisquare
 
 from fedrec.errors import DataError
-from fedrec.perturb.targeted.mechanisms import Interaction, coin_flip, keep_probability, randomised_response
+from fedrec.perturb.targeted.mechanisms import (
+    Interaction,
+    coin_flip,
+    keep_probability,
+    randomised_response,
+)
 
 DRAWS = 20_000
 
 
 def test_keep_probability_is_that_of_the_equation():
     for epsilon in (0.1, 3.0):
-        assert keep_probability(epsilon) == pytest.approx(math.exp(epsilon) / (math.exp(epsilon) + 1))
+        assert keep_probability(epsilon) == pytest.approx(
+            math.exp(epsilon) / (math.exp(epsilon) + 1)
+        )
     assert keep_probability(0.1) == pytest.approx(0.525, abs=5e-4)
     assert keep_probability(0.1, 3707) == pytest.approx(2.98e-4, rel=2e-3)
     assert keep_probability(2000.0, 5) == 1.0
@@ -92,4 +100,9 @@ def test_a_client_with_too_few_unvisited_items_is_refused(distinct):
 
 def test_one_outcome_stays():
     real = Interaction(np.zeros(3, dtype=np.int64), None)
-    assert randomised_response(real, num_items=1, num_values=1, epsilon=1.0, random=np.random.default_rng(0)) is real
+    assert (
+        randomised_response(
+            real, num_items=1, num_values=1, epsilon=1.0, random=np.random.default_rng(0)
+        )
+        is real
+    )

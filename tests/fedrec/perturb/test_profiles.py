@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedrec.data.kept import KEPT
+from fedrec.data.cache import KEPT
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.perturb.targeted import profiles
 from fedrec.perturb.targeted.config import TargetedConfig
 from fedrec.perturb.targeted.guarantee import guarantee
@@ -21,7 +21,9 @@ TARGETED = ["perturb.name=targeted", "perturb.attribute=gender", "perturb.epsilo
 
 
 def training(interactions, partition, rated=True):
-    return TrainingData(interactions.with_rows(partition.train_rows), partition.training_clients, rated)
+    return TrainingData(
+        interactions.with_rows(partition.train_rows), partition.training_clients, rated
+    )
 
 
 def done(world, *, with_ratings=True, **settings):
@@ -54,7 +56,9 @@ def test_each_client_has_its_own_stream(world):
     data, found = done(world, with_ratings=False, select="random")
     for client in found.clients:
         rows = np.flatnonzero(data.rows.users == client)
-        again = perturb_profiles(dataclasses.replace(data, rows=data.rows.with_rows(rows)), found.config, 7)
+        again = perturb_profiles(
+            dataclasses.replace(data, rows=data.rows.with_rows(rows)), found.config, 7
+        )
         assert (again.learned.items == found.learned.items[rows]).all()
 
 
@@ -62,7 +66,9 @@ def test_the_most_stereotypical_rows_are_protected(load_tiny):
     population = Population.of(load_tiny())
     data, partition = population.interactions, population.partition
     config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.6)
-    protected = partition.train_rows[perturb_profiles(training(data, partition), config, 0).protected]
+    protected = partition.train_rows[
+        perturb_profiles(training(data, partition), config, 0).protected
+    ]
     gender = data.user_features["gender"].padded()[:, 0]
     trains = np.isin(data.users, partition.training_clients)
     in_train = np.isin(np.arange(len(data)), partition.train_rows)
@@ -70,7 +76,11 @@ def test_the_most_stereotypical_rows_are_protected(load_tiny):
     def share(item, group):
         members = {u for u in partition.training_clients if (gender[u] == gender_of) == group}
         having = {
-            u for u, i in zip(data.users[in_train & trains], data.items[in_train & trains], strict=True) if i == item
+            u
+            for u, i in zip(
+                data.users[in_train & trains], data.items[in_train & trains], strict=True
+            )
+            if i == item
         }
         return len(members & having) / len(members)
 
@@ -78,7 +88,10 @@ def test_the_most_stereotypical_rows_are_protected(load_tiny):
         gender_of = gender[user]
         rows = np.flatnonzero(in_train & (data.users == user))
         score = np.array(
-            [(share(i, True) - share(i, False)) / max(share(i, True), share(i, False), 1e-9) for i in data.items[rows]]
+            [
+                (share(i, True) - share(i, False)) / max(share(i, True), share(i, False), 1e-9)
+                for i in data.items[rows]
+            ]
         )
         taken = np.isin(rows, protected)
         assert taken.sum() == -(-4 * len(rows) // 10)
@@ -92,7 +105,8 @@ def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
     assert (changed.evaluated_clients("test") == clients).all()
     for name in ("seen", "known", "relevant"):
         assert (
-            getattr(plain.held_out(clients, "test"), name) == getattr(changed.held_out(clients, "test"), name)
+            getattr(plain.held_out(clients, "test"), name)
+            == getattr(changed.held_out(clients, "test"), name)
         ).all()
     before, after = plain.client(0), changed.client(0)
     assert len(before.items) == len(after.items) and (before.items != after.items).any()
@@ -116,19 +130,24 @@ def test_ratings_that_nobody_reads_are_left_alone(world):
 
 
 def test_only_public_users_give_the_stereotypes(load_tiny):
-    """Whose other items change what is protected for others: without public users nearly everyone's, else theirs."""
+    """Whose other items change what is protected for others: without public users nearly
+    everyone's, else theirs."""
 
     def felt(public_share):
         population = Population.of(load_tiny())
         partition = population.partition
         given = training(population.interactions, partition)
         data = given.rows
-        config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.5, public_share=public_share)
+        config = TargetedConfig(
+            attribute="gender", epsilon=0.1, budget=0.5, public_share=public_share
+        )
         before = perturb_profiles(given, config, 7).protected
         count = 0
         for user in partition.training_clients:
             own = data.users == user
-            moved = dataclasses.replace(data, items=np.where(own, (data.items + 11) % data.num_items, data.items))
+            moved = dataclasses.replace(
+                data, items=np.where(own, (data.items + 11) % data.num_items, data.items)
+            )
             after = perturb_profiles(dataclasses.replace(given, rows=moved), config, 7).protected
             count += before[~own[before]].tolist() != after[~own[after]].tolist()
         return count
@@ -137,13 +156,18 @@ def test_only_public_users_give_the_stereotypes(load_tiny):
 
 
 def test_shares_are_among_the_public_users_alone(world):
-    """Two of the three training users are drawn; a group's share is of them, so user 3's missing data do not count."""
+    """Two of the three training users are drawn; a group's share is of them, so user 3's missing
+    data do not count."""
     population = world()
     data = population.interactions
     shares = []
     real = profiles.inclination
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiles, "inclination", lambda *a, **k: shares.append((a, real(*a, **k))) or shares[-1][1])
+        patch.setattr(
+            profiles,
+            "inclination",
+            lambda *a, **k: shares.append((a, real(*a, **k))) or shares[-1][1],
+        )
         config = TargetedConfig(attribute="gender", epsilon=0.1, public_share=0.6)
         perturb_profiles(training(data, population.partition), config, 7)
     (users, items, _), (inside, _) = shares[0]
@@ -167,14 +191,21 @@ def test_guarantees_are_those_of_each_client(world):
     data, values = given.rows, len(set(given.rows.ratings))
     for client, one in zip(found.clients, found.guarantees, strict=True):
         own = data.items[data.users == client]
-        sizes = {"own_items": len(set(own)), "rows": len(own), "protected": len(own), "num_values": values}
+        sizes = {
+            "own_items": len(set(own)),
+            "rows": len(own),
+            "protected": len(own),
+            "num_values": values,
+        }
         assert one == guarantee(found.config, num_items=6, **sizes)
     table = summary(data, found)
     assert table["protected"] == len(data)
     assert table["epsilon"]["true, whole profile"]["max"] == float("inf")
 
 
-@pytest.mark.parametrize(("attribute", "problem"), [("sex", "have no feature"), ("hobby", "several categories")])
+@pytest.mark.parametrize(
+    ("attribute", "problem"), [("sex", "have no feature"), ("hobby", "several categories")]
+)
 def test_wrong_attributes_are_refused(world, attribute, problem):
     with pytest.raises(ExperimentError, match=problem):
         done(world, attribute=attribute)
@@ -183,7 +214,7 @@ def test_wrong_attributes_are_refused(world, attribute, problem):
 def test_a_run_says_what_its_perturbation_is_worth(run_tiny):
     result = run_tiny(*TARGETED, "perturb.budget=0.3")
     assert any("epsilon + ln m" in line for line in result.privacy)
-    from fedrec.runs import RunFolder
+    from fedrec.runs.folder import RunFolder
 
     assert RunFolder(result.folder).read_result().privacy == result.privacy
     assert load(result.folder / "experiment.toml").perturb.options["budget"] == 0.3

@@ -21,7 +21,16 @@ def replaced(data, seed=0, **settings):
 
 @pytest.mark.parametrize(
     ("ratio", "rows", "count"),
-    [(0.0, 7, 0), (1.0, 7, 7), (0.2, 2, 0), (0.2, 3, 1), (0.5, 3, 2), (0.35, 10, 4), (0.8, 5, 4), (0.7, 5, 4)],
+    [
+        (0.0, 7, 0),
+        (1.0, 7, 7),
+        (0.2, 2, 0),
+        (0.2, 3, 1),
+        (0.5, 3, 2),
+        (0.35, 10, 4),
+        (0.8, 5, 4),
+        (0.7, 5, 4),
+    ],
 )
 def test_the_count_is_rounded_half_up(make_data, ratio, rows, count):
     data = make_data([0] * rows, list(range(rows)))
@@ -61,7 +70,9 @@ def test_samples_follow_the_softmax_of_what_the_user_has_not(make_data):
     users = list(range(4000))
     data = make_data(users, [2] * len(users), len(users), 5)
     logits = torch.tensor([0.0, 1.0, 9.0, -1.0, 0.5])
-    found = scored_substitutes(data.rows, np.arange(len(users)), lambda s: logits.repeat(len(s), 1), "sample", 3)
+    found = scored_substitutes(
+        data.rows, np.arange(len(users)), lambda s: logits.repeat(len(s), 1), "sample", 3
+    )
     chance = np.exp(logits.double().numpy())
     chance[2] = 0
     seen = np.bincount(found, minlength=5)
@@ -71,26 +82,34 @@ def test_samples_follow_the_softmax_of_what_the_user_has_not(make_data):
 
 
 def test_two_samples_of_a_user_follow_draws_without_replacement(make_data):
-    """Of two rows with the same three equally likely items, each pair of different items is equally likely."""
+    """Of two rows with the same three equally likely items, each pair of different items is equally
+    likely."""
     users = np.repeat(np.arange(3000), 2).tolist()
     data = make_data(users, [0, 1] * 3000, 3000, 5)
-    found = scored_substitutes(data.rows, np.arange(6000), lambda s: torch.zeros(len(s), 5), "sample", 0).reshape(-1, 2)
+    found = scored_substitutes(
+        data.rows, np.arange(6000), lambda s: torch.zeros(len(s), 5), "sample", 0
+    ).reshape(-1, 2)
     assert (found[:, 0] != found[:, 1]).all() and found.min() == 2
     assert chisquare(np.unique(found[:, 0] * 5 + found[:, 1], return_counts=True)[1]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("draw", ["best", "sample"])
 def test_a_user_who_wants_everything_new_gets_it(make_data, draw):
-    """Twenty rows whose scores all name the same item first; exactly twenty other items are left."""
+    """Twenty rows whose scores all name the same item first; exactly twenty other items are
+    left."""
     data = make_data([0] * 20, list(range(20)), 1, 40)
     scores = torch.arange(40, dtype=torch.float32) * 50
-    found = scored_substitutes(data.rows, np.arange(20), lambda s: scores.repeat(len(s), 1), draw, 0)
+    found = scored_substitutes(
+        data.rows, np.arange(20), lambda s: scores.repeat(len(s), 1), draw, 0
+    )
     assert sorted(found) == list(range(20, 40))
 
 
 def test_too_few_other_items_are_an_error(make_data):
     data = make_data([0] * 4 + [1], [0, 1, 2, 3, 4])
-    with pytest.raises(DataError, match=r"user u0 has too few other items(.*\n)*.*at least 4(.*\n)*.*1 of 5"):
+    with pytest.raises(
+        DataError, match=r"user u0 has too few other items(.*\n)*.*at least 4(.*\n)*.*1 of 5"
+    ):
         replaced(data, **{"replacement-ratio": 1.0})
 
 
@@ -118,14 +137,19 @@ class TestTableOfUsers:
         data = make_data([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 3, 20)
         path = write("u1,1,0.25", "u0,0.5,2", "someone-else,0.1,0.1")
         found = preferences_of(ReplacementConfig.parse({"users": path}), data.rows, 0.7)
-        assert found.ratio[:2].tolist() == [0.5, 1.0] and found.sensitivity[:2].tolist() == [2.0, 0.25]
+        assert found.ratio[:2].tolist() == [0.5, 1.0] and found.sensitivity[:2].tolist() == [
+            2.0,
+            0.25,
+        ]
         moved = replaced(data, users=path).rows.items != data.rows.items
         assert moved.reshape(2, 4).sum(axis=1).tolist() == [2, 4]
 
     def test_a_column_that_is_not_there_is_common_to_all(self, make_data, write):
         data = make_data([0, 1], [0, 1])
         path = write("u0,0.5", "u1,0.9", header="user,sensitivity")
-        found = preferences_of(ReplacementConfig.parse({"users": path, "replacement-ratio": 0.3}), data.rows, 0.7)
+        found = preferences_of(
+            ReplacementConfig.parse({"users": path, "replacement-ratio": 0.3}), data.rows, 0.7
+        )
         assert found.ratio.tolist() == [0.3, 0.3] and found.sensitivity.tolist() == [0.5, 0.9]
 
     @pytest.mark.parametrize(
@@ -149,4 +173,6 @@ class TestTableOfUsers:
 
 
 def test_the_settings_are_documented():
-    assert issubclass(ReplacementConfig, Config) and all(f.description for f in ReplacementConfig.model_fields.values())
+    assert issubclass(ReplacementConfig, Config) and all(
+        f.description for f in ReplacementConfig.model_fields.values()
+    )

@@ -25,7 +25,10 @@ def test_the_highest_scores_are_taken():
 
 def test_ties_are_broken_at_random():
     random = np.random.default_rng(0)
-    taken = np.bincount(np.concatenate([most_stereotypical(np.zeros(5), 1, random) for _ in range(500)]), minlength=5)
+    taken = np.bincount(
+        np.concatenate([most_stereotypical(np.zeros(5), 1, random) for _ in range(500)]),
+        minlength=5,
+    )
     assert taken.min() > 60 and taken.max() < 140  # 100 each; five standard deviations are 45
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and the limits of gamma and k."""
+"""UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and the limits of gamma
+and k."""
 
 import numpy as np
 import pytest
@@ -8,8 +9,19 @@ from scipy.stats import chisquare
 
 from fedrec.errors import DataError, ExperimentError
 from fedrec.perturb.members.upc_sdg import UpcSdg, UpcSdgConfig
-from fedrec.perturb.synthesis.attention import Attention, AttentionConfig, attention_weights, train_attention
-from fedrec.perturb.synthesis.generator import Generator, GeneratorConfig, gumbel_softmax, losses, train_generator
+from fedrec.perturb.synthesis.attention import (
+    Attention,
+    AttentionConfig,
+    attention_weights,
+    train_attention,
+)
+from fedrec.perturb.synthesis.generator import (
+    Generator,
+    GeneratorConfig,
+    gumbel_softmax,
+    losses,
+    train_generator,
+)
 from fedrec.perturb.synthesis.similarity import Similarity
 from fedrec.perturb.synthesis.substitutes import scored_substitutes
 from fedrec.rng import torch_stream
@@ -59,7 +71,9 @@ class TestSimilarity:
 
     def test_the_papers_scale_does_not_end_at_one(self):
         items = torch.tensor([[1.0, 0.0], [3.0, 0.0], [-1.0, 0.0]])
-        assert Similarity(items, "paper").between(torch.tensor([0]), torch.tensor([1])).item() == pytest.approx(2.0)
+        assert Similarity(items, "paper").between(
+            torch.tensor([0]), torch.tensor([1])
+        ).item() == pytest.approx(2.0)
         assert Similarity(items, "released").rows(torch.arange(3)).max() <= 1
 
 
@@ -77,7 +91,9 @@ class TestAttention:
 
     def test_equations_three_to_six_by_hand(self, embeddings):
         users, items = (part.double() for part in embeddings)
-        made = Attention(AttentionConfig(beta=0.5, hidden=5), 8, torch.Generator().manual_seed(1)).double()
+        made = Attention(
+            AttentionConfig(beta=0.5, hidden=5), 8, torch.Generator().manual_seed(1)
+        ).double()
         own, place = [torch.tensor([3, 4, 9]), torch.tensor([7])], torch.tensor([0, 0, 0, 1])
         total = 0.0
         for p, those in zip(users[:2], own, strict=True):
@@ -91,17 +107,30 @@ class TestAttention:
 
     def test_training_lowers_the_loss(self, two_tastes, embeddings):
         logits, found = train_attention(
-            AttentionConfig(epochs=30, batch_rows=64, dropout=0), two_tastes.rows, *embeddings, torch_stream(0, "t")
+            AttentionConfig(epochs=30, batch_rows=64, dropout=0),
+            two_tastes.rows,
+            *embeddings,
+            torch_stream(0, "t"),
         )
-        assert found[-1] < 0.9 * found[0] and logits.shape == (len(two_tastes.rows),) and np.isfinite(logits).all()
+        assert (
+            found[-1] < 0.9 * found[0]
+            and logits.shape == (len(two_tastes.rows),)
+            and np.isfinite(logits).all()
+        )
 
     def test_logits_belong_to_their_rows(self, make_data, embeddings):
         """Rows in another order have the same logits."""
         users, items = np.repeat(np.arange(5), 4), np.arange(20)
         order = np.random.default_rng(1).permutation(20)
-        config, straight = AttentionConfig(epochs=1), make_data(users.tolist(), items.tolist(), 60, 40)
+        config, straight = (
+            AttentionConfig(epochs=1),
+            make_data(users.tolist(), items.tolist(), 60, 40),
+        )
         mixed = make_data(users[order].tolist(), items[order].tolist(), 60, 40)
-        one, other = (train_attention(config, d.rows, *embeddings, torch_stream(0, "t"))[0] for d in (straight, mixed))
+        one, other = (
+            train_attention(config, d.rows, *embeddings, torch_stream(0, "t"))[0]
+            for d in (straight, mixed)
+        )
         assert np.allclose(one[order], other, atol=1e-4)
 
 
@@ -109,9 +138,14 @@ class TestGenerator:
     def test_the_largest_weight_is_a_draw_from_the_softmax(self):
         """Equation 11 is equation 12's limit: chi-square of the arg max, at any temperature."""
         logits = torch.tensor([0.0, 1.0, -0.5, 2.0])
-        drawn = gumbel_softmax(logits.repeat(20_000, 1), 0.7, torch.Generator().manual_seed(0)).argmax(dim=1)
+        drawn = gumbel_softmax(
+            logits.repeat(20_000, 1), 0.7, torch.Generator().manual_seed(0)
+        ).argmax(dim=1)
         wanted = torch.softmax(logits, 0).numpy() * 20_000
-        assert chisquare(np.bincount(drawn.numpy(), minlength=4), wanted, sum_check=False).pvalue > 1e-3
+        assert (
+            chisquare(np.bincount(drawn.numpy(), minlength=4), wanted, sum_check=False).pvalue
+            > 1e-3
+        )
 
     def test_weights_sum_to_one_and_what_is_left_out_has_none(self):
         logits = torch.tensor([[0.0, -torch.inf, 3.0]]).repeat(100, 1)
@@ -123,7 +157,10 @@ class TestGenerator:
         users, items = embeddings
         similarity = Similarity(items, definition)
         originals, others = torch.tensor([3, 5, 9]), torch.tensor([8, 1, 30])
-        gamma, mixture = torch.tensor([0.1, 0.5, 2.0]), torch.nn.functional.one_hot(others, 40).float()
+        gamma, mixture = (
+            torch.tensor([0.1, 0.5, 2.0]),
+            torch.nn.functional.one_hot(others, 40).float(),
+        )
         privacy, utility = losses(similarity, users[:3], originals, gamma, mixture, items)
         alike = similarity.between(originals, others)
         assert privacy.item() == pytest.approx(torch.relu(alike - gamma).sum().item(), abs=1e-5)
@@ -135,8 +172,12 @@ class TestGenerator:
         users, items = embeddings
         rows, chosen = data.rows, data.rows.user_order[data.rows.user_offsets[:-1]]
         similarity, wanted = Similarity(items, definition), np.full(rows.num_users, gamma)
-        config = GeneratorConfig(temperature=0.2, steps=1500, candidates=40, learning_rate=0.05, **settings)
-        made, _ = train_generator(config, rows, chosen, wanted, users, similarity, torch_stream(0, "t"))
+        config = GeneratorConfig(
+            temperature=0.2, steps=1500, candidates=40, learning_rate=0.05, **settings
+        )
+        made, _ = train_generator(
+            config, rows, chosen, wanted, users, similarity, torch_stream(0, "t")
+        )
 
         @torch.no_grad()
         def scores(some):
@@ -145,7 +186,9 @@ class TestGenerator:
 
         return chosen, scored_substitutes(rows, chosen, scores, "best", 0)
 
-    @pytest.mark.parametrize(("definition", "gamma"), [("cosine", 1.0), ("released", 1.0), ("paper", 4.0)])
+    @pytest.mark.parametrize(
+        ("definition", "gamma"), [("cosine", 1.0), ("released", 1.0), ("paper", 4.0)]
+    )
     def test_where_everything_is_alike_enough_the_user_gets_what_it_likes_best(
         self, two_tastes, embeddings, definition, gamma
     ):
@@ -184,20 +227,30 @@ class TestGenerator:
 class TestWhole:
     def test_nothing_is_replaced_at_zero(self, two_tastes):
         found = synthetic(two_tastes, **{"replacement-ratio": 0.0})
-        assert found.rows.items.tobytes() == two_tastes.rows.items.tobytes() and found.figures["replaced rows"] == 0
+        assert (
+            found.rows.items.tobytes() == two_tastes.rows.items.tobytes()
+            and found.figures["replaced rows"] == 0
+        )
 
     @pytest.mark.parametrize("draw", ["sample", "best"])
     @pytest.mark.parametrize("generate", ["gumbel", "random", "fixed-similarity"])
     def test_everything_is_replaced_at_one(self, two_tastes, generate, draw):
-        found, rows = synthetic(two_tastes, generate=generate, draw=draw, **{"replacement-ratio": 1.0}), two_tastes.rows
+        found, rows = (
+            synthetic(two_tastes, generate=generate, draw=draw, **{"replacement-ratio": 1.0}),
+            two_tastes.rows,
+        )
         for user in range(60):
             own = rows.rows_of(user)
             new = found.rows.items[own]
             assert len(set(new)) == len(own) and not set(new) & set(rows.items[own])
 
     def test_the_fixed_similarity_is_the_nearest_to_gamma(self, two_tastes):
-        """Ablation f: where one row of each user is replaced nothing is in its way but the user's own items."""
-        rows, settings = two_tastes.rows, {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3}
+        """Ablation f: where one row of each user is replaced nothing is in its way but the user's
+        own items."""
+        rows, settings = (
+            two_tastes.rows,
+            {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3},
+        )
         made = UpcSdg(UpcSdgConfig.parse({**QUICK, **settings, "replacement-ratio": 0.1}), 0)
         new, (_, similarity) = made.perturb(two_tastes).rows.items, made._embeddings(rows)
         away = (similarity.rows(torch.arange(40)) - 0.3).abs()
@@ -208,24 +261,36 @@ class TestWhole:
         assert len(chosen) == 60
 
     def test_more_sensitivity_gives_more_alike_items(self, two_tastes):
-        settings = {"similarity": "cosine", "replacement-ratio": 0.5, "generator": {"steps": 400, "candidates": 40}}
+        settings = {
+            "similarity": "cosine",
+            "replacement-ratio": 0.5,
+            "generator": {"steps": 400, "candidates": 40},
+        }
         alike = [
-            synthetic(two_tastes, sensitivity=gamma, **settings).figures["mean similarity by sensitivity"][f"{gamma:g}"]
+            synthetic(two_tastes, sensitivity=gamma, **settings).figures[
+                "mean similarity by sensitivity"
+            ][f"{gamma:g}"]
             for gamma in (0.0, 0.9)
         ]
         assert alike[0]["cosine"] < alike[1]["cosine"] - 0.1
 
     def test_users_may_differ(self, two_tastes, tmp_path):
         lines = [f"u{user},{user % 2},{0.1 if user < 30 else 0.9}" for user in range(60)]
-        (tmp_path / "users.csv").write_text("\n".join(["user,replacement-ratio,sensitivity", *lines]))
+        (tmp_path / "users.csv").write_text(
+            "\n".join(["user,replacement-ratio,sensitivity", *lines])
+        )
         found = synthetic(two_tastes, users=str(tmp_path / "users.csv"))
         moved = found.rows.items != two_tastes.rows.items
         assert (moved == (two_tastes.rows.users % 2 == 1)).all()
         assert set(found.figures["mean similarity by sensitivity"]) == {"0.1", "0.9"}
 
     def test_attention_and_random_selection_differ(self, two_tastes):
-        one, other = (synthetic(two_tastes, select=how, generate="random") for how in ("attention", "random"))
-        assert (one.rows.items != two_tastes.rows.items).sum() == (other.rows.items != two_tastes.rows.items).sum()
+        one, other = (
+            synthetic(two_tastes, select=how, generate="random") for how in ("attention", "random")
+        )
+        assert (one.rows.items != two_tastes.rows.items).sum() == (
+            other.rows.items != two_tastes.rows.items
+        ).sum()
         assert (one.rows.items != other.rows.items).any()
 
     def test_threads_do_not_matter(self, two_tastes):

@@ -14,7 +14,8 @@ from fedrec.pretext.views import ViewLayout
 
 LAYOUT = ViewLayout(session=4, item_negatives=2, segment=2, segment_negatives=3)
 NONE = -1
-# Item-masked session | true item, negatives | segment-masked session | true segment, three negative segments.
+# Item-masked session | true item, negatives | segment-masked session | true segment, three negative
+# segments.
 VIEWS = [
     [[9, 1, 2, 3], [0, 9, 8], [0, 5, 6, 3], [1, 2, 5, 6, 6, 7, 3, 4]],
     [[4, 7, NONE, NONE], [5, 7, 6], [8, 5, NONE, NONE], [4, NONE, 8, NONE, 1, NONE, 1, NONE]],
@@ -28,7 +29,11 @@ def setting():
     """Encoders of one client, an item table, and the rows of `VIEWS`."""
     parameters = initial_encoder(3, 5, torch.Generator().manual_seed(0))
     table = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
-    return parameters, table, torch.tensor([[item for part in view for item in part] for view in VIEWS])
+    return (
+        parameters,
+        table,
+        torch.tensor([[item for part in view for item in part] for view in VIEWS]),
+    )
 
 
 class Plain(nn.Module):
@@ -47,7 +52,10 @@ class Plain(nn.Module):
                 "bias_hh_l0": parameters["session.gru.state.bias"],
             }
         )
-        first = {"weight": parameters["session.item0.weight"].T, "bias": parameters["session.item0.bias"]}
+        first = {
+            "weight": parameters["session.item0.weight"].T,
+            "bias": parameters["session.item0.bias"],
+        }
         self.items[0].load_state_dict(first)
         self.items[2].load_state_dict({"weight": parameters["session.item1.weight"].T})
 
@@ -65,8 +73,12 @@ class Plain(nn.Module):
     def segment_loss(self):
         losses = []
         for _, _, masked, segments in VIEWS[:2]:
-            encoded = torch.stack([self.session(segments[start : start + 2]) for start in range(0, 8, 2)])
-            losses.append(F.cross_entropy((encoded @ self.session(masked)).unsqueeze(0), torch.tensor([0])))
+            encoded = torch.stack(
+                [self.session(segments[start : start + 2]) for start in range(0, 8, 2)]
+            )
+            losses.append(
+                F.cross_entropy((encoded @ self.session(masked)).unsqueeze(0), torch.tensor([0]))
+            )
         return torch.stack(losses).mean()
 
 
@@ -97,7 +109,9 @@ def test_clients_do_not_see_each_other(setting):
     found = segment_loss(both, table[rows.clamp(min=0)], rows >= 0, LAYOUT)
     for client, scale in ((0, 1), (1, 2)):
         own = {name: scale * value.unsqueeze(0) for name, value in parameters.items()}
-        alone = segment_loss(own, table[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT)
+        alone = segment_loss(
+            own, table[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT
+        )
         torch.testing.assert_close(found[client], alone[0])
 
 
@@ -112,7 +126,12 @@ def test_without_views_the_loss_is_zero(setting):
 
 def test_info_nce_is_torchs_cross_entropy_with_the_first_class():
     generator = torch.Generator().manual_seed(0)
-    query, candidates = torch.randn(4, 6, 8, generator=generator), torch.randn(4, 6, 5, 8, generator=generator)
+    query, candidates = (
+        torch.randn(4, 6, 8, generator=generator),
+        torch.randn(4, 6, 5, 8, generator=generator),
+    )
     scores = torch.einsum("cvh,cvkh->cvk", query, candidates)
-    expected = F.cross_entropy(scores.flatten(0, 1), torch.zeros(24, dtype=torch.int64), reduction="none")
+    expected = F.cross_entropy(
+        scores.flatten(0, 1), torch.zeros(24, dtype=torch.int64), reduction="none"
+    )
     torch.testing.assert_close(info_nce(query, candidates).flatten(), expected)

@@ -20,14 +20,26 @@ def parts(views, layout=LAYOUT):
     """The four parts of each view as lists without padding; segments as a list of lists."""
     bounds = np.cumsum((0, *layout.widths))
     for view in views:
-        masked, candidates, replaced, segments = (view[start:stop] for start, stop in pairwise(bounds))
+        masked, candidates, replaced, segments = (
+            view[start:stop] for start, stop in pairwise(bounds)
+        )
         rows = segments.reshape(-1, layout.segment)
-        yield [part[part >= 0].tolist() for part in (masked, candidates, replaced)], [r[r >= 0].tolist() for r in rows]
+        yield (
+            [part[part >= 0].tolist() for part in (masked, candidates, replaced)],
+            [r[r >= 0].tolist() for r in rows],
+        )
 
 
 @pytest.mark.parametrize(
     ("items", "longest", "expected"),
-    [(0, 5, []), (1, 5, []), (2, 5, [(0, 2)]), (5, 5, [(0, 5)]), (6, 5, [(0, 3), (3, 3)]), (11, 4, [3, 4, 4])],
+    [
+        (0, 5, []),
+        (1, 5, []),
+        (2, 5, [(0, 2)]),
+        (5, 5, [(0, 5)]),
+        (6, 5, [(0, 3), (3, 3)]),
+        (11, 4, [3, 4, 4]),
+    ],
 )
 def test_sessions_are_few_nearly_equal_and_of_two_items_at_least(items, longest, expected):
     starts, lengths = cut_sessions(items, longest)
@@ -43,15 +55,23 @@ def test_a_session_of_one_item_is_dropped():
 
 
 def test_every_view_hides_one_item_and_one_segment_of_its_session():
-    """27 distinct items in five sessions; items 100 and above are those that the user does not know."""
+    """27 distinct items in five sessions; items 100 and above are those that the user does not
+    know."""
     sequence = np.random.default_rng(0).permutation(27)
     starts, lengths = cut_sessions(27, 6)
-    sessions = [sequence[start : start + length].tolist() for start, length in zip(starts, lengths, strict=True)]
+    sessions = [
+        sequence[start : start + length].tolist()
+        for start, length in zip(starts, lengths, strict=True)
+    ]
     views = draw_views(sequence, LAYOUT, 40, 200, np.random.default_rng(1))
     assert views.shape == (5 * 40, LAYOUT.width)
     for number, ((masked, candidates, replaced), segments) in enumerate(parts(views)):
         session = sessions[number // 40]
-        (spot,) = (place for place, (old, new) in enumerate(zip(session, masked, strict=True)) if old != new)
+        (spot,) = (
+            place
+            for place, (old, new) in enumerate(zip(session, masked, strict=True))
+            if old != new
+        )
         assert candidates[0] == session[spot] and candidates[1] == masked[spot]
         assert len(candidates) == 4 and all(27 <= item < 200 for item in candidates[1:])
         true, *negatives = segments
@@ -60,11 +80,14 @@ def test_every_view_hides_one_item_and_one_segment_of_its_session():
         assert replaced == session[:begin] + negatives[0] + session[begin + 2 :]
         for negative in negatives:
             assert not set(negative) & set(true)
-            assert any(negative == own[at : at + 2] for own in sessions for at in range(len(own) - 1))
+            assert any(
+                negative == own[at : at + 2] for own in sessions for at in range(len(own) - 1)
+            )
 
 
 def test_segments_and_negatives_are_drawn_uniformly():
-    """Sessions 0-4 and 5-9, segments of two items: given the true segment, all windows off it are equally likely."""
+    """Sessions 0-4 and 5-9, segments of two items: given the true segment, all windows off it are
+    equally likely."""
     layout = ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=1)
     views = draw_views(np.arange(10), layout, 6000, 11, np.random.default_rng(0))
     seen = Counter((tuple(segments[0]), tuple(segments[1])) for _, segments in parts(views, layout))
@@ -75,7 +98,12 @@ def test_segments_and_negatives_are_drawn_uniformly():
         counts = [seen[true, window] for window in possible]
         assert sum(counts) == sum(count for (own, _), count in seen.items() if own == true)
         assert chisquare(counts).pvalue > 1e-4
-    assert chisquare([sum(c for (own, _), c in seen.items() if own == true) for true in windows]).pvalue > 1e-4
+    assert (
+        chisquare(
+            [sum(c for (own, _), c in seen.items() if own == true) for true in windows]
+        ).pvalue
+        > 1e-4
+    )
 
 
 def test_masked_places_are_uniform():
@@ -85,11 +113,16 @@ def test_masked_places_are_uniform():
 
 
 def test_a_session_too_short_for_a_segment_offers_none():
-    """11 items by at most 5: sessions of 3, 4 and 4. Segments of two items come from the sessions of 4 by half."""
+    """11 items by at most 5: sessions of 3, 4 and 4. Segments of two items come from the sessions
+    of 4 by half."""
     layout = ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=3)
-    for (_, _, _), segments in parts(draw_views(np.arange(11), layout, 50, 12, np.random.default_rng(0)), layout):
+    for (_, _, _), segments in parts(
+        draw_views(np.arange(11), layout, 50, 12, np.random.default_rng(0)), layout
+    ):
         assert {len(segment) for segment in segments} in ({1}, {2})
-        assert all(not (segment[0] < edge <= segment[-1]) for segment in segments for edge in (3, 7))
+        assert all(
+            not (segment[0] < edge <= segment[-1]) for segment in segments for edge in (3, 7)
+        )
 
 
 @pytest.mark.parametrize("sequence", [[], [3]])
@@ -127,5 +160,7 @@ def test_a_user_who_knows_the_whole_catalogue_has_no_negative_item():
 
 
 def test_the_same_stream_gives_the_same_views():
-    one, other = (draw_views(np.arange(20), LAYOUT, 3, 50, np.random.default_rng(5)) for _ in range(2))
+    one, other = (
+        draw_views(np.arange(20), LAYOUT, 3, 50, np.random.default_rng(5)) for _ in range(2)
+    )
     np.testing.assert_array_equal(one, other)

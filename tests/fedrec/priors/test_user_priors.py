@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priors of equation 11 against loops, their noise against its sensitivity, and the sources of vectors."""
+"""Priors of equation 11 against loops, their noise against its sensitivity, and the sources of
+vectors."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ import tomli_w
 from scipy.stats import kstest
 from typer.testing import CliRunner
 
+from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable
-from fedrec.data.population import ClientData
+from fedrec.data.schema import Schema
 from fedrec.errors import DataError, ExperimentError
-from fedrec.models.base import Schema
 from fedrec.models.vae import Vae, VaeConfig
-from fedrec.priors.config import PriorsConfig
 from fedrec.priors.sources import read_glove, word_vectors
 from fedrec.priors.user_level import UserPriors, user_priors
-from fedrec.privacy.personal_noise import PersonalNoise
+from fedrec.privacy.personal.noise import PersonalNoise
+from fedrec.privacy.personal.priors import PriorsConfig
 from simulations.cli import app
 
 WORDS = (("F", "M"), ("artist", "doctor", "none"))
@@ -35,7 +36,9 @@ def client(*codes, number=0):
 
 def vae(latent=4, words=WORDS):
     users = tuple((f"kind{place}", len(own)) for place, own in enumerate(words))
-    return Vae(VaeConfig(latent=latent), Schema(6, FeatureTable(6, ()), users, "ranking", user_words=words))
+    return Vae(
+        VaeConfig(latent=latent), Schema(6, FeatureTable(6, ()), users, "ranking", user_words=words)
+    )
 
 
 def quiet(**settings):
@@ -68,17 +71,24 @@ def test_no_exchange_of_metadata_moves_more_than_the_sensitivity():
     priors = quiet()
     found = [priors.exact(client(*codes)) for codes in itertools.product((-1, 0, 1), (-1, 0, 1, 2))]
     for which in range(2):
-        widest = max(np.linalg.norm(a[which] - b[which]) for a, b in itertools.combinations(found, 2))
+        widest = max(
+            np.linalg.norm(a[which] - b[which]) for a, b in itertools.combinations(found, 2)
+        )
         assert widest <= priors.sensitivities[which] + 1e-12
 
 
 def test_noise_has_the_scale_of_the_budget_and_is_drawn_once_per_user():
-    table = [np.full((2, 3000), 0.5), np.full((3, 3000), 0.5)]  # many numbers, to see a distribution; mu_kj = 0.5
+    table = [
+        np.full((2, 3000), 0.5),
+        np.full((3, 3000), 0.5),
+    ]  # many numbers, to see a distribution; mu_kj = 0.5
     config = PriorsConfig()
     settings = PersonalNoise(budgets="equal", epsilon=2.5e6, participations=3, priors=config)
     priors = UserPriors(table, [0, 1], config, settings)
     mean, _ = priors.of(client(0, 1, number=7))
-    multiplier = settings.prior_multiplier(7) * math.sqrt(2)  # mean and variance are one release, half of the cost each
+    multiplier = settings.prior_multiplier(7) * math.sqrt(
+        2
+    )  # mean and variance are one release, half of the cost each
     assert kstest(mean, "norm", (0.5, multiplier * priors.sensitivities[0])).pvalue > 1e-3
     assert kstest(mean, "norm", (0.5, 1.2 * multiplier * priors.sensitivities[0])).pvalue < 1e-3
     np.testing.assert_array_equal(mean, priors.of(client(0, 1, number=7))[0])
@@ -91,7 +101,11 @@ def test_priors_stay_in_their_range_under_any_noise():
     priors = user_priors(config, noise, vae())
     for number in range(20):
         mean, variance = priors.of(client(0, 1, number=number))
-        assert (mean >= 0).all() and (mean <= priors.highest + 1e-6).all() and (variance >= np.float32(0.1)).all()
+        assert (
+            (mean >= 0).all()
+            and (mean <= priors.highest + 1e-6).all()
+            and (variance >= np.float32(0.1)).all()
+        )
 
 
 def test_onehot_vectors_are_in_range_and_tell_words_apart():
@@ -99,7 +113,10 @@ def test_onehot_vectors_are_in_range_and_tell_words_apart():
     rows = np.concatenate(own)
     assert [len(part) for part in own] == [2, 3] and rows.min() == 0 and rows.max() == 1
     assert len({tuple(row) for row in rows.tolist()}) == 5
-    again, other = word_vectors(PriorsConfig(), WORDS, 4), word_vectors(PriorsConfig(projection_seed=1), WORDS, 4)
+    again, other = (
+        word_vectors(PriorsConfig(), WORDS, 4),
+        word_vectors(PriorsConfig(projection_seed=1), WORDS, 4),
+    )
     np.testing.assert_array_equal(own[1], again[1])
     assert not np.allclose(own[1], other[1])
 
@@ -127,27 +144,43 @@ def test_glove_is_looked_up_by_word_and_stretched_to_its_range(glove, caplog):
 
 
 def test_a_file_in_the_published_format_is_read_as_plain_python_reads_it(tmp_path):
-    """50 numbers as `%.5g` writes them, tokens of punctuation and other alphabets, and a token with a blank."""
+    """50 numbers as `%.5g` writes them, tokens of punctuation and other alphabets, and a token with
+    a blank."""
     random, words = (
         np.random.default_rng(0),
         ["the", ",", ".", '"', "'s", "artist", "ß", "日本", "doctor", "male", "0.5"],
     )
-    table = {word: [float(f"{value:.5g}") for value in random.normal(scale=0.5, size=50)] for word in words}
+    table = {
+        word: [float(f"{value:.5g}") for value in random.normal(scale=0.5, size=50)]
+        for word in words
+    }
     table["artist"][0] = -6.6023e-05
     lines = [" ".join([word, *(f"{value:.5g}" for value in own)]) for word, own in table.items()]
-    lines.append(" ".join(["artist name@domain.com", *(f"{value:.5g}" for value in random.normal(size=50))]))
+    lines.append(
+        " ".join(["artist name@domain.com", *(f"{value:.5g}" for value in random.normal(size=50))])
+    )
     file = tmp_path / "glove.6B.50d.txt"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert "e-05" in file.read_text(encoding="utf-8")
     found = read_glove(file, ["artist", "doctor", "male", "absent"])
-    assert {word: own.tolist() for word, own in found.items()} == {w: table[w] for w in ("artist", "doctor", "male")}
-    (gender, work) = word_vectors(PriorsConfig(source=f"glove:{file}"), (("M",), ("artist", "doctor")), 20)
-    assert gender.shape == (1, 20) and work.shape == (2, 20) and gender.min() >= 0 and work.max() <= 1
+    assert {word: own.tolist() for word, own in found.items()} == {
+        w: table[w] for w in ("artist", "doctor", "male")
+    }
+    (gender, work) = word_vectors(
+        PriorsConfig(source=f"glove:{file}"), (("M",), ("artist", "doctor")), 20
+    )
+    assert (
+        gender.shape == (1, 20) and work.shape == (2, 20) and gender.min() >= 0 and work.max() <= 1
+    )
 
 
 def test_a_table_gives_the_same_as_the_file_it_was_made_from(glove, tmp_path):
     table = tmp_path / "table.json"
-    table.write_text(json.dumps({word: own.tolist() for word, own in read_glove(glove, WORDS[1] + ("male",)).items()}))
+    table.write_text(
+        json.dumps(
+            {word: own.tolist() for word, own in read_glove(glove, WORDS[1] + ("male",)).items()}
+        )
+    )
     words = (("M",), WORDS[1])
     one = word_vectors(PriorsConfig(source=f"table:{table}"), words, 2)
     other = word_vectors(PriorsConfig(source=f"glove:{glove}"), words, 2)
@@ -158,7 +191,9 @@ def test_a_table_gives_the_same_as_the_file_it_was_made_from(glove, tmp_path):
 def test_the_command_line_makes_such_a_table(glove, tmp_path, tiny_experiment):
     file, table = tmp_path / "tiny.toml", tmp_path / "table.json"
     file.write_text(tomli_w.dumps(tiny_experiment()))
-    found = CliRunner().invoke(app, ["data", "glove-subset", str(glove), str(file), "--output", str(table)])
+    found = CliRunner().invoke(
+        app, ["data", "glove-subset", str(glove), str(file), "--output", str(table)]
+    )
     assert found.exit_code == 0, found.output
     assert json.loads(table.read_text()) == {"female": [0, 1, 2, 3], "male": [4, 1, 0, 1]}
     assert "without a vector" in found.output
@@ -166,7 +201,12 @@ def test_the_command_line_makes_such_a_table(glove, tmp_path, tiny_experiment):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no file"), ("{", "no table"), ("{}", "none of the words"), ('{"artist": ["x"]}', "no vector")],
+    [
+        (None, "no file"),
+        ("{", "no table"),
+        ("{}", "none of the words"),
+        ('{"artist": ["x"]}', "no vector"),
+    ],
 )
 def test_files_that_will_not_do(tmp_path, content, message):
     file = tmp_path / "table.json"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sensitivities by adversarial pairs: what has no signs moves a sum by sqrt(2) S at most, what has signs by 2 S."""
+"""Sensitivities by adversarial pairs: what has no signs moves a sum by sqrt(2) S at most, what has
+signs by 2 S."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from fedrec.neighbourhood.means import scaled
 from fedrec.privacy.adjacency import Multipliers, sensitivity
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan, PrivacyConfig
@@ -16,22 +18,60 @@ SIZE = 12
 
 
 def counts(random):
-    """Non-negative vectors that an adversary would try: single items, disjoint sets, everything, nothing, failures."""
+    """Non-negative vectors that an adversary would try: single items, disjoint sets, everything,
+    nothing, failures."""
     halves = np.repeat([9.0, 0.0], SIZE // 2)
-    yield from (1e20 * np.eye(SIZE)[0], np.eye(SIZE)[1], halves, 9 - halves, np.ones(SIZE), np.zeros(SIZE))
+    yield from (
+        1e20 * np.eye(SIZE)[0],
+        np.eye(SIZE)[1],
+        halves,
+        9 - halves,
+        np.ones(SIZE),
+        np.zeros(SIZE),
+    )
     yield from (np.full(SIZE, math.inf), np.full(SIZE, math.nan))
     yield from np.abs(random.standard_normal((10, SIZE))) * 10
     yield from (random.random((10, SIZE)) < 0.3).astype(float)
 
 
 def gram_matrices(random):
-    """Positive semi-definite matrices of orthogonal, equal and random vectors, and of several of them."""
-    for vector in (np.eye(SIZE)[0] * 1e3, np.eye(SIZE)[1] * 1e3, np.eye(SIZE)[0] - np.eye(SIZE)[1], np.ones(SIZE)):
+    """Positive semi-definite matrices of orthogonal, equal and random vectors, and of several of
+    them."""
+    for vector in (
+        np.eye(SIZE)[0] * 1e3,
+        np.eye(SIZE)[1] * 1e3,
+        np.eye(SIZE)[0] - np.eye(SIZE)[1],
+        np.ones(SIZE),
+    ):
         yield np.outer(vector, vector)
     for width in (1, 1, 2, SIZE):
         factors = random.standard_normal((SIZE, width)) * 10
         yield factors @ factors.T
     yield from (np.eye(SIZE), np.zeros((SIZE, SIZE)))
+
+
+def profiles(random):
+    """Ratings 1 to 5 of some items: opposite ones of the same items, disjoint ones, random ones,
+    ones off the scale."""
+    whole = [
+        np.where(np.arange(SIZE) < SIZE // 2, low, high)
+        for low in (0, 1, 5)
+        for high in (0, 1, 5, 9)
+    ]
+    yield from whole
+    yield from (random.integers(0, 6, SIZE) for _ in range(20))
+
+
+def ratings(random):
+    """What users contribute to item means: each rating mapped to [-1, 1], with a 1 beside it."""
+    for own in profiles(random):
+        yield np.stack([scaled(own, (1.0, 5.0)), np.ones(SIZE)]) * (own > 0)
+
+
+def deviations(random):
+    """The same ratings in units of the scale, which is something else."""
+    for own in profiles(random):
+        yield np.stack([own - 3.0, np.ones(SIZE)]) * (own > 0)
 
 
 def updates(random):
@@ -52,12 +92,14 @@ def largest_move(kind, order=2):
     return max(np.linalg.norm(one - other, ord=order) for one in clipped for other in clipped)
 
 
-@pytest.mark.parametrize("kind", [counts, gram_matrices])
+@pytest.mark.parametrize("kind", [counts, gram_matrices, ratings])
 def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_no_more(kind):
     bound = sensitivity(3.0, "replace-one", "non-negative")
     assert bound == pytest.approx(3 * math.sqrt(2))
     assert largest_move(kind) <= bound * (1 + 1e-12)
-    assert largest_move(kind) == pytest.approx(bound, rel=1e-5), "the bound is reached, so nothing smaller would do"
+    assert largest_move(kind) == pytest.approx(bound, rel=1e-5), (
+        "the bound is reached, so nothing smaller would do"
+    )
 
 
 @pytest.mark.parametrize("kind", [updates, symmetric_matrices])
@@ -65,6 +107,10 @@ def test_signed_updates_do_not_get_it(kind):
     assert largest_move(kind) > 1.4 * sensitivity(3.0, "replace-one", "non-negative")
     assert largest_move(kind) == pytest.approx(sensitivity(3.0, "replace-one"), rel=1e-5)
     assert sensitivity(3.0, "replace-one") == 6.0
+
+
+def test_ratings_in_other_units_than_their_counts_do_not_get_it_either():
+    assert largest_move(deviations) > 1.2 * sensitivity(3.0, "replace-one", "non-negative")
 
 
 def test_in_the_l1_norm_nothing_is_gained():
@@ -78,7 +124,11 @@ def test_one_user_more_or_less_is_the_clip_norm_whatever_it_contributes():
 
 def test_multipliers_of_one_noise():
     assert Multipliers.of(6.0, 3.0, "non-negative") == Multipliers(pytest.approx(math.sqrt(2)), 2.0)
-    assert Multipliers.of(6.0, 3.0, "non-negative", order=1) == Multipliers.of(6.0, 3.0) == Multipliers(1.0, 2.0)
+    assert (
+        Multipliers.of(6.0, 3.0, "non-negative", order=1)
+        == Multipliers.of(6.0, 3.0)
+        == Multipliers(1.0, 2.0)
+    )
 
 
 def plan(contributions, **settings):
@@ -87,7 +137,9 @@ def plan(contributions, **settings):
 
 
 def test_a_plan_needs_less_noise_for_the_same_event():
-    signed, counted = (plan(kind, epsilon=2.0, delta=1e-5, backend="pld") for kind in ("signed", "non-negative"))
+    signed, counted = (
+        plan(kind, epsilon=2.0, delta=1e-5, backend="pld") for kind in ("signed", "non-negative")
+    )
     assert counted.noise_multiplier == pytest.approx(signed.noise_multiplier)
     assert counted.noise_std == pytest.approx(signed.noise_std / math.sqrt(2))
     assert counted.sensitivity * counted.noise_multiplier == pytest.approx(counted.noise_std)

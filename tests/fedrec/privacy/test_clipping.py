@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping: the table of edge cases, exact sensitivity against adversarial updates, and the adaptive norm."""
+"""Clipping: the table of edge cases, exact sensitivity against adversarial updates, and the
+adaptive norm."""
 
 from __future__ import annotations
 
@@ -40,10 +41,14 @@ CASES = [
 def test_edge_cases(given, expected, norm, order):
     clip, before = Clip(norm, order), update(*given)
     found = clip(before)
-    assert found["table"].shape == (1, 1) and all(value.dtype == np.float32 for value in found.values())
+    assert found["table"].shape == (1, 1) and all(
+        value.dtype == np.float32 for value in found.values()
+    )
     assert flat(found) == pytest.approx(np.array(expected, dtype=np.float32), rel=2e-6, abs=0)
     assert np.linalg.norm(flat(found).astype(np.float64), ord=order) <= norm
-    assert flat(before) == pytest.approx(np.array(given, dtype=np.float32), nan_ok=True), "the given update changed"
+    assert flat(before) == pytest.approx(np.array(given, dtype=np.float32), nan_ok=True), (
+        "the given update changed"
+    )
 
 
 def test_the_norm_is_over_all_parameters_together():
@@ -69,7 +74,9 @@ def test_rounded_to_float32_the_norm_stays_within_the_bound():
 @pytest.mark.parametrize("order", [1, 2])
 def test_no_replacement_moves_the_sum_beyond_the_sensitivity(order):
     clip, random = Clip(2.0, order), np.random.default_rng(1)
-    others = sum(flat(clip(update(*random.standard_normal(6) * 10))).astype(np.float64) for _ in range(4))
+    others = sum(
+        flat(clip(update(*random.standard_normal(6) * 10))).astype(np.float64) for _ in range(4)
+    )
     axis = np.eye(6)[0]
     extremes = [
         axis * 1e20,
@@ -83,10 +90,16 @@ def test_no_replacement_moves_the_sum_beyond_the_sensitivity(order):
     moved = max(np.linalg.norm(one - other, ord=order) for one in sums for other in sums)
     assert moved <= clip.sensitivity("replace-one") == 4.0
     assert moved == pytest.approx(4.0, rel=1e-5)
-    assert max(np.linalg.norm(one - others, ord=order) for one in sums) <= clip.sensitivity("add-remove") == 2.0
+    assert (
+        max(np.linalg.norm(one - others, ord=order) for one in sums)
+        <= clip.sensitivity("add-remove")
+        == 2.0
+    )
 
 
-@pytest.mark.parametrize(("norm", "order"), [(0.0, 2), (-1.0, 2), (math.inf, 2), (math.nan, 2), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("norm", "order"), [(0.0, 2), (-1.0, 2), (math.inf, 2), (math.nan, 2), (1.0, 3)]
+)
 def test_clips_without_a_bound_are_refused(norm, order):
     with pytest.raises(ExperimentError, match="cannot be clipped"):
         Clip(norm, order)
@@ -97,9 +110,9 @@ def test_one_adaptive_step_by_hand():
     count = clip.centred_count(np.array([0.5, 1.0, 0.2, math.nan]))
     assert count == 1.0  # three unclipped, one not
     assert clip.after(count).norm == pytest.approx(math.exp(-0.2 * (0.75 - 0.5)))
-    assert clip.after(1e9).norm == pytest.approx(math.exp(-0.1)) and clip.after(-1e9).norm == pytest.approx(
-        math.exp(0.1)
-    )
+    assert clip.after(1e9).norm == pytest.approx(math.exp(-0.1)) and clip.after(
+        -1e9
+    ).norm == pytest.approx(math.exp(0.1))
 
 
 @pytest.mark.parametrize("start", [0.001, 1.0, 1000.0])

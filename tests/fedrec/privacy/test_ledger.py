@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from fedrec.errors import ExperimentError, RunError
-from fedrec.privacy.accounting import Accountant
-from fedrec.privacy.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.sampling import FixedSize, Poisson
 from fedrec.privacy.ledger import Charge, Ledger
-from fedrec.privacy.sampling import FixedSize, Poisson
 
 EVENT = GaussianRound(FixedSize(7, 90), "replace-one", 1.1, count_multiplier=1 / 3)
 
@@ -39,7 +39,12 @@ def test_charges_are_kept_exactly(path):
         ledger.charge(number, EVENT)
     ledger.charge(4, EVENT, 2)
     again = Ledger(path, "tight-rdp")
-    assert again.charges == [Charge(1, EVENT), Charge(2, EVENT), Charge(3, EVENT), Charge(4, EVENT, 2)]
+    assert again.charges == [
+        Charge(1, EVENT),
+        Charge(2, EVENT),
+        Charge(3, EVENT),
+        Charge(4, EVENT, 2),
+    ]
     assert again.spent(1e-5) == ledger.spent(1e-5)
     assert again.spent(1e-5).epsilon == pytest.approx(epsilon_of(5), rel=1e-12)
 
@@ -54,7 +59,9 @@ def test_a_charge_is_synced_before_it_returns(path, monkeypatch):
     synced = []
     real = os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda handle: (real(handle), synced.append(path.read_bytes() if path.exists() else b""))
+        os,
+        "fsync",
+        lambda handle: (real(handle), synced.append(path.read_bytes() if path.exists() else b"")),
     )
     Ledger(path).charge(1, EVENT)
     assert synced[-1].endswith(b"\n") and json.loads(synced[-1])["round"] == 1
@@ -64,7 +71,9 @@ def test_a_last_line_that_was_cut_off_is_dropped_and_overwritten(path, caplog):
     ledger = Ledger(path)
     ledger.charge(1, EVENT)
     whole = path.read_bytes()
-    ledger.charge(2, replace(EVENT, phase="long" * 100))  # longer than the line that is written over its rest
+    ledger.charge(
+        2, replace(EVENT, phase="long" * 100)
+    )  # longer than the line that is written over its rest
     line = path.read_bytes()[len(whole) :]
     for kept in (1, len(line) // 2, len(line) - 1):
         path.write_bytes(whole + line[:kept])
@@ -110,7 +119,9 @@ def test_a_round_beyond_the_budget_is_refused_before_it_is_run(path):
         ledger.refuse_beyond(EVENT, budget, 1e-5)
         ledger.charge(number, EVENT)
     size = path.stat().st_size
-    assert ledger.would_exceed(EVENT, budget, 1e-5) and Ledger(path, "tight-rdp").would_exceed(EVENT, budget, 1e-5)
+    assert ledger.would_exceed(EVENT, budget, 1e-5) and Ledger(path, "tight-rdp").would_exceed(
+        EVENT, budget, 1e-5
+    )
     assert not ledger.would_exceed(EVENT, None, 1e-5)
     with pytest.raises(RunError, match="budget"):
         ledger.refuse_beyond(EVENT, budget, 1e-5)

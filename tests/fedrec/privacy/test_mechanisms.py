@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise: its scale to well below one per cent, its shape, that it hits everything, and that it never repeats."""
+"""The noise: its scale to well below one per cent, its shape, that it hits everything, and that it
+never repeats."""
 
 from __future__ import annotations
 
@@ -26,11 +27,14 @@ KINDS = {"gaussian": (stats.norm, 1.0, 2.0), "laplace": (stats.laplace, math.sqr
 
 
 def draw(source, mechanism="gaussian", scale=3.0, size=SIZE, address=(1,)):
-    return add_noise({"x": np.zeros(size)}, scale, source, *address, mechanism=mechanism)["x"].astype(np.float64)
+    return add_noise({"x": np.zeros(size)}, scale, source, *address, mechanism=mechanism)[
+        "x"
+    ].astype(np.float64)
 
 
 def accepts(sample, mechanism, scale):
-    """Whether the sample's variance fits the scale: five standard errors, which is far below 1% of the scale."""
+    """Whether the sample's variance fits the scale: five standard errors, which is far below 1% of
+    the scale."""
     _, std, fourth = KINDS[mechanism]
     error = math.sqrt((fourth if mechanism == "laplace" else 2.0) / len(sample))
     return abs(np.mean((sample / (scale * std)) ** 2) - 1) < 5 * error
@@ -42,9 +46,13 @@ def test_scale_and_shape(source, mechanism):
     noise = draw(source, mechanism)
     assert accepts(noise, mechanism, 3.0)
     if mechanism == "gaussian":  # the test would see one per cent
-        assert not accepts(noise * 1.012, mechanism, 3.0) and not accepts(noise * 0.988, mechanism, 3.0)
+        assert not accepts(noise * 1.012, mechanism, 3.0) and not accepts(
+            noise * 0.988, mechanism, 3.0
+        )
     else:
-        assert not accepts(noise * 1.02, mechanism, 3.0) and not accepts(noise * 0.98, mechanism, 3.0)
+        assert not accepts(noise * 1.02, mechanism, 3.0) and not accepts(
+            noise * 0.98, mechanism, 3.0
+        )
     distribution = KINDS[mechanism][0]
     assert stats.kstest(noise / 3.0, distribution.cdf).pvalue > 1e-4
     assert stats.kstest(noise / 3.0 * 1.02, distribution.cdf).pvalue < 1e-4
@@ -56,7 +64,9 @@ def test_scale_and_shape(source, mechanism):
 def test_rounds_parameters_and_clients_have_noise_of_their_own(source, mechanism):
     size = 20_000
     arrays = {"a": np.zeros(size), "b": np.zeros(size)}
-    first, second = (add_noise(arrays, 1.0, source, number, mechanism=mechanism) for number in (1, 2))
+    first, second = (
+        add_noise(arrays, 1.0, source, number, mechanism=mechanism) for number in (1, 2)
+    )
     client = add_noise(arrays, 1.0, source, 1, 5, mechanism=mechanism)
     all_noise = [first["a"], first["b"], second["a"], second["b"], client["a"], client["b"]]
     correlation = np.corrcoef(all_noise) - np.eye(6)
@@ -69,7 +79,9 @@ def test_reproducible_noise_repeats_and_secure_noise_does_not():
     assert (draw(Reproducible(3), size=100) == draw(Reproducible(3), size=100)).all()
     assert (draw(Reproducible(3), size=100) != draw(Reproducible(4), size=100)).all()
     assert (draw(Secure(), size=100) != draw(Secure(), size=100)).all()
-    assert isinstance(source_of("secure", 1), Secure) and isinstance(source_of("reproducible", 1), Reproducible)
+    assert isinstance(source_of("secure", 1), Secure) and isinstance(
+        source_of("reproducible", 1), Reproducible
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=["reproducible", "secure"])
@@ -81,9 +93,15 @@ def test_every_coordinate_gets_noise_on_top_of_its_value(source):
         "none": np.zeros((0, 2)),
     }
     found = add_noise(arrays, 0.01, source, 1)
-    assert {name: value.shape for name, value in found.items()} == {name: v.shape for name, v in arrays.items()}
+    assert {name: value.shape for name, value in found.items()} == {
+        name: v.shape for name, v in arrays.items()
+    }
     assert all(value.dtype == np.float32 for value in found.values())
-    assert (found["table"] != 0).all() and np.abs(found["bias"] - 1000).max() < 0.1 and found["scalar"] != -5
+    assert (
+        (found["table"] != 0).all()
+        and np.abs(found["bias"] - 1000).max() < 0.1
+        and found["scalar"] != -5
+    )
     assert (arrays["table"] == 0).all()
 
 
@@ -94,7 +112,13 @@ def test_no_noise_is_no_noise():
 
 @pytest.mark.parametrize(
     ("values", "scale", "address"),
-    [([math.nan], 1.0, (1,)), ([math.inf], 1.0, (1,)), ([0.0], -1.0, (1,)), ([0.0], math.nan, (1,)), ([0.0], 1.0, ())],
+    [
+        ([math.nan], 1.0, (1,)),
+        ([math.inf], 1.0, (1,)),
+        ([0.0], -1.0, (1,)),
+        ([0.0], math.nan, (1,)),
+        ([0.0], 1.0, ()),
+    ],
     ids=str,
 )
 def test_what_noise_cannot_hide_is_refused(values, scale, address):

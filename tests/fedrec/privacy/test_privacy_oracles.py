@@ -13,17 +13,22 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
-from fedrec.privacy import rdp
-from fedrec.privacy.accounting import Accountant
-from fedrec.privacy.backends.autodp import Autodp
-from fedrec.privacy.backends.pld import attack_epsilon
-from fedrec.privacy.backends.tight_rdp import TightRdp
-from fedrec.privacy.events import GaussianRound, LaplaceRound, Release
-from fedrec.privacy.sampling import FixedSize, Full, Poisson
+from fedrec.privacy.accounting import rdp
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.backends.autodp import Autodp
+from fedrec.privacy.accounting.backends.pld import attack_epsilon
+from fedrec.privacy.accounting.backends.tight_rdp import TightRdp
+from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, Release
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 
 ADD_REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 ORDERS = rdp.INTEGER_ORDERS.tolist()
-CASES = [(0.00625, 1.0, 1000, 1e-5), (0.1, 2.0, 200, 1e-6), (0.02, 0.7, 50, 1e-8), (0.5, 4.0, 30, 1e-4)]
+CASES = [
+    (0.00625, 1.0, 1000, 1e-5),
+    (0.1, 2.0, 200, 1e-6),
+    (0.02, 0.7, 50, 1e-8),
+    (0.5, 4.0, 30, 1e-4),
+]
 
 
 def ours(backend, *events):
@@ -33,13 +38,17 @@ def ours(backend, *events):
     return lambda delta: accountant.epsilon(delta).epsilon
 
 
-@pytest.mark.parametrize(("cohort", "clients", "z", "rounds"), [(30, 4800, 1.0, 1000), (100, 943, 2.0, 200)])
+@pytest.mark.parametrize(
+    ("cohort", "clients", "z", "rounds"), [(30, 4800, 1.0, 1000), (100, 943, 2.0, 200)]
+)
 def test_without_replacement_is_dp_accountings_on_the_same_orders(cohort, clients, z, rounds):
     theirs = RdpAccountant(ORDERS, REPLACE)
     event = dp_event.SampledWithoutReplacementDpEvent(clients, cohort, dp_event.GaussianDpEvent(z))
     theirs.compose(event, rounds)
     fixed = GaussianRound(FixedSize(cohort, clients), "replace-one", z)
-    assert ours("autodp", (fixed, rounds))(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-4)
+    assert ours("autodp", (fixed, rounds))(1e-5) == pytest.approx(
+        theirs.get_epsilon(1e-5), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(("rate", "z", "rounds", "delta"), CASES)
@@ -65,12 +74,15 @@ def test_different_rounds_compose_as_in_dp_accounting():
     theirs.compose(dp_event.PoissonSampledDpEvent(0.05, dp_event.GaussianDpEvent(3.0)), 20)
     theirs.compose(dp_event.GaussianDpEvent(20.0), 2)
     parts = [(Poisson(0.01), 1.0, 300), (Poisson(0.05), 3.0, 20), (Full(), 20.0, 2)]
-    found = ours("pld", *((GaussianRound(sampling, "add-remove", z), count) for sampling, z, count in parts))(1e-6)
+    found = ours(
+        "pld", *((GaussianRound(sampling, "add-remove", z), count) for sampling, z, count in parts)
+    )(1e-6)
     assert found == pytest.approx(theirs.get_epsilon(1e-6), rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("rate", "b", "rounds", "delta"), [(0.02, 1.0, 100, 1e-6), (0.3, 5.0, 40, 1e-5), (1.0, 2.0, 5, 1e-3)]
+    ("rate", "b", "rounds", "delta"),
+    [(0.02, 1.0, 100, 1e-6), (0.3, 5.0, 40, 1e-5), (1.0, 2.0, 5, 1e-3)],
 )
 def test_laplace_is_dp_accountings(rate, b, rounds, delta):
     theirs = PLDAccountant(ADD_REMOVE)
@@ -78,7 +90,10 @@ def test_laplace_is_dp_accountings(rate, b, rounds, delta):
     event = LaplaceRound(Poisson(rate), "add-remove", b)
     tightest = ours("pld", (event, rounds))(delta)
     assert tightest == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
-    assert all(ours(name, (event, rounds))(delta) >= tightest * (1 - 1e-3) for name in ("autodp", "tight-rdp"))
+    assert all(
+        ours(name, (event, rounds))(delta) >= tightest * (1 - 1e-3)
+        for name in ("autodp", "tight-rdp")
+    )
 
 
 @pytest.mark.parametrize("sampling", [Full(), FixedSize(30, 100), Poisson(0.3)], ids=str)
@@ -86,8 +101,12 @@ def test_laplace_without_delta_is_amplified_pure_privacy(sampling):
     adjacency = "add-remove" if isinstance(sampling, Poisson) else "replace-one"
     pure = 7 * math.log(1 + sampling.rate * (math.exp(1 / 1.5) - 1))
     for backend in ("autodp", "tight-rdp", "pld"):
-        assert ours(backend, (LaplaceRound(sampling, adjacency, 1.5), 7))(0.0) == pytest.approx(pure, rel=1e-12)
-        assert ours(backend, (LaplaceRound(sampling, adjacency, 1.5), 7))(1e-6) <= pure * (1 + 1e-12)
+        assert ours(backend, (LaplaceRound(sampling, adjacency, 1.5), 7))(0.0) == pytest.approx(
+            pure, rel=1e-12
+        )
+        assert ours(backend, (LaplaceRound(sampling, adjacency, 1.5), 7))(1e-6) <= pure * (
+            1 + 1e-12
+        )
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-5])
@@ -114,7 +133,9 @@ def test_one_laplace_round_of_everybody_reaches_its_closed_form(b, delta):
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-@pytest.mark.parametrize(("cohort", "clients", "z"), [(30, 4800, 1.0), (300, 943, 0.4), (1, 10_000, 6.0)])
+@pytest.mark.parametrize(
+    ("cohort", "clients", "z"), [(30, 4800, 1.0), (300, 943, 0.4), (1, 10_000, 6.0)]
+)
 def test_tight_rdp_is_the_integral_in_30_digits(mechanism, cohort, clients, z):
     curve = TightRdp().curve(Release(mechanism, FixedSize(cohort, clients), "replace-one", z))
     with mpmath.workdps(30):
@@ -133,7 +154,18 @@ def test_tight_rdp_is_the_integral_in_30_digits(mechanism, cohort, clients, z):
                 return q * (r**order - r + r ** (1 - order) - 1)
 
             half = mpmath.mpf("0.5")
-            edges = [half, half + scale**2 * 5, 1, 2, 4, 8, 16, 33, 33 + 12 * scale, 80 + 40 * scale]
+            edges = [
+                half,
+                half + scale**2 * 5,
+                1,
+                2,
+                4,
+                8,
+                16,
+                33,
+                33 + 12 * scale,
+                80 + 40 * scale,
+            ]
             integral = mpmath.quad(integrand, sorted(edge for edge in edges if edge >= half))
             expected = float(mpmath.log1p(integral) / (order - 1))
             assert curve[order - 2] == pytest.approx(expected, rel=1e-8)

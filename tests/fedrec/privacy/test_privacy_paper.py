@@ -8,9 +8,9 @@ import math
 import pytest
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting import Accountant
-from fedrec.privacy.events import GaussianRound, LaplaceRound
-from fedrec.privacy.sampling import FixedSize, Poisson
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound
+from fedrec.privacy.accounting.sampling import FixedSize, Poisson
 
 DELTAS = (1e-8, 1e-6, 1e-4)
 CELLS = {
@@ -38,8 +38,13 @@ def spent(backend, event, rounds=1000):
 @pytest.mark.parametrize("case", CELLS, ids=str)
 def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
     event = GaussianRound(FixedSize(*case), "replace-one", 1.0)
-    paper, ours = spent("paper", event), [spent(name, event) for name in ("autodp", "tight-rdp", "pld")]
-    assert math.isinf(paper.epsilon(0.0).epsilon) and all(math.isinf(a.epsilon(0.0).epsilon) for a in ours)
+    paper, ours = (
+        spent("paper", event),
+        [spent(name, event) for name in ("autodp", "tight-rdp", "pld")],
+    )
+    assert math.isinf(paper.epsilon(0.0).epsilon) and all(
+        math.isinf(a.epsilon(0.0).epsilon) for a in ours
+    )
     for delta, printed in zip(DELTAS, CELLS[case], strict=True):
         assert paper.epsilon(delta).epsilon == printed
         assert all(accountant.epsilon(delta).epsilon < printed for accountant in ours)
@@ -47,7 +52,10 @@ def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
 
 @pytest.mark.parametrize(
     "event",
-    [LaplaceRound(FixedSize(5, 50), "replace-one", 1.0), GaussianRound(Poisson(0.1), "add-remove", 1.0)],
+    [
+        LaplaceRound(FixedSize(5, 50), "replace-one", 1.0),
+        GaussianRound(Poisson(0.1), "add-remove", 1.0),
+    ],
     ids=["laplace", "poisson"],
 )
 def test_the_papers_arithmetic_is_for_its_own_case_only(event):

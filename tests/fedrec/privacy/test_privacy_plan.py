@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: sensitivity, noise and event fit together, hand-computed; what does not fit is refused with its reason."""
+"""The plan: sensitivity, noise and event fit together, hand-computed; what does not fit is refused
+with its reason."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ import math
 import pytest
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
-from fedrec.privacy.accounting import Accountant
+from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, NonPrivate, Release
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.adjacency import Multipliers
-from fedrec.privacy.events import GaussianRound, LaplaceRound, NonPrivate, Release
 from fedrec.privacy.plan import Plan, PrivacyConfig
-from fedrec.privacy.sampling import FixedSize, Full, Poisson
+from simulations.attacks.claims import plan_of
 
 
 def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, server_lr=1.0, **settings):
-    settings = {"clip-norm": 40.0, **{key.replace("_", "-"): value for key, value in settings.items()}}
+    settings = {
+        "clip-norm": 40.0,
+        **{key.replace("_", "-"): value for key, value in settings.items()},
+    }
     if "epsilon" not in settings:
         settings = {"noise-multiplier": 1.0, **settings}
     config = PrivacyConfig.parse(settings, at="privacy")
@@ -25,7 +30,8 @@ def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, server_lr=1
 
 
 def test_privrecs_own_example():
-    """S = 40, M = 30, z = 1: sigma = 2 S z / M = 2.667 (section 2.3.2), whose norm over 237,184 coordinates is 1299."""
+    """S = 40, M = 30, z = 1: sigma = 2 S z / M = 2.667 (section 2.3.2), whose norm over 237,184
+    coordinates is 1299."""
     found = plan()
     assert (found.sensitivity, found.noise_std, found.denominator) == (80.0, 80.0, 30.0)
     assert found.mean_noise_std == pytest.approx(8 / 3)
@@ -38,20 +44,36 @@ def test_the_two_conventions_differ_by_two():
     by_clip = plan(noise_relative_to="clip-norm")
     assert (by_clip.noise_std, by_clip.noise_multiplier) == (40.0, 0.5)
     poisson = plan("poisson", adjacency="add-remove")
-    assert (poisson.sensitivity, poisson.noise_std, poisson.event().noise_multiplier) == (40.0, 40.0, 1.0)
+    assert (poisson.sensitivity, poisson.noise_std, poisson.event().noise_multiplier) == (
+        40.0,
+        40.0,
+        1.0,
+    )
     assert poisson.sampling == Poisson(30 / 4800) and poisson.denominator == 30.0
     assert plan("poisson", adjacency="add-remove", noise_relative_to="clip-norm").noise_std == 40.0
 
 
 def test_a_phase_differs_in_what_is_said_of_it():
     phases = {"counts": {"clip-norm": 3.0, "noise-factor": 2.0}, "rest": {"parameters": ["item.*"]}}
-    config = PrivacyConfig.parse({"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}, at="privacy")
-    assert (config.in_phase("counts").clip_norm, config.in_phase("counts").parameters) == (3.0, ("*",))
-    assert (config.in_phase("rest").clip_norm, config.in_phase("rest").parameters) == (40.0, ("item.*",))
+    config = PrivacyConfig.parse(
+        {"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}, at="privacy"
+    )
+    assert (config.in_phase("counts").clip_norm, config.in_phase("counts").parameters) == (
+        3.0,
+        ("*",),
+    )
+    assert (config.in_phase("rest").clip_norm, config.in_phase("rest").parameters) == (
+        40.0,
+        ("item.*",),
+    )
     assert [config.noise_factor(phase) for phase in ("counts", "rest", "main")] == [2.0, 1.0, 1.0]
     assert config.in_phase("main") == config
     found = Plan.of(config.in_phase("counts"), "full", {}, 50, 4, factor=2.0)
-    assert (found.noise_multiplier, found.noise_std, found.denominator) == (3.0, 2 * 3.0 * 3.0, 50.0)
+    assert (found.noise_multiplier, found.noise_std, found.denominator) == (
+        3.0,
+        2 * 3.0 * 3.0,
+        50.0,
+    )
 
 
 def test_full_participation_needs_no_cohort_and_goes_with_both_adjacencies():
@@ -67,10 +89,13 @@ def test_delta_by_default_is_small_enough():
     assert plan(delta=1e-7).delta == 1e-7
 
 
-@pytest.mark.parametrize(("server_lr", "expected"), [(0.1, 0.0732), (0.5, 0.503), (1.0, 1.525), (2.0, 11.77)])
+@pytest.mark.parametrize(
+    ("server_lr", "expected"), [(0.1, 0.0732), (0.5, 0.503), (1.0, 1.525), (2.0, 11.77)]
+)
 def test_noise_in_the_papers_order_costs_what_it_really_costs(server_lr, expected):
-    """M = 30 of 4800, T = 1000, delta 1e-6, multiplier z / alpha2. The values come from an independent implementation;
-    for alpha2 = 0.1 dp-accounting's Poisson bound, 0.0707 on a fine grid, is the lower end of what it can be."""
+    """M = 30 of 4800, T = 1000, delta 1e-6, multiplier z / alpha2. The values come from an
+    independent implementation; for alpha2 = 0.1 dp-accounting's Poisson bound, 0.0707 on a fine
+    grid, is the lower end of what it can be."""
     found = plan(paper_noise_order=True, server_lr=server_lr, backend="pld")
     # Times alpha2, the sum's noise is again the paper's 2 S z, whatever alpha2 is.
     assert found.noise_std * server_lr == pytest.approx(80.0)
@@ -106,11 +131,19 @@ def test_laplace_is_clipped_in_l1_and_has_its_own_event():
 def test_distributed_shares_add_up_with_the_tolerated_dropouts_and_the_rest_is_known():
     found = plan(placement="distributed", max_dropouts=5)
     share = found.client_noise_scale
-    assert math.sqrt(25) * share == pytest.approx(found.noise_scale) and found.server_noise_scale == 0
+    assert (
+        math.sqrt(25) * share == pytest.approx(found.noise_scale) and found.server_noise_scale == 0
+    )
     assert found.missing_noise_std(30) == found.missing_noise_std(25) == 0
-    assert math.hypot(found.missing_noise_std(20), math.sqrt(20) * share) == pytest.approx(found.noise_scale)
+    assert math.hypot(found.missing_noise_std(20), math.sqrt(20) * share) == pytest.approx(
+        found.noise_scale
+    )
     assert found.event() == plan().event()
-    assert plan().client_noise_scale == 0 and plan().server_noise_scale == 80.0 and plan().missing_noise_std(3) == 0
+    assert (
+        plan().client_noise_scale == 0
+        and plan().server_noise_scale == 80.0
+        and plan().missing_noise_std(3) == 0
+    )
 
 
 def test_local_noise_is_not_amplified_and_adds_up():
@@ -120,9 +153,12 @@ def test_local_noise_is_not_amplified_and_adds_up():
     assert plan("poisson", placement="local").event() == found.event()
 
 
-@pytest.mark.parametrize(("sampler", "adjacency"), [("fixed-size", "replace-one"), ("poisson", "add-remove")])
+@pytest.mark.parametrize(
+    ("sampler", "adjacency"), [("fixed-size", "replace-one"), ("poisson", "add-remove")]
+)
 def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
-    """Andrew et al. 2021, theorem 1, by hand: z_sum = (z^-2 - (2 sigma_b)^-2)^-1/2 with both relative to S."""
+    """Andrew et al. 2021, theorem 1, by hand: z_sum = (z^-2 - (2 sigma_b)^-2)^-1/2 with both
+    relative to S."""
     settings = {"adjacency": adjacency, "cohort": 100, "adaptive_clip": {"quantile": 0.4}}
     found = plan(sampler, **settings)
     joint = 2.0 if adjacency == "replace-one" else 1.0
@@ -130,7 +166,9 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
     assert found.multipliers.add_remove == pytest.approx((joint**-2 - 10.0**-2) ** -0.5)
     assert found.event().release.noise_multiplier == pytest.approx(1.0)
     smaller = found.at_clip_norm(10.0)
-    assert smaller.noise_std == pytest.approx(found.noise_std / 4) and smaller.event() == found.event()
+    assert (
+        smaller.noise_std == pytest.approx(found.noise_std / 4) and smaller.event() == found.event()
+    )
     own = plan(sampler, **{**settings, "adaptive_clip": {"count-noise": 30.0}})
     assert own.event().count_multiplier == (30.0 if adjacency == "replace-one" else 60.0)
 
@@ -138,14 +176,20 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
 def test_no_noise_or_a_stage_without_noise_is_not_private():
     assert isinstance(plan(noise_multiplier=0.0).event(), NonPrivate)
     only_main = plan(stages=["main*"])
-    assert only_main.event("main") == GaussianRound(FixedSize(30, 4800), "replace-one", 1.0, phase="main")
+    assert only_main.event("main") == GaussianRound(
+        FixedSize(30, 4800), "replace-one", 1.0, phase="main"
+    )
     assert isinstance(only_main.event("ssl"), NonPrivate) and only_main.event("ssl").phase == "ssl"
 
 
 def test_only_parameters_that_fit_a_pattern_are_trained():
     names = ["item_id", "user_age", "layer0.weight", "layer0.bias"]
     assert plan().trained(names) == names
-    assert plan(parameters=["layer*", "user_?ge"]).trained(names) == ["user_age", "layer0.weight", "layer0.bias"]
+    assert plan(parameters=["layer*", "user_?ge"]).trained(names) == [
+        "user_age",
+        "layer0.weight",
+        "layer0.bias",
+    ]
     with pytest.raises(ExperimentError, match="item_idd"):
         plan(parameters=["layer*", "item_idd"]).trained(names)
 
@@ -189,13 +233,17 @@ def test_what_does_not_fit_is_refused_with_its_reason(settings, reason):
 
 
 def test_an_experiment_carries_its_privacy(tiny_experiment):
-    overrides = ["privacy.clip-norm=2", "privacy.noise-multiplier=1.5", "privacy.paper-noise-order=true"]
+    overrides = [
+        "privacy.clip-norm=2",
+        "privacy.noise-multiplier=1.5",
+        "privacy.paper-noise-order=true",
+    ]
     experiment = load(tiny_experiment(), [*overrides, "strategy.server-lr=0.5"])
     assert load(experiment.table()) == experiment
-    found = Plan.of_experiment(experiment, 18)
+    found = plan_of(experiment, 18)
     assert found.event() == GaussianRound(FixedSize(6, 18), "replace-one", 3.0)
     with pytest.raises(ExperimentError, match="no differential privacy"):
-        Plan.of_experiment(load(tiny_experiment()), 18)
+        plan_of(load(tiny_experiment()), 18)
 
 
 def test_noise_that_protects_nobody_is_no_release():

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrec.errors import ExperimentError, RunError
-from fedrec.privacy.accounting import Accountant
-from fedrec.privacy.calibration import calibrate
-from fedrec.privacy.events import (
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.calibration import calibrate
+from fedrec.privacy.accounting.events import (
     GaussianRound,
     LaplaceRound,
     NonPrivate,
@@ -24,7 +24,7 @@ from fedrec.privacy.events import (
     from_record,
     to_record,
 )
-from fedrec.privacy.sampling import FixedSize, Full, Poisson
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 
 BACKENDS = ("autodp", "tight-rdp", "pld")
 backends = st.sampled_from(BACKENDS)
@@ -38,17 +38,26 @@ def samplings(draw):
     clients = draw(st.integers(2, 5000))
     cohort = draw(st.integers(1, clients))
     fixed = draw(st.booleans())
-    return (FixedSize(cohort, clients), "replace-one") if fixed else (Poisson(cohort / clients), "add-remove")
+    return (
+        (FixedSize(cohort, clients), "replace-one")
+        if fixed
+        else (Poisson(cohort / clients), "add-remove")
+    )
 
 
 @st.composite
 def releases(draw):
     kind = draw(st.sampled_from([GaussianRound, LaplaceRound, QuantileEstimate]))
-    return kind(*draw(samplings()), draw(multipliers), phase=draw(st.sampled_from(["training", "ssl"])))
+    return kind(
+        *draw(samplings()), draw(multipliers), phase=draw(st.sampled_from(["training", "ssl"]))
+    )
 
 
 unprotected = st.sampled_from([NonPrivate, Volunteered])
-events = st.one_of(releases(), unprotected.flatmap(lambda kind: st.builds(kind, st.text(max_size=20), st.just("ssl"))))
+events = st.one_of(
+    releases(),
+    unprotected.flatmap(lambda kind: st.builds(kind, st.text(max_size=20), st.just("ssl"))),
+)
 
 
 def epsilon(backend, delta, *counted):
@@ -60,21 +69,37 @@ def epsilon(backend, delta, *counted):
 
 @settings(max_examples=15, deadline=None)
 @given(backends, releases(), rounds, deltas, st.floats(1.05, 3))
-def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(backend, event, count, delta, factor):
+def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(
+    backend, event, count, delta, factor
+):
     less_noise = type(event)(event.sampling, event.adjacency, event.noise_multiplier / factor)
     here = epsilon(backend, delta, (event, count))
-    assert 0 <= here <= epsilon(backend, delta, (event, math.ceil(count * factor))) * (1 + 1e-9) + 1e-9
+    assert (
+        0 <= here <= epsilon(backend, delta, (event, math.ceil(count * factor))) * (1 + 1e-9) + 1e-9
+    )
     assert here <= epsilon(backend, delta, (less_noise, count)) * (1 + 1e-6) + 1e-9
     assert here <= epsilon(backend, delta / factor, (event, count)) * (1 + 1e-9) + 1e-9
 
 
 @settings(max_examples=12, deadline=None)
-@given(backends, st.integers(10, 5000), st.floats(0.01, 0.5), st.floats(1.1, 2), multipliers, rounds, st.booleans())
+@given(
+    backends,
+    st.integers(10, 5000),
+    st.floats(0.01, 0.5),
+    st.floats(1.1, 2),
+    multipliers,
+    rounds,
+    st.booleans(),
+)
 def test_epsilon_grows_with_the_rate(backend, clients, rate, factor, z, count, fixed):
     def at(share):
         cohort = max(1, round(share * clients))
         sampling = FixedSize(cohort, clients) if fixed else Poisson(cohort / clients)
-        return epsilon(backend, 1e-6, (GaussianRound(sampling, "replace-one" if fixed else "add-remove", z), count))
+        return epsilon(
+            backend,
+            1e-6,
+            (GaussianRound(sampling, "replace-one" if fixed else "add-remove", z), count),
+        )
 
     assert at(rate) <= at(rate * factor) * (1 + 1e-6) + 1e-9
 
@@ -82,20 +107,32 @@ def test_epsilon_grows_with_the_rate(backend, clients, rate, factor, z, count, f
 @settings(max_examples=8, deadline=None)
 @given(backends, releases(), st.integers(1, 300), st.integers(1, 300))
 def test_ledgers_add_up(backend, event, first, second):
-    """Counted at once, in two steps, or as two phases: the same total, between each part and the sum of the parts."""
+    """Counted at once, in two steps, or as two phases: the same total, between each part and the
+    sum of the parts."""
     other = type(event)(event.sampling, event.adjacency, event.noise_multiplier, phase="later")
     whole = epsilon(backend, 1e-6, (event, first + second))
     assert epsilon(backend, 1e-6, (event, first), (event, second)) == whole
-    assert epsilon(backend, 1e-6, (event, first), (other, second)) == pytest.approx(whole, rel=1e-12)
+    assert epsilon(backend, 1e-6, (event, first), (other, second)) == pytest.approx(
+        whole, rel=1e-12
+    )
     parts = epsilon(backend, 5e-7, (event, first)), epsilon(backend, 5e-7, (event, second))
-    assert max(epsilon(backend, 1e-6, (event, n)) for n in (first, second)) <= whole * (1 + 1e-9) + 1e-9
-    if backend == "pld":  # basic composition: a tight accountant is never worse than adding epsilons and deltas
+    assert (
+        max(epsilon(backend, 1e-6, (event, n)) for n in (first, second))
+        <= whole * (1 + 1e-9) + 1e-9
+    )
+    if (
+        backend == "pld"
+    ):  # basic composition: a tight accountant is never worse than adding epsilons and deltas
         assert whole <= sum(parts) * (1 + 1e-3) + 1e-6
 
 
 def test_rdp_curves_add():
-    """Two kinds of rounds cost what the sum of their curves costs: checked against the conversion written out."""
-    one, two = Release("gaussian", Full(), "replace-one", 3.0), Release("gaussian", Full(), "replace-one", 7.0)
+    """Two kinds of rounds cost what the sum of their curves costs: checked against the conversion
+    written out."""
+    one, two = (
+        Release("gaussian", Full(), "replace-one", 3.0),
+        Release("gaussian", Full(), "replace-one", 7.0),
+    )
     orders = np.arange(2, 65)
     curve = orders / 2 * (5 / 9 + 40 / 49)
     expected = min(curve + np.log(1 - 1 / orders) - np.log(1e-5 * orders) / (orders - 1))
@@ -119,7 +156,12 @@ def test_events_and_state_survive_json_exactly(counted):
 
 def test_what_is_no_event_is_refused():
     good = to_record(GaussianRound(Full(), "replace-one", 1.0))
-    for bad in ({}, {"kind": "other"}, {**good, "extra": 1}, {k: v for k, v in good.items() if k != "adjacency"}):
+    for bad in (
+        {},
+        {"kind": "other"},
+        {**good, "extra": 1},
+        {k: v for k, v in good.items() if k != "adjacency"},
+    ):
         with pytest.raises(RunError, match="no privacy event"):
             from_record(bad)
 
@@ -140,9 +182,15 @@ def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(ba
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_volunteers_cost_everybody_else_nothing(backend):
     accountant, alone = Accountant(backend), Accountant(backend)
-    event, agreed = GaussianRound(FixedSize(3, 30), "replace-one", 1.5), Volunteered("3 clients who agreed", "ssl")
+    event, agreed = (
+        GaussianRound(FixedSize(3, 30), "replace-one", 1.5),
+        Volunteered("3 clients who agreed", "ssl"),
+    )
     accountant.step(agreed, 7)
-    assert accountant.epsilon(1e-5, attack=True).epsilon == 0.0 and accountant.epsilon(1e-5).phases == {}
+    assert (
+        accountant.epsilon(1e-5, attack=True).epsilon == 0.0
+        and accountant.epsilon(1e-5).phases == {}
+    )
     alone.step(event, 20)
     accountant.step(event, 20)
     assert accountant.epsilon(1e-5).epsilon == alone.epsilon(1e-5).epsilon
@@ -153,13 +201,17 @@ def test_volunteers_cost_everybody_else_nothing(backend):
 
 
 def test_poisson_after_without_replacement_is_not_merged():
-    """autodp keeps both under one key; the order must not matter, and under one accountant they are refused."""
+    """autodp keeps both under one key; the order must not matter, and under one accountant they are
+    refused."""
     fixed = GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
     poisson = GaussianRound(Poisson(30 / 4800), "add-remove", 1.0)
     accountant = Accountant("autodp")
     backend = accountant.backend
     before = [backend.epsilon({event.release: 1000}, 1e-5).epsilon for event in (fixed, poisson)]
-    after = [Accountant("autodp").backend.epsilon({e.release: 1000}, 1e-5).epsilon for e in (poisson, fixed)]
+    after = [
+        Accountant("autodp").backend.epsilon({e.release: 1000}, 1e-5).epsilon
+        for e in (poisson, fixed)
+    ]
     assert before == after[::-1] == pytest.approx([2.158129, 1.410738], rel=1e-4)
     accountant.step(fixed)
     with pytest.raises(ExperimentError, match="adjacencies"):
@@ -167,7 +219,9 @@ def test_poisson_after_without_replacement_is_not_merged():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "adjacency"), [(Poisson(0.5), "replace-one"), (FixedSize(2, 9), "add-remove")], ids=str
+    ("sampling", "adjacency"),
+    [(Poisson(0.5), "replace-one"), (FixedSize(2, 9), "add-remove")],
+    ids=str,
 )
 def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
     accountant = Accountant()
@@ -178,7 +232,10 @@ def test_sampler_and_adjacency_without_a_bound_are_refused(sampling, adjacency):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
-    event, base = GaussianRound(FixedSize(20, 500), "replace-one", 1.2), QuantileEstimate(Full(), "replace-one", 9.0)
+    event, base = (
+        GaussianRound(FixedSize(20, 500), "replace-one", 1.2),
+        QuantileEstimate(Full(), "replace-one", 9.0),
+    )
     accountant = Accountant(backend)
     accountant.step(base, 2)
     several = accountant.epsilons(event, [0, 1, 7, 30], 1e-5)
@@ -190,8 +247,12 @@ def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
-    """What a backend keeps for later must not show in what it says: a resumed run asks other questions before."""
-    event, base = GaussianRound(FixedSize(20, 500), "replace-one", 1.2), GaussianRound(Full(), "replace-one", 9.0)
+    """What a backend keeps for later must not show in what it says: a resumed run asks other
+    questions before."""
+    event, base = (
+        GaussianRound(FixedSize(20, 500), "replace-one", 1.2),
+        GaussianRound(Full(), "replace-one", 9.0),
+    )
     used = Accountant(backend)
     used.step(base, 2)
     asked = used.epsilons(event, [40, 1, 9, 40, 9, 10], 1e-5)
@@ -222,8 +283,16 @@ def test_calibrated_noise_keeps_the_target_and_a_little_less_does_not(backend, r
 def test_a_target_that_cannot_be_proven_is_refused():
     with pytest.raises(ExperimentError, match="no noise reaches"):
         calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0))
-    assert calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0), backend="pld") > 100
-    assert calibrate(1e9, 1e-5, 1, Release("gaussian", Full(), "replace-one", 1.0), backend="tight-rdp") == 0.05
+    assert (
+        calibrate(0.05, 1e-5, 10, Release("gaussian", Full(), "replace-one", 1.0), backend="pld")
+        > 100
+    )
+    assert (
+        calibrate(
+            1e9, 1e-5, 1, Release("gaussian", Full(), "replace-one", 1.0), backend="tight-rdp"
+        )
+        == 0.05
+    )
 
 
 @pytest.mark.parametrize("delta", [-0.1, 1.0, 2.0, math.nan])

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every accountant against values from other implementations, and the order that the bounds must keep.
+"""Every accountant against values from other implementations, and the order that the bounds must
+keep.
 
-The values were computed once with autodp 0.2.3 and dp-accounting 0.6.0 and with an independent numerical integration.
+The values were computed once with autodp 0.2.3 and dp-accounting 0.6.0 and with an independent
+numerical integration.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedrec.privacy.accounting import Accountant
-from fedrec.privacy.backends.pld import attack_epsilon
-from fedrec.privacy.events import GaussianRound, Release
-from fedrec.privacy.sampling import FixedSize, Full, Poisson
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.backends.pld import attack_epsilon
+from fedrec.privacy.accounting.events import GaussianRound, Release
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 
-# (M, N, z, T, delta): autodp, tight RDP, PLD without replacement, PLD Poisson, RDP Poisson, autodp's own get_eps
+# (M, N, z, T, delta): autodp, tight RDP, PLD without replacement, PLD Poisson, RDP Poisson,
+# autodp's own get_eps
 TABLE = {
     (30, 4800, 1.0, 1000, 1e-5): (2.158129, 1.583808, 1.318277, 1.099601, 1.410738, 2.550565),
     (30, 760, 1.0, 40, 1e-5): (3.416644, 2.581174, 2.101700, 1.992160, 2.473650, 4.042148),
@@ -27,7 +30,8 @@ TABLE = {
     (1, 100, 3.0, 1, 1e-5): (0.102668, 0.101462, 0.012931, 0.012931, 0.101390, 0.146104),
     (64, 1000, 0.5, 10, 1e-5): (13.823408, 12.268678, 9.830950, 9.685683, 12.111352, 15.209724),
 }
-# delta 1e-8, 1e-6, 1e-4 at z = 1, T = 1000: tight RDP, PLD without replacement, best attack, printed with 3 decimals
+# delta 1e-8, 1e-6, 1e-4 at z = 1, T = 1000: tight RDP, PLD without replacement, best attack,
+# printed with 3 decimals
 CELLS = {
     (5, 4800): ((1.263, 0.879, 0.495), (0.336, 0.227, 0.147), (0.318, 0.194, 0.118)),
     (30, 4800): ((2.447, 1.872, 1.296), (1.936, 1.524, 1.097), (1.725, 1.298, 0.894)),
@@ -67,14 +71,24 @@ def test_cells_of_the_papers_tables_by_tighter_accountants(case):
     tight.step(event, 1000)
     pld.step(event, 1000)
     for delta, *values in zip((1e-8, 1e-6, 1e-4), *CELLS[case], strict=True):
-        found = (tight.epsilon(delta).epsilon, pld.epsilon(delta).epsilon, attack_epsilon({event.release: 1000}, delta))
+        found = (
+            tight.epsilon(delta).epsilon,
+            pld.epsilon(delta).epsilon,
+            attack_epsilon({event.release: 1000}, delta),
+        )
         assert found == pytest.approx(values, abs=6e-4)
 
 
-@pytest.mark.parametrize(("backend", "slack"), [("autodp", 1.25), ("tight-rdp", 1.25), ("pld", 1 + 1e-4)])
+@pytest.mark.parametrize(
+    ("backend", "slack"), [("autodp", 1.25), ("tight-rdp", 1.25), ("pld", 1 + 1e-4)]
+)
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-@pytest.mark.parametrize(("z", "rounds", "delta"), [(1.0, 1, 1e-5), (5.0, 100, 1e-6), (0.5, 3, 1e-8), (30.0, 50, 1e-4)])
-def test_everybody_in_every_round_is_the_analytic_gaussian(backend, slack, adjacency, z, rounds, delta):
+@pytest.mark.parametrize(
+    ("z", "rounds", "delta"), [(1.0, 1, 1e-5), (5.0, 100, 1e-6), (0.5, 3, 1e-8), (30.0, 50, 1e-4)]
+)
+def test_everybody_in_every_round_is_the_analytic_gaussian(
+    backend, slack, adjacency, z, rounds, delta
+):
     mu = math.sqrt(rounds) / z
 
     def excess(eps):
@@ -86,5 +100,9 @@ def test_everybody_in_every_round_is_the_analytic_gaussian(backend, slack, adjac
 
 
 def test_a_whole_cohort_is_full_participation():
-    assert Release("gaussian", FixedSize(9, 9), "add-remove", 1.0) == Release("gaussian", Full(), "add-remove", 1.0)
-    assert Release("gaussian", Poisson(1.0), "replace-one", 1.0) == Release("gaussian", Full(), "replace-one", 1.0)
+    assert Release("gaussian", FixedSize(9, 9), "add-remove", 1.0) == Release(
+        "gaussian", Full(), "add-remove", 1.0
+    )
+    assert Release("gaussian", Poisson(1.0), "replace-one", 1.0) == Release(
+        "gaussian", Full(), "replace-one", 1.0
+    )

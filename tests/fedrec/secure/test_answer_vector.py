@@ -8,9 +8,9 @@ import pytest
 
 from fedrec.errors import ClientError
 from fedrec.privacy.protection import Protection
-from fedrec.row_sum import RowSum
+from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.sparse_update import SparseUpdate
 from fedrec.secure import vector
-from fedrec.wire import TrainSum
 
 
 @pytest.fixture
@@ -39,15 +39,26 @@ def test_the_sum_of_vectors_is_the_sum_of_answers(theta):
         expected = sum(one.total[name] for one in answers)
         assert found.total[name].shape == value.shape
         np.testing.assert_allclose(found.total[name], expected, rtol=0, atol=1.5 * 2**-30)
-    counted = (found.clients, found.weight, found.examples, found.loss, found.losses, found.unclipped)
+    counted = (
+        found.clients,
+        found.weight,
+        found.examples,
+        found.loss,
+        found.losses,
+        found.unclipped,
+    )
     assert counted == (6, 12.0, 60, 1.5, 6, 3)
 
 
 def test_a_table_of_few_rows_is_sent_whole(theta):
     shapes = vector.shapes_of({"w": theta["w"]}, None)
-    rows = RowSum((2, 3), np.array([1]), np.ones((1, 3)), drift=-0.5)
-    found = vector.decoded(vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1), shapes, 40)
-    np.testing.assert_allclose(found.total["w"], -0.5 * theta["w"].astype(float) + [[0] * 3, [1] * 3], atol=2**-40)
+    rows = SparseUpdate((2, 3), np.array([1]), np.ones((1, 3)), drift=-0.5)
+    found = vector.decoded(
+        vector.encoded(TrainSum({"w": rows}, 1, 1.0, 1, 0.0, 0), theta, shapes, 40, 1), shapes, 40
+    )
+    np.testing.assert_allclose(
+        found.total["w"], -0.5 * theta["w"].astype(float) + [[0] * 3, [1] * 3], atol=2**-40
+    )
 
 
 def test_only_protected_parameters_are_sent(theta):
@@ -58,7 +69,9 @@ def test_only_protected_parameters_are_sent(theta):
 def test_the_bound_follows_from_clip_norm_and_noise():
     assert vector.bound_of(None, 9, 123.0) == 123.0
     assert vector.bound_of(Protection(0.5, 2, ("w",)), 16, 123.0) == 8.0
-    assert vector.bound_of(Protection(0.5, 2, ("w",), noise_scale=2.0), 16, 123.0) == 8.0 + 64 * 5 * 2
+    assert (
+        vector.bound_of(Protection(0.5, 2, ("w",), noise_scale=2.0), 16, 123.0) == 8.0 + 64 * 5 * 2
+    )
 
 
 @pytest.mark.parametrize("where", ["w", "loss"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed point: sums are exact to the step, nothing wraps around, and what has no room is refused."""
+"""Fixed point: sums are exact to the step, nothing wraps around, and what has no room is
+refused."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ FINITE = st.floats(-1000, 1000)
 
 @pytest.mark.parametrize(
     ("value", "bits", "expected"),
-    [(0.0, 8, 0), (1.0, 8, 256), (-1.0, 8, 2**64 - 256), (0.5, 0, 0), (1.5, 0, 2), (-2.75, 1, 2**64 - 6)],
+    [
+        (0.0, 8, 0),
+        (1.0, 8, 256),
+        (-1.0, 8, 2**64 - 256),
+        (0.5, 0, 0),
+        (1.5, 0, 2),
+        (-2.75, 1, 2**64 - 6),
+    ],
 )
 def test_by_hand(value, bits, expected):
     """Ties go to the even integer."""
@@ -27,12 +35,19 @@ def test_by_hand(value, bits, expected):
 
 
 @SURE
-@given(st.lists(st.lists(FINITE, min_size=4, max_size=4), min_size=1, max_size=6), st.integers(0, 40))
+@given(
+    st.lists(st.lists(FINITE, min_size=4, max_size=4), min_size=1, max_size=6), st.integers(0, 40)
+)
 def test_a_sum_is_the_exact_sum_within_half_a_step_per_node(rows, bits):
-    total = sum((encoded(np.array(row), bits, len(rows)) for row in rows), np.zeros(4, dtype=np.uint64))
+    total = sum(
+        (encoded(np.array(row), bits, len(rows)) for row in rows), np.zeros(4, dtype=np.uint64)
+    )
     for place, found in enumerate(decoded(total, bits)):
         exact = sum(Fraction(row[place]) for row in rows)
-        assert abs(Fraction(float(found)) - exact) <= Fraction(len(rows), 2 ** (bits + 1)) + abs(exact) / 2**52
+        assert (
+            abs(Fraction(float(found)) - exact)
+            <= Fraction(len(rows), 2 ** (bits + 1)) + abs(exact) / 2**52
+        )
 
 
 @SURE
@@ -57,7 +72,9 @@ def test_the_last_number_with_room_passes_and_the_next_is_refused(bits, nodes):
     total = encoded(np.array([last]), bits, nodes).view(np.int64)
     assert int(total[0]) == round(Fraction(last) * 2**bits) <= limit(nodes)
     for sign in (1, -1):
-        with pytest.raises(ClientError, match=r"too large.*\n(.*\n)*.*raise secure-aggregation.largest"):
+        with pytest.raises(
+            ClientError, match=r"too large.*\n(.*\n)*.*raise secure-aggregation.largest"
+        ):
             encoded(np.array([0.0, sign * 2.0 * limit(nodes) / 2**bits]), bits, nodes)
 
 

@@ -25,13 +25,19 @@ def parts(nodes, length=5):
     public = {place: masks.public_of(masks.key_of(mask_seeds[place])) for place in range(nodes)}
     selves = {place: seed(200 + place) for place in range(nodes)}
     generator = np.random.default_rng(nodes)
-    numbers = {place: generator.integers(0, 2**64, length, dtype=np.uint64) for place in range(nodes)}
+    numbers = {
+        place: generator.integers(0, 2**64, length, dtype=np.uint64) for place in range(nodes)
+    }
     return mask_seeds, public, selves, numbers
 
 
 def masked_by(place, mask_seeds, public, selves, numbers):
     pairs = masks.pairwise_mask(
-        masks.key_of(mask_seeds[place]), place, masks.without(public, place), SESSION, len(numbers[place])
+        masks.key_of(mask_seeds[place]),
+        place,
+        masks.without(public, place),
+        SESSION,
+        len(numbers[place]),
     )
     return numbers[place] + masks.own_mask(selves[place], len(numbers[place])) + pairs
 
@@ -40,14 +46,18 @@ def masked_by(place, mask_seeds, public, selves, numbers):
 def test_pairwise_masks_cancel_in_the_sum_of_all(nodes):
     mask_seeds, public, _, _ = parts(nodes)
     found = [
-        masks.pairwise_mask(masks.key_of(mask_seeds[place]), place, masks.without(public, place), SESSION, 50)
+        masks.pairwise_mask(
+            masks.key_of(mask_seeds[place]), place, masks.without(public, place), SESSION, 50
+        )
         for place in range(nodes)
     ]
     assert not np.sum(found, axis=0, dtype=np.uint64).any()
     assert all(one.any() for one in found)
 
 
-@settings(deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(st.integers(2, 6), st.data())
 def test_the_sum_of_any_survivors_comes_back(nodes, data):
     mask_seeds, public, selves, numbers = parts(nodes)
@@ -61,14 +71,17 @@ def test_the_sum_of_any_survivors_comes_back(nodes, data):
 
 @pytest.mark.parametrize("without", ["pairs", "self"])
 def test_one_kind_of_mask_alone_hides(without):
-    """All ones under a mask look like even bytes: chi-square of 256 values, of a fixed seed, on both sides."""
+    """All ones under a mask look like even bytes: chi-square of 256 values, of a fixed seed, on
+    both sides."""
     mask_seeds, public, selves, _ = parts(3)
     length = 20_000
     ones = np.ones(length, dtype=np.uint64)
     if without == "pairs":
         hidden = ones + masks.own_mask(selves[0], length)
     else:
-        pairs = masks.pairwise_mask(masks.key_of(mask_seeds[0]), 0, masks.without(public, 0), SESSION, length)
+        pairs = masks.pairwise_mask(
+            masks.key_of(mask_seeds[0]), 0, masks.without(public, 0), SESSION, length
+        )
         hidden = ones + pairs
     counts = np.bincount(hidden.view(np.uint8), minlength=256)
     expected = 8 * length / 256
@@ -79,7 +92,9 @@ def test_one_kind_of_mask_alone_hides(without):
 def test_the_same_numbers_masked_in_two_sessions_have_nothing_in_common():
     mask_seeds, public, selves, numbers = parts(3, length=1000)
     one = masked_by(1, mask_seeds, public, selves, numbers)
-    again = numbers[1] + masks.pairwise_mask(masks.key_of(mask_seeds[1]), 1, masks.without(public, 1), bytes(16), 1000)
+    again = numbers[1] + masks.pairwise_mask(
+        masks.key_of(mask_seeds[1]), 1, masks.without(public, 1), bytes(16), 1000
+    )
     other = masked_by(1, mask_seeds, public, {**selves, 1: seed(7)}, numbers)
     for two in (again, other):
         assert (one != two).all()

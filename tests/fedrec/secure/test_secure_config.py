@@ -10,15 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment import Experiment, load
-from fedrec.secure.config import SecureAggregationConfig
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.secure_aggregation import SecureAggregationConfig
 
 
 @pytest.mark.parametrize("given_", [True, {}, {"least-nodes": 2}])
 def test_true_is_a_table_of_defaults(tiny_experiment, given_):
     experiment = load({**tiny_experiment(), "secure-aggregation": given_})
     assert experiment.secure_aggregation == SecureAggregationConfig()
-    assert load(tiny_experiment(), ["secure-aggregation=true"]).secure_aggregation == SecureAggregationConfig()
+    assert (
+        load(tiny_experiment(), ["secure-aggregation=true"]).secure_aggregation
+        == SecureAggregationConfig()
+    )
 
 
 def test_it_is_off_by_default_and_says_nothing_then(tiny_experiment):
@@ -28,7 +32,9 @@ def test_it_is_off_by_default_and_says_nothing_then(tiny_experiment):
 
 
 def test_settings_survive_every_form_that_an_experiment_travels_in(tiny_experiment):
-    one = load(tiny_experiment(), ["secure-aggregation.threshold=0.8", "secure-aggregation.largest=100.0"])
+    one = load(
+        tiny_experiment(), ["secure-aggregation.threshold=0.8", "secure-aggregation.largest=100.0"]
+    )
     assert one.secure_aggregation == SecureAggregationConfig(threshold=0.8, largest=100.0)
     assert load(one.table()) == one
     assert Experiment.parse(json.loads(one.model_dump_json())) == one
@@ -53,7 +59,17 @@ def test_wrong_settings_are_named(tiny_experiment, given_, told):
 
 def test_two_thirds_rounded_up_and_never_half():
     settings = SecureAggregationConfig()
-    assert [settings.quorum(nodes) for nodes in (1, 2, 3, 4, 5, 6, 8, 9, 100)] == [2, 2, 2, 3, 4, 4, 6, 6, 67]
+    assert [settings.quorum(nodes) for nodes in (1, 2, 3, 4, 5, 6, 8, 9, 100)] == [
+        2,
+        2,
+        2,
+        3,
+        4,
+        4,
+        6,
+        6,
+        67,
+    ]
     assert SecureAggregationConfig(least_nodes=5).quorum(3) == 5
     assert SecureAggregationConfig(threshold=1).quorum(7) == 7
 

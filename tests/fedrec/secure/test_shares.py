@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares: any quorum gives the secret, fewer do not, and only the node that a share is for can read it."""
+"""Shares: any quorum gives the secret, fewer do not, and only the node that a share is for can read
+it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedrec.protocol.secure import SEALED_BYTES
 from fedrec.secure import masks, shares
-from fedrec.secure.words import SEALED_BYTES
 
 SECRET = b"sixteen bytes ab"
 
@@ -24,7 +25,9 @@ def test_every_quorum_gives_the_secret(quorum, nodes):
     assert shares.combined(dict(enumerate(dealt)), quorum) == SECRET
 
 
-@settings(deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(st.binary(min_size=16, max_size=16), st.integers(2, 7), st.data())
 def test_any_quorum_of_any_size(secret, nodes, data):
     quorum = data.draw(st.integers(2, nodes))
@@ -38,7 +41,9 @@ def test_fewer_are_refused_and_say_nothing():
     dealt = shares.split(SECRET, 3, 5)
     with pytest.raises(ValueError, match="at least 3 shares, got 2"):
         shares.combined({0: dealt[0], 4: dealt[4]}, 3)
-    guesses = {shares.combined({0: dealt[0], 4: dealt[4], 2: bytes([n]) * 16}, 3) for n in range(50)}
+    guesses = {
+        shares.combined({0: dealt[0], 4: dealt[4], 2: bytes([n]) * 16}, 3) for n in range(50)
+    }
     assert len(guesses) == 50 and SECRET not in guesses
     assert SECRET not in dealt and len(set(dealt)) == 5
     assert shares.split(SECRET, 3, 5) != dealt
@@ -60,7 +65,13 @@ def sent():
     """Two private keys, and what the first one's owner sent the second's."""
     sender, receiver = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     pair, mask_key = (bytes(range(16)), bytes(range(16, 32))), bytes(range(32))
-    return sender, receiver, pair, mask_key, shares.sealed(sender, masks.public_of(receiver), b"r", pair, mask_key)
+    return (
+        sender,
+        receiver,
+        pair,
+        mask_key,
+        shares.sealed(sender, masks.public_of(receiver), b"r", pair, mask_key),
+    )
 
 
 def test_the_receiver_reads_what_was_sent(sent):

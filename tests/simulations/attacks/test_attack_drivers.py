@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Membership attacks end to end: federations, lists and signals, on systems that leak and that do not."""
+"""Membership attacks end to end: federations, lists and signals, on systems that leak and that do
+not."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.attacks.plan import shadow_plan
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.memberships import shadow_plan
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.errors import ExperimentError, RunError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.models.base import Model
-from fedrec.runs import RunFolder
+from fedrec.runs.folder import RunFolder
 from simulations.attacks import membership
 from simulations.attacks.federations import parameters_of, run_once, scores_of
 from simulations.attacks.lira import LiraOptions, attack_lira
@@ -24,12 +25,15 @@ from simulations.attacks.membership import MembershipOptions, attack_membership
 
 
 class Named(Synthetic):
-    """The synthetic dataset with every user's name among its features: a model can then learn users by heart."""
+    """The synthetic dataset with every user's name among its features: a model can then learn users
+    by heart."""
 
     def read(self):
         data = super().read()
         name = Feature.single("name", [f"{user:05d}" for user in range(data.num_users)])
-        return replace(data, user_features=FeatureTable(data.num_users, (*data.user_features.features, name)))
+        return replace(
+            data, user_features=FeatureTable(data.num_users, (*data.user_features.features, name))
+        )
 
 
 class Memory(Model):
@@ -73,6 +77,7 @@ MEMORISING = (
 )
 
 
+@pytest.mark.slow
 def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
     found = attack_lira(attacked(*MEMORISING), LiraOptions(shadows=6), tmp_path)
     assert found.success.auc.value > 0.85 and found.success.balanced_accuracy.low > 0.7
@@ -84,7 +89,9 @@ def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
 def test_lira_finds_nothing_after_no_training(tmp_path):
     experiment = attacked("rounds=1", "step.learning-rate=1e-9")
     found = attack_lira(experiment, LiraOptions(shadows=4, mode="offline"), tmp_path)
-    assert 0.3 < found.success.auc.value < 0.7 and found.success.members == found.success.others == 48
+    assert (
+        0.3 < found.success.auc.value < 0.7 and found.success.members == found.success.others == 48
+    )
 
 
 def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
@@ -123,13 +130,18 @@ def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(t
 
 
 def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path, options):
-    """What the paper's attacker sees of a model without user ids: no more than features. After fine-tuning, more."""
+    """What the paper's attacker sees of a model without user ids: no more than features. After
+    fine-tuning, more."""
     experiment = attacked("rounds=2")
     run = run_once(experiment, tmp_path / "run")
     population = Population.of(experiment)
     users = population.partition.training_clients
-    shared = np.concatenate([s for _, s in scores_of(experiment, parameters_of(run), users, fine_tune=False)])
-    tuned = np.concatenate([s for _, s in scores_of(experiment, parameters_of(run), users, fine_tune=True)])
+    shared = np.concatenate(
+        [s for _, s in scores_of(experiment, parameters_of(run), users, fine_tune=False)]
+    )
+    tuned = np.concatenate(
+        [s for _, s in scores_of(experiment, parameters_of(run), users, fine_tune=True)]
+    )
     codes = np.hstack(population.feature_codes(users))
     kinds = len(np.unique(codes, axis=0))
     assert len(np.unique(shared, axis=0)) == kinds < len(users) == len(np.unique(tuned, axis=0))
@@ -137,6 +149,7 @@ def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path, options):
     assert np.array_equal(told, membership.top_lists(shared[::-1]))  # whoever is scored beside whom
 
 
+@pytest.mark.slow
 def test_as_many_test_users_judge_the_target_as_one_likes(tmp_path, options):
     experiment = attacked("rounds=1", "dataset.users=150")
     everybody = len(Population.of(experiment).evaluated_clients("test"))
@@ -152,7 +165,13 @@ def test_lists_can_leave_out_what_a_user_has(tmp_path, options, monkeypatch):
     experiment = attacked("rounds=1")
     attack_membership(experiment, replace(options, exclude_known=True), tmp_path)
     population = Population.of(experiment)
-    plan = shadow_plan(population.partition.training_clients, shadow_users=40, used_share=0.8, member_share=0.5, seed=0)
+    plan = shadow_plan(
+        population.partition.training_clients,
+        shadow_users=40,
+        used_share=0.8,
+        member_share=0.5,
+        seed=0,
+    )
     for user, items in zip(np.sort(np.concatenate([plan.used, plan.unused])), seen[0], strict=True):
         assert not np.isin(items, population.client(int(user)).items).any()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference end to end: what profiles, lists and updates of a system tell, and what a perturbation hides."""
+"""Attribute inference end to end: what profiles, lists and updates of a system tell, and what a
+perturbation hides."""
 
 from __future__ import annotations
 
@@ -10,19 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting import Node
-from clients.local import run_step
+from clients.hosting.node import Node
+from clients.training.one_client import run_step
 from fedrec.data.population import Population
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.errors import ExperimentError
-from fedrec.experiment import load
+from fedrec.experiment.loading import load
 from fedrec.models.metamf import generate
 from simulations.attacks.attribute import AttributeOptions, _updates, attack_attribute
 from simulations.attacks.federations import parameters_of, run_once
 
 
 class Stereotyped(Synthetic):
-    """The synthetic dataset, but women meet even items three times out of four, and men odd ones."""
+    """The synthetic dataset, but women meet even items three times out of four, and men odd
+    ones."""
 
     def read(self):
         data = super().read()
@@ -68,7 +70,8 @@ def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
 
 @pytest.mark.parametrize("source", ["recommendations", "updates"])
 def test_what_a_trained_system_tells(tmp_path, source):
-    """The attacker must not be helped by the gender that the model is given: it is told by the items alone."""
+    """The attacker must not be helped by the gender that the model is given: it is told by the
+    items alone."""
     found = attack(tmp_path, AttributeOptions("gender", source=source, without=("user.*",)))
     assert found.success.users == len(Population.of(load(ATTACKED)).partition.training_clients)
     assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
@@ -77,7 +80,15 @@ def test_what_a_trained_system_tells(tmp_path, source):
 
 META = {
     **ATTACKED,
-    "model": {"name": "metamf", "user": 4, "memory": 4, "generator": 4, "embedding": 4, "rank": 2, "hidden": 4},
+    "model": {
+        "name": "metamf",
+        "user": 4,
+        "memory": 4,
+        "generator": 4,
+        "embedding": 4,
+        "rank": 2,
+        "hidden": 4,
+    },
     "step": {"name": "metamf", "negatives": 1},
     "strategy": {"name": "metamf", "server-lr": 0.05},
     "split": {"name": "ratio"},
@@ -86,7 +97,8 @@ META = {
 
 
 def test_what_the_server_of_a_generating_system_is_told(tmp_path):
-    """Each client's gradients are described one by one as a central gradient of its own loss would be."""
+    """Each client's gradients are described one by one as a central gradient of its own loss would
+    be."""
     experiment = load(META, ["rounds=2"])
     run = run_once(experiment, tmp_path / "run")
     users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
@@ -97,9 +109,17 @@ def test_what_the_server_of_a_generating_system_is_told(tmp_path):
     for user, described in zip(users.tolist(), found, strict=True):
         values, low = generate(given, torch.tensor([user]), None)
         own = {name: value[0] for name, value in (values | {"item.low": low}).items()}
-        delta = run_step(node.step(experiment.step), own, node, user, "client", experiment.rounds + 1).delta
-        told = [v.norm(dim=-1) if v.dim() > 1 else v for n, v in delta.items() if not n.startswith("layer1.")]
-        np.testing.assert_allclose(np.abs(described), np.abs(torch.cat(told).numpy()), rtol=1e-3, atol=1e-6)
+        delta = run_step(
+            node.step(experiment.step), own, node, user, "client", experiment.rounds + 1
+        ).delta
+        told = [
+            v.norm(dim=-1) if v.dim() > 1 else v
+            for n, v in delta.items()
+            if not n.startswith("layer1.")
+        ]
+        np.testing.assert_allclose(
+            np.abs(described), np.abs(torch.cat(told).numpy()), rtol=1e-3, atol=1e-6
+        )
         assert described.shape == (4 + 4 + 2 + 40,) and 0 < np.count_nonzero(described[-40:]) < 40
 
 
@@ -115,7 +135,9 @@ def test_an_update_tells_what_the_model_is_given_about_the_user(tmp_path):
 
 
 def test_nothing_is_told_by_items_that_know_no_gender(tmp_path):
-    found = attack(tmp_path, AttributeOptions("occupation", attacker="logistic"), "dataset.users=400")
+    found = attack(
+        tmp_path, AttributeOptions("occupation", attacker="logistic"), "dataset.users=400"
+    )
     assert abs(found.success.balanced_accuracy.value - found.success.chance) < 0.1
 
 
@@ -135,16 +157,36 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 
     file.write_text(tomli_w.dumps(ATTACKED))
     result = CliRunner().invoke(
-        app, ["attack", "attribute", str(file), "--attacker", "logistic", "--json", "-o", str(tmp_path / "out")]
+        app,
+        [
+            "attack",
+            "attribute",
+            str(file),
+            "--attacker",
+            "logistic",
+            "--json",
+            "-o",
+            str(tmp_path / "out"),
+        ],
     )
     assert result.exit_code == 0, result.output
     table = json.loads(result.stdout)
-    assert table["success"]["users"] == 200 and table == json.loads((tmp_path / "out" / "attack.json").read_text())
+    assert table["success"]["users"] == 200 and table == json.loads(
+        (tmp_path / "out" / "attack.json").read_text()
+    )
     shown = CliRunner().invoke(
-        app, ["attack", "attribute", str(file), "--attacker", "logistic", "-o", str(tmp_path / "out")]
+        app,
+        ["attack", "attribute", str(file), "--attacker", "logistic", "-o", str(tmp_path / "out")],
     )
     assert "balanced accuracy" in shown.output and "0.500" in shown.output
-    targeted = ["--set", "perturb.name=targeted", "--set", "perturb.attribute=gender", "--set", "perturb.epsilon=1"]
+    targeted = [
+        "--set",
+        "perturb.name=targeted",
+        "--set",
+        "perturb.attribute=gender",
+        "--set",
+        "perturb.epsilon=1",
+    ]
     perturbed = CliRunner().invoke(app, ["perturb", str(file), *targeted, "--json"])
     assert json.loads(perturbed.stdout)["epsilon"]["true, whole profile"]["max"] == "inf"
     refused = CliRunner().invoke(app, ["perturb", str(file)])

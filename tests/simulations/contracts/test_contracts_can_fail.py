@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from clients.steps.base import Update
+from clients.step import Update
 from clients.steps.sgd import Sgd
 from fedrec import testing
 from fedrec.attacks.members.fit import Fit
-from fedrec.baselines.popularity import Popularity
+from fedrec.baselines.simple.popularity import Popularity
 from fedrec.config import Config
 from fedrec.data.perturbation import Perturbed
 from fedrec.data.readers.synthetic import Synthetic
@@ -48,7 +48,9 @@ class Bare(Popularity):
 class Remembering(Sgd):
     def update(self, parameters, data, random):
         found = super().update(parameters, data, random)
-        return Update({n: v * counted() for n, v in found.delta.items()}, found.examples, found.loss)
+        return Update(
+            {n: v * counted() for n, v in found.delta.items()}, found.examples, found.loss
+        )
 
 
 class Deaf(Sgd):
@@ -240,7 +242,9 @@ class Generous(FixedSize):
         self.config, self.clients, self.seed = config, clients, seed
 
     def draw(self, random):
-        return random.choice(self.clients, size=min(self.config.cohort, len(self.clients)), replace=False)
+        return random.choice(
+            self.clients, size=min(self.config.cohort, len(self.clients)), replace=False
+        )
 
 
 class Chatty(Callback):
@@ -316,21 +320,37 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "component", "settings", "test"), FAULTS, ids=lambda value: getattr(value, "__name__", None)
+    ("kind", "component", "settings", "test"),
+    FAULTS,
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_fault_is_found(kind, component, settings, test, tmp_path):
     if component is Scribbling:
         settings = {"path": str(tmp_path / "table.csv")}
         (tmp_path / "table.csv").write_text("user,item\nu0,i0\nu1,i1\nu2,i0\n")
-    contract = type("Broken", (getattr(testing, f"{kind}Contract"),), {"component": component, "settings": settings})
+    contract = type(
+        "Broken",
+        (getattr(testing, f"{kind}Contract"),),
+        {"component": component, "settings": settings},
+    )
     with pytest.raises((AssertionError, ValueError, IndexError)):
         run(contract(), test, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "component", "settings"), [("Step", Sgd, {}), ("Strategy", Reptile, {})])
+@pytest.mark.parametrize(
+    ("kind", "component", "settings"), [("Step", Sgd, {}), ("Strategy", Reptile, {})]
+)
 def test_the_components_that_were_broken_are_right_themselves(kind, component, settings, tmp_path):
-    contract = type("Right", (getattr(testing, f"{kind}Contract"),), {"component": component, "settings": settings})
-    for name in [name for name in dir(contract) if name.startswith("test_") and "private_parameters" not in name]:
+    contract = type(
+        "Right",
+        (getattr(testing, f"{kind}Contract"),),
+        {"component": component, "settings": settings},
+    )
+    for name in [
+        name
+        for name in dir(contract)
+        if name.startswith("test_") and "private_parameters" not in name
+    ]:
         (tmp_path / name).mkdir()
         run(contract(), name, tmp_path / name)
 

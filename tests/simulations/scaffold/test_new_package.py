@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and keeps its contract."""
+"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and keeps its
+contract."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedrec.experiment import SECTIONS
-from fedrec.registry import KINDS
-from fedrec.runs import RunFolder
+from fedrec.components.registry import KINDS
+from fedrec.experiment.schema import SECTIONS
+from fedrec.runs.folder import RunFolder
 from simulations import cli
 from simulations.engines import flower
 
@@ -36,13 +37,26 @@ def call(capsys, monkeypatch, *arguments):
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A package of each kind, as `fedrec new` writes it, and all of them installed in the folder `site`."""
+    """A package of each kind, as `fedrec new` writes it, and all of them installed in the folder
+    `site`."""
     from simulations.scaffold.package import write_package
 
     folder = tmp_path_factory.mktemp("packages")
     written = [str(write_package(kind, name, folder)) for kind, name in NAMES.items()]
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *written], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*pip, "--disable-pip-version-check", "--target", str(folder / "site"), *written],
+        check=True,
+    )
     return folder
 
 
@@ -67,7 +81,16 @@ def test_each_appears_in_the_list_by_its_entry_point(installed, capsys, monkeypa
 @pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "attack"])
 def test_its_experiment_runs(kind, installed, capsys, monkeypatch, tmp_path):
     name = NAMES[kind]
-    quick = ["-s", "rounds=2", "-s", "evaluation.users=4", "-s", "evaluation.final-users=4", "-s", "sampler.cohort=3"]
+    quick = [
+        "-s",
+        "rounds=2",
+        "-s",
+        "evaluation.users=4",
+        "-s",
+        "evaluation.final-users=4",
+        "-s",
+        "sampler.cohort=3",
+    ]
     small = [] if kind == "dataset" else ["-s", "dataset.users=24", "-s", "dataset.items=30"]
     file = installed / name / f"{name}.toml"
     code, out, err = call(capsys, monkeypatch, "run", file, "-o", tmp_path / "run", *quick, *small)
@@ -78,13 +101,31 @@ def test_its_experiment_runs(kind, installed, capsys, monkeypatch, tmp_path):
 
 
 def test_its_attack_runs(installed, capsys, monkeypatch, tmp_path):
-    name, quick = NAMES["attack"], ["-s", "rounds=2", "-s", "dataset.users=40", "-s", "sampler.cohort=3"]
+    name, quick = (
+        NAMES["attack"],
+        ["-s", "rounds=2", "-s", "dataset.users=40", "-s", "sampler.cohort=3"],
+    )
     file = installed / name / f"{name}.toml"
-    arguments = ["attack", "run", name, file, "-w", "length=5", "-o", tmp_path / "a", "--json", *quick]
+    arguments = [
+        "attack",
+        "run",
+        name,
+        file,
+        "-w",
+        "length=5",
+        "-o",
+        tmp_path / "a",
+        "--json",
+        *quick,
+    ]
     code, out, err = call(capsys, monkeypatch, *arguments)
     assert code == 0, err
     found = json.loads(out)
-    assert found["attack"] == name and found["settings"] == {"length": 5} and 0 <= found["success"]["auc"]["value"] <= 1
+    assert (
+        found["attack"] == name
+        and found["settings"] == {"length": 5}
+        and 0 <= found["success"]["auc"]["value"] <= 1
+    )
 
 
 def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tmp_path):
@@ -93,35 +134,60 @@ def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tm
     arguments = ["run", file, "-s", path, "-s", "rounds=1", "-s", "evaluation.final-users=2"]
     code, _, err = call(capsys, monkeypatch, *arguments, "-o", tmp_path / "run")
     assert code == 0, err
-    assert RunFolder(tmp_path / "run").experiment.strategy.name == "trial_strategy.strategy:TrialStrategy"
+    assert (
+        RunFolder(tmp_path / "run").experiment.strategy.name
+        == "trial_strategy.strategy:TrialStrategy"
+    )
 
 
+@pytest.mark.slow
 def test_each_keeps_its_own_contract(packages):
     """With the tests that `fedrec new` wrote, in a process of their own."""
-    environment = {**os.environ, "PYTHONPATH": f"{packages / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{packages / 'site'}:{ROOT}",
+        "OMP_NUM_THREADS": "1",
+    }
     tests = [str(packages / name / "tests") for name in NAMES.values()]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(packages), *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(packages),
+        *tests,
+    ]
     done = subprocess.run(command, env=environment, cwd=packages, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " failed" not in done.stdout and "passed" in done.stdout
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 60
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
-    """The package is installed for this process only: Flower's processes have it from the app bundle alone."""
+    """The package is installed for this process only: Flower's processes have it from the app
+    bundle alone."""
     name = NAMES["strategy"]
     app, output = installed / name, tmp_path / "run"
     port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
     environment = {**flower._environment(tmp_path / "home", port), "PYTHONPATH": str(ROOT)}
-    overrides = "strategy.name=trial_strategy.strategy:TrialStrategy;rounds=2;evaluation.final-users=4;dataset.users=24"
-    overrides += ";dataset.items=30;sampler.cohort=3;engine.threads=1;engine.device=cpu"
+    overrides = "strategy.name=trial_strategy.strategy:TrialStrategy;rounds=2"
+    overrides += ";evaluation.final-users=4;dataset.users=24;dataset.items=30"
+    overrides += ";sampler.cohort=3;engine.threads=1;engine.device=cpu"
     config = f"experiment='{app / f'{name}.toml'}' overrides='{overrides}' output='{output}'"
     sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
     with flower._superlink(place, environment, port):  # type: ignore[arg-type]
         command = [flower._script("flwr"), "run", str(app), "fedrec", "--stream", "-c", config]
         done = subprocess.run(
-            [*command, "--federation-config", sizes], env=environment, cwd=tmp_path, capture_output=True, text=True
+            [*command, "--federation-config", sizes],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
     run = RunFolder(output) if (output / "run.json").exists() else None
     assert run is not None, done.stdout[-3000:] + done.stderr[-2000:]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an audit, each against a plain computation: canaries, scores, bounds, estimate, checks."""
+"""Parts of an audit, each against a plain computation: canaries, scores, bounds, estimate,
+checks."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ from fedrec.attacks.audit.observations import Observations
 from fedrec.attacks.audit.scores import final_scores, known_scores, trace_scores
 from fedrec.errors import ExperimentError
 
-CLAIM = Mechanism(clip=2.0, denominator=10.0, noise_std=0.3, sampling_rate=0.25, rounds=40, delta=1e-5, epsilon=5.0)
+CLAIM = Mechanism(
+    clip=2.0,
+    denominator=10.0,
+    noise_std=0.3,
+    sampling_rate=0.25,
+    rounds=40,
+    delta=1e-5,
+    epsilon=5.0,
+)
 
 
 def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
@@ -34,7 +43,9 @@ def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
     random = np.random.default_rng(seed)
     signs = random.choice([-1, 1], canaries)
     taking_part = random.random((40, canaries)) < 0.25
-    return Observations(taking_part * signs * reach + random.normal(0, noise, taking_part.shape), taking_part, signs)
+    return Observations(
+        taking_part * signs * reach + random.normal(0, noise, taking_part.shape), taking_part, signs
+    )
 
 
 def test_canaries_are_orthonormal_directions_that_the_projection_finds():
@@ -54,11 +65,15 @@ def test_signs_are_fair_secret_and_repeatable():
     signs = CanaryPlan(first=0, count=4000, magnitude=1.0, seed=1).signs()
     assert set(signs) == {-1, 1} and abs(signs.mean()) < 0.06
     assert np.array_equal(signs, CanaryPlan(first=9, count=4000, magnitude=2.0, seed=1).signs())
-    assert abs((signs * CanaryPlan(first=0, count=4000, magnitude=1.0, seed=2).signs()).mean()) < 0.06
+    assert (
+        abs((signs * CanaryPlan(first=0, count=4000, magnitude=1.0, seed=2).signs()).mean()) < 0.06
+    )
 
 
 def test_who_is_a_canary():
-    assert CanaryPlan(first=5, count=4, magnitude=1.0).is_canary(np.arange(11)).nonzero()[0].tolist() == [5, 6, 7, 8]
+    assert CanaryPlan(first=5, count=4, magnitude=1.0).is_canary(np.arange(11)).nonzero()[
+        0
+    ].tolist() == [5, 6, 7, 8]
 
 
 def test_a_model_without_item_rows_is_refused():
@@ -108,12 +123,24 @@ def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
     sampled = Mechanism(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
     assert sampled.shown < everybody.shown
     # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
-    assert sampled.shown == pytest.approx(epsilon_of_gaussian(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15)
+    assert sampled.shown == pytest.approx(
+        epsilon_of_gaussian(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15
+    )
 
 
-@pytest.mark.parametrize("change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}])
+@pytest.mark.parametrize(
+    "change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}]
+)
 def test_a_wrong_claim_is_refused(change):
-    parts = {"clip": 1, "denominator": 1, "noise_std": 1, "sampling_rate": 1, "rounds": 1, "delta": 0.1, "epsilon": 1}
+    parts = {
+        "clip": 1,
+        "denominator": 1,
+        "noise_std": 1,
+        "sampling_rate": 1,
+        "rounds": 1,
+        "delta": 0.1,
+        "epsilon": 1,
+    }
     with pytest.raises(ExperimentError, match="mechanism to audit"):
         Mechanism(**{**parts, **change})
 
@@ -125,7 +152,10 @@ def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
     for cut in CUTS:
         minus, plus = score.values[run.signs < 0], score.values[run.signs > 0]
         alarms, misses = (minus > cut * score.scale).sum(), (plus <= cut * score.scale).sum()
-        rates = [stats.beta.ppf(1 - tail, n + 1, m - n) for n, m in ((alarms, len(minus)), (misses, len(plus)))]
+        rates = [
+            stats.beta.ppf(1 - tail, n + 1, m - n)
+            for n, m in ((alarms, len(minus)), (misses, len(plus)))
+        ]
         best = max(best, -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1]))
     found = gdp_bound(score.values, run.signs, score.scale, 1e-5)
     assert found == pytest.approx(epsilon_of_gaussian(best, 1e-5))
@@ -136,7 +166,9 @@ def test_gdp_bound_holds_as_often_as_it_says():
     for seed in range(300):
         random = np.random.default_rng(seed)
         signs = random.choice([-1, 1], 300)
-        above += gdp_bound(random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5) > epsilon_of_gaussian(1.0, 1e-5)
+        above += gdp_bound(
+            random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5
+        ) > epsilon_of_gaussian(1.0, 1e-5)
     assert above <= 15
 
 
@@ -145,7 +177,9 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
     for seed in range(60):
         random = np.random.default_rng(seed)
         signs = np.repeat([-1, 1], 500)
-        found.append(estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200))
+        found.append(
+            estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200)
+        )
     assert 1.0 < np.mean([estimate.epsilon for estimate in found]) / truth < 1.25
     assert np.mean([truth <= estimate.high for estimate in found]) >= 0.95
     assert np.mean([estimate.low <= truth for estimate in found]) >= 0.75
@@ -153,7 +187,9 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
 
 def test_the_interval_is_that_of_bias_corrected_percentiles():
     resampled = np.arange(1000.0)
-    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)  # half below: plain percentiles
+    assert _interval(499.5, resampled) == pytest.approx(
+        (24.0, 974.0), abs=1.0
+    )  # half below: plain percentiles
     shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
     expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
     assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
@@ -198,24 +234,34 @@ def test_noise_is_checked_where_no_canary_is_ever_absent():
     centred = run.released * run.signs - (run.released * run.signs).mean(axis=1, keepdims=True)
     left = differences(run)
     assert left.released.shape == (3, 19) and not left.taking_part.any()
-    assert left.released @ left.released.T == pytest.approx(centred @ centred.T)  # n - 1 degrees of freedom
+    assert left.released @ left.released.T == pytest.approx(
+        centred @ centred.T
+    )  # n - 1 degrees of freedom
     assert differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
     wrong = everybody(noise=0.3 * 0.9), everybody(noise=0.3 * 0.9, reach=7.0)
     for run in wrong:
         assert not next(c for c in all_checks(run, CLAIM, 0.001) if c.name == "noise-std").passed
     repeated = everybody(reach=0.0)
     repeated.released[2] = repeated.released[0]
-    assert [c.name for c in all_checks(repeated, CLAIM, 0.001) if not c.passed] == ["noise-correlation"]
+    assert [c.name for c in all_checks(repeated, CLAIM, 0.001) if not c.passed] == [
+        "noise-correlation"
+    ]
 
 
 def test_checks_of_everybody_reject_the_truth_no_more_often_than_they_may():
-    runs = [{c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)} for n in range(200)]
+    runs = [
+        {c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)}
+        for n in range(200)
+    ]
     for name in ("noise-std", "noise-correlation", "reach"):
         assert sum(run[name] < 0.05 for run in runs) <= 20
 
 
 def test_a_canary_that_reaches_too_far_is_found():
-    for check in (check_reach(seen(reach=0.25), CLAIM, 0.001), check_farthest(seen(reach=0.7), CLAIM, 0.001)):
+    for check in (
+        check_reach(seen(reach=0.25), CLAIM, 0.001),
+        check_farthest(seen(reach=0.7), CLAIM, 0.001),
+    ):
         assert not check.passed and check.claimed == pytest.approx(0.2)
     assert check_reach(seen(reach=0.25), CLAIM, 0.001).measured == pytest.approx(0.25, abs=0.03)
     assert check_reach(seen(reach=0.19), CLAIM, 0.001).passed

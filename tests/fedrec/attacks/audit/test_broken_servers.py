@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit on a simulated server, right and broken in each known way.
 
-1000 clients and 1000 canaries, 200 of them in each of 100 rounds, noise of z = 1 times the sensitivity 2 S / M.
-The privacy loss distribution of sampling without replacement gives epsilon <= 7.80 at delta = 1e-5 for that, computed
-elsewhere. The server is plain numpy and shares no code with the audit.
+1000 clients and 1000 canaries, 200 of them in each of 100 rounds, noise of z = 1 times the
+sensitivity 2 S / M. The privacy loss distribution of sampling without replacement gives epsilon <=
+7.80 at delta = 1e-5 for that, computed elsewhere. The server is plain numpy and shares no code with
+the audit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ BROKEN_NOISE = {"factor 2": NOISE / 2, "noise / sqrt(M)": NOISE / math.sqrt(COHO
 def server(variant: str, seed: int) -> Observations:
     random = np.random.default_rng(seed)
     signs = random.choice([-1, 1], CANARIES)
-    examples = np.where(np.arange(CLIENTS + CANARIES) < CANARIES, 100.0, random.lognormal(2.5, 0.5, CLIENTS + CANARIES))
+    examples = np.where(
+        np.arange(CLIENTS + CANARIES) < CANARIES,
+        100.0,
+        random.lognormal(2.5, 0.5, CLIENTS + CANARIES),
+    )
     std = BROKEN_NOISE.get(variant, NOISE)
     released, taking_part = np.empty((ROUNDS, CANARIES)), np.zeros((ROUNDS, CANARIES), bool)
     for number in range(ROUNDS):
@@ -38,7 +43,9 @@ def server(variant: str, seed: int) -> Observations:
         if variant == "n_k-weighted":
             weight = examples / examples[cohort].sum()
         upload = signs * CLIP * (10 if variant == "no clip" else 1)
-        noise = np.random.default_rng(1 if variant == "same seed" else random.integers(2**32)).normal(0, std, CANARIES)
+        noise = np.random.default_rng(
+            1 if variant == "same seed" else random.integers(2**32)
+        ).normal(0, std, CANARIES)
         released[number] = taking_part[number] * upload * weight[:CANARIES] + noise
     return Observations(released, taking_part, signs)
 
@@ -68,7 +75,9 @@ def test_a_right_server_never_fails_in_twenty_audits():
     found = audit([server("right", seed) for seed in range(20)], CLAIM)
     assert {run.verdict for run in found.runs} <= {"PASS", "WARN"}
     assert sum(run.verdict == "PASS" for run in found.runs) >= 18
-    lower = max(score.lower for run in found.runs for score in run.scores if score.observer != "known")
+    lower = max(
+        score.lower for run in found.runs for score in run.scores if score.observer != "known"
+    )
     assert lower < CLAIM.shown < CLAIM.epsilon
 
 
@@ -90,7 +99,9 @@ def test_factor_two_warns_and_the_noise_check_is_certain(findings, seed):
     final = of(found, "final")
     assert found.epsilon_verdict in ("WARN", "FAIL") and found.verdict == "FAIL"
     assert (
-        2.5 < final.one_run.epsilon < 4.0 and 6.5 < final.gdp < 9.0 and 9.0 < final.estimate.epsilon < 14.0
+        2.5 < final.one_run.epsilon < 4.0
+        and 6.5 < final.gdp < 9.0
+        and 9.0 < final.estimate.epsilon < 14.0
     )  # 10.2 to 11.8
     assert check(found, "noise-std").measured / NOISE == pytest.approx(0.5, abs=0.01)
 
@@ -103,7 +114,9 @@ def test_hardly_any_noise_and_no_clip_are_beyond_the_claim(findings, variant, se
     assert found.epsilon_verdict == final.verdict == "FAIL"
     assert 4.5 < final.one_run.epsilon < 5.3 and 25 < final.gdp < 30 and final.estimate.epsilon > 30
     if variant == "no clip":
-        assert not check(found, "reach").passed and check(found, "reach").measured > 9 * CLAIM.signal
+        assert (
+            not check(found, "reach").passed and check(found, "reach").measured > 9 * CLAIM.signal
+        )
     else:
         assert not check(found, "noise-std").passed
 
@@ -111,7 +124,10 @@ def test_hardly_any_noise_and_no_clip_are_beyond_the_claim(findings, variant, se
 @pytest.mark.parametrize("seed", range(3))
 def test_a_weighted_mean_warns_and_the_reach_check_is_certain(findings, seed):
     found = findings("n_k-weighted", seed)
-    assert of(found, "final").estimate.epsilon > CLAIM.epsilon and found.epsilon_verdict in ("WARN", "FAIL")
+    assert of(found, "final").estimate.epsilon > CLAIM.epsilon and found.epsilon_verdict in (
+        "WARN",
+        "FAIL",
+    )
     assert not check(found, "reach").passed and check(found, "noise-std").passed
 
 
@@ -137,9 +153,13 @@ def test_reasons_name_the_run_and_the_numbers():
 def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
     claim = dataclasses.replace(CLAIM, epsilon=epsilon)
     (found,) = audit([server("right", 0)], claim).runs
-    assert found.verdict == found.epsilon_verdict == verdict and all(check.passed for check in found.checks)
+    assert found.verdict == found.epsilon_verdict == verdict and all(
+        check.passed for check in found.checks
+    )
     words = {"FAIL": "lower bound", "WARN": "point estimate"}
-    assert bool(found.reasons()) == (verdict != "PASS") and all(words[verdict] in reason for reason in found.reasons())
+    assert bool(found.reasons()) == (verdict != "PASS") and all(
+        words[verdict] in reason for reason in found.reasons()
+    )
 
 
 def test_a_claim_of_nothing_is_never_refuted():

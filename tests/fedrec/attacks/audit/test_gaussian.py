@@ -20,24 +20,36 @@ def integrated(first, second, delta):
     def spent(epsilon, p, q):
         return np.maximum(p - math.exp(epsilon) * q, 0).sum() * (points[1] - points[0]) - delta
 
-    return max(optimize.brentq(spent, 0, 600, args=pair) if spent(0, *pair) > 0 else 0 for pair in ((p, q), (q, p)))
+    return max(
+        optimize.brentq(spent, 0, 600, args=pair) if spent(0, *pair) > 0 else 0
+        for pair in ((p, q), (q, p))
+    )
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (1.0, 1e-2), (3.0, 1e-6)])
 def test_equal_variances(mu, delta):
     expected = integrated((mu, 1), (0, 1), delta)
     assert epsilon_of_gaussian(mu, delta) == pytest.approx(expected, abs=1e-6)
-    found = epsilon_of_normals((np.array([mu]), np.array([0.0])), (np.array([1.0]), np.array([1.0])), delta)
+    found = epsilon_of_normals(
+        (np.array([mu]), np.array([0.0])), (np.array([1.0]), np.array([1.0])), delta
+    )
     assert found == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((0.0, 1.2), (0.0, 1.0)), ((1.0, 1.1), (0.0, 1.0)), ((-2.0, 0.5), (1.0, 2.0)), ((5.0, 3.0), (4.5, 2.9))],
+    [
+        ((0.0, 1.2), (0.0, 1.0)),
+        ((1.0, 1.1), (0.0, 1.0)),
+        ((-2.0, 0.5), (1.0, 2.0)),
+        ((5.0, 3.0), (4.5, 2.9)),
+    ],
 )
 def test_unequal_variances(first, second):
     means, sds = zip(first, second, strict=True)
-    found = epsilon_of_normals(tuple(np.array([m]) for m in means), tuple(np.array([s]) for s in sds), 1e-5)
+    found = epsilon_of_normals(
+        tuple(np.array([m]) for m in means), tuple(np.array([s]) for s in sds), 1e-5
+    )
     assert found == pytest.approx(integrated(first, second, 1e-5), abs=1e-5)
 
 

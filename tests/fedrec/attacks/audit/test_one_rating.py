@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two data sets apart in one rating: the paper's algorithm leaks more than it states, a right mechanism does not."""
+"""Two data sets apart in one rating: the paper's algorithm leaks more than it states, a right
+mechanism does not."""
 
 from __future__ import annotations
 
@@ -7,12 +8,18 @@ import numpy as np
 import pytest
 
 from fedrec.attacks.audit.one_rating import audit_one_rating, laplace_score, lower_bound, neighbours
-from fedrec.baselines.dpsgd_pnbm import DpsgdPnbmConfig
+from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbmConfig
 
 
 def settings(epsilon):
     return DpsgdPnbmConfig(
-        epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1, floor=10.0, minimum_ratings=20
+        epsilon=epsilon,
+        iterations=1,
+        start="constant",
+        rescale=0.05,
+        learning_rate=0.1,
+        floor=10.0,
+        minimum_ratings=20,
     )
 
 
@@ -23,26 +30,37 @@ def test_one_rating_of_a_user_with_200_shows_more_than_the_nominal_epsilon(epsil
 
 
 def test_a_mechanism_that_holds_is_not_accused():
-    """Laplace noise in proportion to the whole L1 distance: telling apart is possible, beyond epsilon it is not."""
+    """Laplace noise in proportion to the whole L1 distance: telling apart is possible, beyond
+    epsilon it is not."""
     random = np.random.default_rng(0)
     first, second = np.zeros(40), np.full(40, 0.1)
     scale = np.abs(first - second).sum() / 1.0
     called = [
-        sum(laplace_score(one + random.laplace(0, scale, 40), first, second, scale) > 0 for _ in range(4000))
+        sum(
+            laplace_score(one + random.laplace(0, scale, 40), first, second, scale) > 0
+            for _ in range(4000)
+        )
         for one in (first, second)
     ]
     assert lower_bound(*called, 4000).epsilon <= 1.0
     single = [
-        sum(laplace_score(one + random.laplace(0, 1, 1), np.zeros(1), np.ones(1), 1.0) > 0 for _ in range(4000))
+        sum(
+            laplace_score(one + random.laplace(0, 1, 1), np.zeros(1), np.ones(1), 1.0) > 0
+            for _ in range(4000)
+        )
         for one in (np.zeros(1), np.ones(1))
     ]
-    assert 0.6 < lower_bound(*single, 4000).epsilon <= 1.0  # right with chance .697, wrong with .303: ln of that is .83
+    assert (
+        0.6 < lower_bound(*single, 4000).epsilon <= 1.0
+    )  # right with chance .697, wrong with .303: ln of that is .83
 
 
 def test_the_data_sets_differ_in_one_rating():
     one, other = neighbours(30)
     assert np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
-    assert np.flatnonzero(one.values != other.values).tolist() == [0] and (one.users == 0).sum() == 30
+    assert (
+        np.flatnonzero(one.values != other.values).tolist() == [0] and (one.users == 0).sum() == 30
+    )
 
 
 @pytest.mark.parametrize("change", [{"epsilon": None}, {"iterations": 2}, {"start": "uniform"}])

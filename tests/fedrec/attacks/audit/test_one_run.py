@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound of one run: values of an independent implementation, and randomised response, whose epsilon is known."""
+"""The bound of one run: values of an independent implementation, and randomised response, whose
+epsilon is known."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def test_it_holds_for_randomised_response_and_is_not_far_below():
         random = np.random.default_rng(seed)
         signs = random.choice([-1, 1], 500)
         honest = random.random(500) < math.exp(epsilon) / (1 + math.exp(epsilon))
-        bounds.append(one_run_bound(np.where(honest, signs, -signs) * random.uniform(1, 2, 500), signs, 0.0).epsilon)
+        bounds.append(
+            one_run_bound(
+                np.where(honest, signs, -signs) * random.uniform(1, 2, 500), signs, 0.0
+            ).epsilon
+        )
     assert np.mean(np.array(bounds) > epsilon) <= 0.05
     assert np.median(bounds) > 1.1
 

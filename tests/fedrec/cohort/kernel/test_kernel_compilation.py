@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled code is kept between processes, belongs to its source, and is no condition for training."""
+"""Compiled code is kept between processes, belongs to its source, and is no condition for
+training."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from pathlib import Path
 import pytest
 
 import fedrec.cohort.kernel as kernel
-from fedrec.cohort.kernel import compilation
+from fedrec.runtime import compilation
 
 ADDITION = """
 import numpy as np
-from fedrec.cohort.kernel.sums import add_dense
+from fedrec.nn.update_sums import add_dense
 totals = np.zeros(3)
 add_dense(totals, np.zeros(3, np.float32), np.ones((2, 3), np.float32), np.ones(2))
-print(totals.tolist(), sum(add_dense.stats.cache_hits.values()), sum(add_dense.stats.cache_misses.values()))
+stats = add_dense.stats
+print(totals.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
 
@@ -31,13 +33,16 @@ def add(cache, root=None):
         "PYTHONPATH": str(root or Path(kernel.__file__).parents[3]),
     }
     command = [sys.executable, "-c", ADDITION]
-    done = subprocess.run(command, env=environment, cwd=cache.parent, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, env=environment, cwd=cache.parent, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tmp_path):
-    """A copy with another path and other times, as Flower makes; a changed source is compiled anew."""
+    """A copy with another path and other times, as Flower makes; a changed source is compiled
+    anew."""
     cache = tmp_path / "cache"
     assert add(cache) == "[2.0, 2.0, 2.0] 0 1"
     assert add(cache) == "[2.0, 2.0, 2.0] 1 0"
@@ -49,10 +54,10 @@ def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tm
         copy_function=shutil.copy,
     )
     assert add(cache, copy) == "[2.0, 2.0, 2.0] 1 0"
-    source = copy / "fedrec" / "cohort" / "kernel" / "activations.py"  # another file than that of the function
+    source = copy / "fedrec" / "nn" / "layers.py"  # another file than that of the function
     source.write_text(source.read_text() + "\n")
     assert add(cache, copy) == "[2.0, 2.0, 2.0] 0 1"
-    assert len(list(cache.glob("kernel-*"))) == 2
+    assert len(list(cache.glob("nn-*"))) == 2
 
 
 def test_where_nothing_can_be_written_each_process_compiles(tmp_path):

@@ -12,7 +12,7 @@ from numba import njit
 from fedrec.cohort.kernel import activations
 from fedrec.cohort.kernel.memory import aligned
 from fedrec.cohort.kernel.products import add_product, transpose
-from fedrec.cohort.kernel.sums import add_dense, add_rows, powers
+from fedrec.nn.update_sums import add_dense, add_rows, powers
 
 F = np.float32
 SIZES = [
@@ -42,13 +42,18 @@ def test_products_are_those_of_numpy(size, transposed, factors):
     wanted = alpha * wide[0] @ wide[1] + beta * out
     if not beta:
         out[:] = np.nan  # what was there may be anything
-    add_product(F(alpha), a, transposed[0], b, transposed[1], F(beta), out, np.empty(b.size, dtype=F))
+    add_product(
+        F(alpha), a, transposed[0], b, transposed[1], F(beta), out, np.empty(b.size, dtype=F)
+    )
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 8), (24, 16), (5, 30), (33, 70)], ids=str)
 def test_transposing_moves_every_number(shape):
-    values, found = np.arange(np.prod(shape)).reshape(shape).astype(F), np.empty(shape[::-1], dtype=F)
+    values, found = (
+        np.arange(np.prod(shape)).reshape(shape).astype(F),
+        np.empty(shape[::-1], dtype=F),
+    )
     transpose(values, found)
     assert np.array_equal(found, values.T)
 
@@ -63,7 +68,9 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("code", FUNCTIONS)
 def test_activations_are_within_two_units_in_the_last_place(code):
-    values = np.concatenate([np.linspace(-20, 20, 9001), np.linspace(-1e-3, 1e-3, 1001), [-300.0, 300.0]]).astype(F)
+    values = np.concatenate(
+        [np.linspace(-20, 20, 9001), np.linspace(-1e-3, 1e-3, 1001), [-300.0, 300.0]]
+    ).astype(F)
     found = values.copy().reshape(3, -1) if values.size % 3 == 0 else values.copy().reshape(1, -1)
     activations.activate(found, code)
     function, derivative = FUNCTIONS[code]
@@ -102,18 +109,31 @@ def test_dense_sums_leave_out_clients_of_share_zero():
 @pytest.mark.parametrize("order", [1, 2])
 def test_powers_of_changes(order):
     random = np.random.default_rng(0)
-    start, values = random.normal(size=700).astype(F), random.normal(size=(3, 2, 700)).astype(F)[:, 1]
+    start, values = (
+        random.normal(size=700).astype(F),
+        random.normal(size=(3, 2, 700)).astype(F)[:, 1],
+    )
     np.testing.assert_allclose(
-        powers(start, values, order), (np.abs(values - start).astype(float) ** order).sum(1), rtol=1e-12
+        powers(start, values, order),
+        (np.abs(values - start).astype(float) ** order).sum(1),
+        rtol=1e-12,
     )
 
 
 def test_row_sums_give_each_item_a_slot():
     random = np.random.default_rng(0)
     start, values = random.normal(size=(9, 3)).astype(F), random.normal(size=(3, 2, 3)).astype(F)
-    touched, counts, shares = np.array([[4, 7], [7, 0], [1, 2]]), np.array([2, 1, 2]), np.array([1.0, 2.0, 0.0])
+    touched, counts, shares = (
+        np.array([[4, 7], [7, 0], [1, 2]]),
+        np.array([2, 1, 2]),
+        np.array([1.0, 2.0, 0.0]),
+    )
     totals, slots, rows = np.zeros((5, 3)), np.full(9, -1), np.zeros(5, dtype=np.int64)
     used = add_rows(totals, slots, rows, 0, start, touched, counts, values, shares)
-    assert used == 2 and rows[:2].tolist() == [4, 7] and np.flatnonzero(slots >= 0).tolist() == [4, 7]
+    assert (
+        used == 2 and rows[:2].tolist() == [4, 7] and np.flatnonzero(slots >= 0).tolist() == [4, 7]
+    )
     seventh = values[0, 1].astype(float) - start[7] + 2 * (values[1, 0].astype(float) - start[7])
-    np.testing.assert_allclose(totals[:2], [values[0, 0].astype(float) - start[4], seventh], rtol=1e-12)
+    np.testing.assert_allclose(
+        totals[:2], [values[0, 0].astype(float) - start[4], seventh], rtol=1e-12
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel against autograd in float64: every activation, depth, loss, kind of input, and late parameters."""
+"""The kernel against autograd in float64: every activation, depth, loss, kind of input, and late
+parameters."""
 
 from __future__ import annotations
 
@@ -13,16 +14,23 @@ from torch.nn import functional as F
 
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.declaration import ItemFeature, KernelModel, Layer
 from fedrec.cohort.kernel.training import train_block
 from fedrec.cohort.sgd import SgdSettings
+from fedrec.nn.declaration import ItemFeature, KernelModel, Layer
 
 ITEMS, WIDTH = 40, 6
 GENRES = np.where(
-    np.random.default_rng(0).random((ITEMS, 3)) < 0.6, np.random.default_rng(1).integers(5, size=(ITEMS, 3)), -1
+    np.random.default_rng(0).random((ITEMS, 3)) < 0.6,
+    np.random.default_rng(1).integers(5, size=(ITEMS, 3)),
+    -1,
 )
 ERAS = np.random.default_rng(2).integers(4, size=(ITEMS, 1))
-ACTIVATIONS = {"identity": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+ACTIVATIONS = {
+    "identity": lambda x: x,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
 
 
 def model_of(hidden=(8, 5), activation="relu", loss="logistic", **changes):
@@ -31,7 +39,14 @@ def model_of(hidden=(8, 5), activation="relu", loss="logistic", **changes):
     layers = tuple(Layer(f"w{place}", f"b{place}") for place in range(len(widths) - 1))
     features = ItemFeature("genres", GENRES), ItemFeature("eras", ERAS)
     given = KernelModel(
-        layers, activation, loss, ("gender", "age"), "items", features, item_bias="item.bias", offsets=("offset",)
+        layers,
+        activation,
+        loss,
+        ("gender", "age"),
+        "items",
+        features,
+        item_bias="item.bias",
+        offsets=("offset",),
     )
     return dataclasses.replace(given, **changes), widths
 
@@ -48,8 +63,12 @@ def start_of(widths, seed=0, scale=0.5):
     shapes |= {"item.bias": (ITEMS, 1), "offset": (1,)}
     for place, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
         shapes |= {f"w{place}": (inputs, outputs), f"b{place}": (outputs,)}
-    scales = {name: shape[0] ** -0.5 if name.startswith("w") else scale for name, shape in shapes.items()}
-    return {name: torch.randn(shape, generator=random) * scales[name] for name, shape in shapes.items()}
+    scales = {
+        name: shape[0] ** -0.5 if name.startswith("w") else scale for name, shape in shapes.items()
+    }
+    return {
+        name: torch.randn(shape, generator=random) * scales[name] for name, shape in shapes.items()
+    }
 
 
 def clients_of(counts=(23, 8, 1, 0), epochs=3, batch=8, seed=3):
@@ -68,7 +87,9 @@ def clients_of(counts=(23, 8, 1, 0), epochs=3, batch=8, seed=3):
 
 def mean_of(table, codes):
     real = codes >= 0
-    return (table[codes.clamp(min=0)] * real.unsqueeze(-1)).sum(-2) / real.sum(-1, keepdim=True).clamp(min=1)
+    return (table[codes.clamp(min=0)] * real.unsqueeze(-1)).sum(-2) / real.sum(
+        -1, keepdim=True
+    ).clamp(min=1)
 
 
 def predicted(model, p, user, items):
@@ -79,7 +100,10 @@ def predicted(model, p, user, items):
     ]
     if model.item_table:
         parts.append(p[model.item_table][items])
-    parts += [mean_of(p[feature.table], torch.from_numpy(feature.codes)[items]) for feature in model.item_features]
+    parts += [
+        mean_of(p[feature.table], torch.from_numpy(feature.codes)[items])
+        for feature in model.item_features
+    ]
     hidden = torch.cat(parts, 1)
     for place, layer in enumerate(model.layers):
         hidden = ACTIVATIONS[model.activation](hidden) if place else hidden
@@ -103,7 +127,9 @@ def by_autograd(model, start, user, batches, sgd):
         outputs = predicted(model, p, user, items)
         measure = F.binary_cross_entropy_with_logits if model.loss == "logistic" else F.mse_loss
         loss = measure(outputs, labels)
-        found = torch.autograd.grad(loss, list(p.values()), allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            loss, list(p.values()), allow_unused=True, materialize_grads=True
+        )
         losses.append(loss.item())
         with torch.no_grad():
             for (name, value), gradient in zip(p.items(), found, strict=True):
@@ -113,7 +139,8 @@ def by_autograd(model, start, user, batches, sgd):
 
 
 def check(model, start, sgd=None, clients=None, own=None):
-    """Every client's update within rounding of autograd's, its loss too; gives the trained block."""
+    """Every client's update within rounding of autograd's, its loss too; gives the trained
+    block."""
     sgd, (users, batches) = sgd or SgdSettings(0.3), clients or clients_of()
     block = Block.of(users, batches, torch.device("cpu"))
     before = {name: value.clone() for name, value in start.items()}
@@ -125,10 +152,17 @@ def check(model, start, sgd=None, clients=None, own=None):
         wanted, loss = by_autograd(model, begin, user, own_batches, sgd)
         got = trained.parameters_of(place)
         for name, value in wanted.items():
-            update, exact = got[name][0].double() - begin[name].double(), value - begin[name].double()
+            update, exact = (
+                got[name][0].double() - begin[name].double(),
+                value - begin[name].double(),
+            )
             scale = max(float(begin[name].abs().max()), float(exact.abs().max()))
             np.testing.assert_allclose(
-                update.numpy(), exact.numpy(), rtol=1e-4, atol=4e-6 * scale, err_msg=f"{name} of {place}"
+                update.numpy(),
+                exact.numpy(),
+                rtol=1e-4,
+                atol=4e-6 * scale,
+                err_msg=f"{name} of {place}",
             )
             moved = max(moved, float(exact.abs().max()))
         np.testing.assert_allclose(trained.losses()[place], loss, rtol=1e-5)
@@ -159,10 +193,16 @@ def test_wide_layers_and_batches():
 def test_late_parameters_and_rates(late, epochs):
     model, widths = model_of(activation="tanh")
     rates = {"items": 3.0, "age": 0.0, "w1": 0.5, "b0": 2.0, "item.bias": 4.0}
-    check(model, start_of(widths), SgdSettings(0.2, rates=rates, late=frozenset(late), late_epochs=epochs))
+    check(
+        model,
+        start_of(widths),
+        SgdSettings(0.2, rates=rates, late=frozenset(late), late_epochs=epochs),
+    )
 
 
-@pytest.mark.parametrize("still", ["items", "genres", "gender", "w0", "w1", "b0", "b2", "item.bias", "offset"])
+@pytest.mark.parametrize(
+    "still", ["items", "genres", "gender", "w0", "w1", "b0", "b2", "item.bias", "offset"]
+)
 def test_a_rate_of_zero_keeps_a_parameter(still):
     model, widths = model_of()
     start = start_of(widths)
@@ -171,15 +211,23 @@ def test_a_rate_of_zero_keeps_a_parameter(still):
 
 
 def test_without_features_bias_and_offset():
-    model, _ = model_of((5,), "sigmoid", user_tables=(), item_features=(), item_bias=None, offsets=())
-    start = {name: value for name, value in start_of([WIDTH, 5, 1]).items() if name in (*model.dense, "items")}
+    model, _ = model_of(
+        (5,), "sigmoid", user_tables=(), item_features=(), item_bias=None, offsets=()
+    )
+    start = {
+        name: value
+        for name, value in start_of([WIDTH, 5, 1]).items()
+        if name in (*model.dense, "items")
+    }
     users, batches = clients_of()
     check(model, start, clients=([()] * len(users), batches))
 
 
 def test_items_by_features_alone():
     model, _ = model_of((5,), user_tables=("gender",), item_table=None, item_bias=None)
-    start = {name: value for name, value in start_of([3 * WIDTH, 5, 1]).items() if name in model.dense}
+    start = {
+        name: value for name, value in start_of([3 * WIDTH, 5, 1]).items() if name in model.dense
+    }
     users, batches = clients_of()
     check(model, start, clients=([user[:1] for user in users], batches))
 
@@ -188,22 +236,33 @@ def test_items_by_features_alone():
 def test_factorization_with_factors_of_the_clients_own(loss):
     """q_i . p_u + b_i + b_u + b, where p_u and b_u are each client's own."""
     model = KernelModel(
-        (Layer("p"),), "identity", loss, item_table="q", item_bias="item.bias", offsets=("user.bias", "b")
+        (Layer("p"),),
+        "identity",
+        loss,
+        item_table="q",
+        item_bias="item.bias",
+        offsets=("user.bias", "b"),
     )
     random = torch.Generator().manual_seed(0)
     shapes = {"p": (5,), "q": (ITEMS, 5), "item.bias": (ITEMS, 1), "user.bias": (1,), "b": (1,)}
     start = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
     users, batches = clients_of()
-    own = {"p": torch.randn(4, 5, generator=random), "user.bias": torch.randn(4, 1, generator=random)}
+    own = {
+        "p": torch.randn(4, 5, generator=random),
+        "user.bias": torch.randn(4, 1, generator=random),
+    }
     check(model, start, SgdSettings(0.05, late=frozenset({"q"})), ([()] * len(users), batches), own)
 
 
 def test_one_step_of_a_factorization_by_hand():
-    """p = (1, 2), q = (3, 1), r = 4: the error is 3 + 2 - 4 = 1, so p moves by -.1 * 2 * q and q by -.1 * 2 * p."""
+    """p = (1, 2), q = (3, 1), r = 4: the error is 3 + 2 - 4 = 1, so p moves by -.1 * 2 * q and q by
+    -.1 * 2 * p."""
     model = KernelModel((Layer("p"),), "identity", "squared", item_table="q")
     start = {"p": torch.tensor([1.0, 2.0]), "q": torch.tensor([[9.0, 9.0], [3.0, 1.0]])}
     batches = Batches.cut([(np.array([1]), np.array([4.0], dtype=np.float32))], 1)
-    trained = train_block(model, start, Block.of([()], [batches], torch.device("cpu")), SgdSettings(0.1))
+    trained = train_block(
+        model, start, Block.of([()], [batches], torch.device("cpu")), SgdSettings(0.1)
+    )
     own = trained.parameters_of(0)
     torch.testing.assert_close(own["p"][0], torch.tensor([1 - 0.6, 2 - 0.2]))
     torch.testing.assert_close(own["q"][0], torch.tensor([[9.0, 9.0], [3 - 0.2, 1 - 0.4]]))
@@ -216,10 +275,17 @@ def test_what_diverges_is_no_number_and_stays_with_its_client():
     users, batches = clients_of((9, 9))
     batches[0].labels[0, 0] = np.inf
     start = start_of(widths)
-    both = train_block(model, start, Block.of(users, batches, torch.device("cpu")), SgdSettings(0.02))
-    alone = train_block(model, start, Block.of(users[1:], batches[1:], torch.device("cpu")), SgdSettings(0.02))
+    both = train_block(
+        model, start, Block.of(users, batches, torch.device("cpu")), SgdSettings(0.02)
+    )
+    alone = train_block(
+        model, start, Block.of(users[1:], batches[1:], torch.device("cpu")), SgdSettings(0.02)
+    )
     assert not both.parameters_of(0)["b0"].isfinite().all()
-    assert all(torch.equal(both.parameters_of(1)[name], value) for name, value in alone.parameters_of(0).items())
+    assert all(
+        torch.equal(both.parameters_of(1)[name], value)
+        for name, value in alone.parameters_of(0).items()
+    )
 
 
 def without(start, name):
@@ -248,5 +314,8 @@ def test_what_does_not_fit_is_refused_and_not_looked_at(case):
     users, batches = clients_of()
     with pytest.raises(ValueError, match="Expected"):
         train_block(
-            model, MISFITS[case](start_of(widths)), Block.of(users, batches, torch.device("cpu")), SgdSettings(0.1)
+            model,
+            MISFITS[case](start_of(widths)),
+            Block.of(users, batches, torch.device("cpu")),
+            SgdSettings(0.1),
         )

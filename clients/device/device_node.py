@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node of a deployment: its own users' data, and what it refuses whatever the server asks.
+
+The server decides the experiment, and the node what of it it does: its data are the file that its
+owner named, never the experiment's `[dataset]`; it trains its own users only, and each no more
+often than its owner allows; noise that it adds comes from the operating system, as the server knows
+the experiment's seed; it tells nobody which groups its users belong to; and of experiments and
+orders it takes what `clients.device.policy` lets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+
+from clients.device.own_data import OwnPopulation, own_population
+from clients.device.policy import Policy, experiment_of, has_own_noise, run_key
+from clients.hosting.node import Node
+from clients.storage.participation import Participation
+from clients.storage.private_state import PrivateState
+from clients.storage.session_secrets import SessionSecrets
+from clients.storage.uploads import UploadLedger
+from fedrec.errors import ClientError, RefusalError
+from fedrec.experiment.phases import phase_at, step_table
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
+from fedrec.privacy.mechanisms import Source, source_of
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.secure.identity import CERTIFICATE, KEY, Identity
+
+
+class DeviceNode(Node):
+    """A node with its own data.
+
+    Args:
+        experiment: the resolved experiment.
+        run: what private state of this run is kept under.
+        state: folder of what is kept; readable by its owner only.
+        data: CSV file of the users.
+        catalogue: the operator's catalogue.
+        place: the node's place among the nodes; None for a random one of its own.
+        numbers: whether the names in the file are the users' numbers; then they are not secret.
+        policy: what its owner allows; default: what an owner who says nothing does.
+        join: folder that it joined with, for its identity; None: it takes part in no secure
+            aggregation.
+
+    Raises:
+        RefusalError: the node does not take part in the experiment.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        run: str,
+        *,
+        state: Path,
+        data: Path,
+        catalogue: Path,
+        place: int | None = None,
+        numbers: bool = False,
+        policy: Policy | None = None,
+        join: Path | None = None,
+    ) -> None:
+        self.policy = policy or Policy()
+        self.phases = self.policy.accepted(experiment)
+        self.memory = Participation(state / "node.sqlite")
+        if not self.memory.accept(run, experiment.digest()):
+            raise RefusalError(
+                "the run is of another experiment",
+                expected="the one that it began with",
+                got=f"run {run} with another",
+                fix="start a new run",
+            )
+        super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
+        self.run, self.data, self.catalogue, self.named_by_number = run, data, catalogue, numbers
+        self.private = PrivateState(state / "private" / f"{run}.sqlite")
+        self.uploads = UploadLedger(state / "private" / f"uploads-{run}.sqlite")
+        self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
+        self.least_nodes, self.least_clients = self.policy.least_nodes, 1
+        if experiment.secure_aggregation:
+            self.identity = _identity(join)
+
+    @property
+    def steps(self) -> list[Section]:
+        own = step_table(self.experiment.step)
+        others = [
+            Section.model_validate(phase.step) for phase in self.phases if not phase.has_step(own)
+        ]
+        return [self.experiment.step, *others]
+
+    @cached_property
+    def population(self) -> OwnPopulation:
+        return own_population(self.experiment, self.data, self.catalogue, self._numbers)
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        return self.population.training_clients
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        return self.population.evaluated_clients(self.experiment.evaluation.held_out)
+
+    @property
+    def work(self) -> np.ndarray | None:
+        return None
+
+    @property
+    def paths(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def memory_mib(self) -> float:
+        return 0.0
+
+    @cached_property
+    def noise(self) -> Source:
+        return source_of("secure", self.experiment.seed)
+
+    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
+        self.policy.check_train(self.experiment, self.phases, order, names)
+
+    def check_evaluate(self, order: EvaluateOrder) -> None:
+        self.policy.check_evaluate(self.experiment, order)
+
+    def accept(self, order: TrainOrder) -> TrainOrder:
+        """The order with those of its clients who live here and may still take part; their part is
+        written down.
+
+        Nobody takes part twice in an order. Where clients add noise themselves, they upload no more
+        often than the experiment has rounds: noise is fresh each time, and a server that asks for a
+        round again and again would average it out.
+        """
+        asked = (
+            self.training if order.clients is None else np.intersect1d(order.clients, self.training)
+        )
+        noisy = order.protection is not None and order.protection.noise_scale > 0
+        noisy |= has_own_noise(phase_at(self.phases, order.round))
+        limits = self.policy.most_rounds, self.experiment.rounds if noisy else None
+        return replace(
+            order,
+            clients=self.memory.spend(
+                self.run, order.round, asked, _rho(order.protection), *limits
+            ),
+        )
+
+    def refuse_generated(self) -> None:
+        raise RefusalError(
+            "parameters that the server generates for each client are not available on real"
+            " clients",
+            expected="a strategy that sends all clients the same parameters",
+            got=(
+                "a question for the items that clients train on, or are tested on: those are their"
+                " data"
+            ),
+            fix="run the experiment as a simulation",
+        )
+
+    def hosted(self, clients: np.ndarray | None) -> np.ndarray:
+        own = self.evaluated if clients is None else np.intersect1d(clients, self.evaluated)
+        return self.memory.evaluate(own, self.policy.most_evaluations)
+
+    def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
+
+    def _numbers(self, names: list[str]) -> np.ndarray:
+        if not self.named_by_number:
+            return self.memory.numbers(names)
+        if not all(name.isdigit() and int(name) < 2**62 for name in names):
+            raise ClientError(
+                "a user's name is no number",
+                expected="whole numbers",
+                fix="leave out numbers = true",
+            )
+        return np.array([int(name) for name in names], dtype=np.int64)
+
+
+def _identity(join: Path | None) -> Identity:
+    found = None if join is None else Identity.read(join)
+    if found is None:
+        raise RefusalError(
+            "this node cannot prove itself to other nodes",
+            expected=(
+                f"{KEY} and {CERTIFICATE} in the folder that it joined with, for secure aggregation"
+            ),
+            fix=(
+                "the operator makes what an older version did not: fedrec deploy add-nodes"
+                " DEPLOYMENT 0, and hands both files over"
+            ),
+        )
+    return found
+
+
+def _rho(protection: Protection | None) -> float:
+    """What a client's own Gaussian noise costs in a round, as zero-concentrated DP (Bun and Steinke
+    2016, 1.6)."""
+    if protection is None or protection.noise_scale <= 0 or protection.mechanism != "gaussian":
+        return 0.0
+    return 0.5 * (protection.clip_norm / protection.noise_scale) ** 2
+
+
+@lru_cache(maxsize=8)
+def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> DeviceNode:
+    """The node that a node configuration describes; made once per process."""
+    table = dict(settings)
+    place = table.get("partition-id")
+    return DeviceNode(
+        Experiment.model_validate_json(experiment),
+        run,
+        state=Path(str(table["private-dir"])),
+        data=Path(str(table["data"])),
+        catalogue=Path(str(table["catalogue"])),
+        place=None if place is None else int(str(place)),
+        numbers=bool(table.get("numbers", False)),
+        policy=Policy.of(table),
+        join=None if "join" not in table else Path(str(table["join"])),
+    )
+
+
+def device_node_of(context: Context) -> DeviceNode:
+    """The node that the context of a real node describes.
+
+    Raises:
+        RefusalError: it has no data, or does not take part in the run.
+    """
+    config = dict(context.node_config)
+    if "data" not in config:
+        raise RefusalError(
+            "this node has no data",
+            expected="a file of its owner's",
+            fix="its owner gives --data FILE",
+        )
+    experiment = experiment_of(context.run_config).model_dump_json()
+    return own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))

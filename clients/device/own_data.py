@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's own data: a CSV file of one or more users, seen as clients under numbers that say
+nothing of them.
+
+Columns: `user`, `item`; `rating` and `time` where the catalogue has them; one column per user
+feature (several values apart by `|`), or none; and, if someone has split the data already, `part`:
+`train`, `tune` (what a test user's device may learn from), `validation` or `test`. Without it the
+experiment's split divides the node's own rows.
+
+Interactions with items outside the catalogue are left out. Nothing here is ever sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fedrec.components import registry
+from fedrec.data.catalogue import Catalogue
+from fedrec.data.client_data import ClientData, HeldOut
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.files.tables import ids_of, numbers_of, read_columns, table_columns, times_of
+from fedrec.data.interactions import Interactions
+from fedrec.data.population import Population
+from fedrec.data.split import Partition
+from fedrec.errors import DataError
+from fedrec.experiment.schema import Experiment
+
+log = logging.getLogger("fedrec")
+PARTS = ("train", "tune", "validation", "test")
+SEVERAL = "|"
+
+
+class OwnPopulation(Population):
+    """The users of a node, under the numbers by which the server knows them.
+
+    Args:
+        interactions: their interactions; users in this order.
+        partition: what is learned from and what is held out, by place of the user.
+        numbers: `int64 [users]`, ascending: each user's number.
+    """
+
+    def __init__(
+        self,
+        interactions: Interactions,
+        partition: Partition,
+        numbers: np.ndarray,
+        *,
+        task: Literal["ranking", "rating"],
+        positive_above: float | None,
+    ) -> None:
+        super().__init__(interactions, partition, task=task, positive_above=positive_above)
+        self.numbers = numbers
+
+    @property
+    def training_clients(self) -> np.ndarray:
+        return self.numbers[self.partition.training_clients]
+
+    def clients(self, clients: np.ndarray) -> list[ClientData]:
+        found = zip(super().clients(self._places(clients)), clients.tolist(), strict=True)
+        return [replace(data, client=number) for data, number in found]
+
+    def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
+        return super().feature_codes(self._places(clients))
+
+    def known_counts(self, clients: np.ndarray) -> np.ndarray:
+        return super().known_counts(self._places(clients))
+
+    def learned_counts(self, clients: np.ndarray) -> np.ndarray:
+        return super().learned_counts(self._places(clients))
+
+    def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return super().liked(self._places(clients))
+
+    def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
+        return super().histories(self._places(clients), rated)
+
+    def whole_history(self, clients: np.ndarray) -> np.ndarray:
+        return super().whole_history(self._places(clients))
+
+    def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        users, items, ratings = super().rated(self._places(clients))
+        return self.numbers[users], items, ratings
+
+    def held_out_rated(
+        self, clients: np.ndarray, held_out: Literal["test", "validation"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        users, items, ratings = super().held_out_rated(self._places(clients), held_out)
+        return self.numbers[users], items, ratings
+
+    def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
+        return self.numbers[super().evaluated_clients(held_out)]
+
+    def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
+        return super().held_out(self._places(clients), held_out)
+
+    def held_out_ratings(
+        self, client: int, held_out: Literal["test", "validation"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return super().held_out_ratings(int(self._places(np.array([client]))[0]), held_out)
+
+    def hosts(self, clients: np.ndarray) -> np.ndarray:
+        """`bool [clients]`: which of some numbers are users of this node."""
+        return np.isin(clients, self.numbers)
+
+    def _places(self, clients: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.numbers, clients)
+
+
+def own_population(
+    experiment: Experiment,
+    data: Path,
+    catalogue: Path,
+    numbers_of_users: Callable[[list[str]], np.ndarray],
+) -> OwnPopulation:
+    """Read a node's data as the population of an experiment; the experiment's `[dataset]` is not
+    looked at.
+
+    Args:
+        experiment: the experiment.
+        data: the CSV file.
+        catalogue: the operator's catalogue.
+        numbers_of_users: gives `int64` numbers for the users' names, the same ones each time.
+
+    Raises:
+        DataError: a file is missing or malformed, or no user has anything to learn from.
+    """
+    interactions, names, part = read_own(data, catalogue)
+    numbers = numbers_of_users(names)
+    order = np.argsort(numbers)  # clients are trained in the order of their numbers
+    interactions = _reordered(interactions, order)
+    if part is None:
+        split_class = registry.resolve(registry.SPLIT, experiment.split.name)
+        partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(
+            interactions
+        )
+    else:
+        partition = _partition(interactions, part)
+    return OwnPopulation(
+        interactions,
+        partition,
+        numbers[order],
+        task=experiment.task,
+        positive_above=experiment.positive_above,
+    )
+
+
+def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:
+    """Interactions of a node's users, the users' names, and the part of each row if the file says
+    it.
+
+    Kept in this process until one of the files changes.
+
+    Raises:
+        DataError: see `own_population`.
+    """
+    return _read_own(data, catalogue, _version(data), _version(catalogue))
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None  # reading it says what is wrong
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@lru_cache(maxsize=2)
+def _read_own(
+    data: Path, catalogue: Path, *_: object
+) -> tuple[Interactions, list[str], np.ndarray | None]:
+    known = Catalogue.read(catalogue)
+    present = table_columns(data, separator=",")
+    numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
+    features = [name for name, _ in known.user_features if name in present]
+    wanted = ["user", "item", *numeric, *features, *(["part"] if "part" in present else [])]
+    frame = read_columns(data, dict.fromkeys(wanted, "--data"), separator=",", inferred=numeric)
+    items = pd.Index(known.item_ids).get_indexer(pd.Index(ids_of(frame["item"], data).astype(str)))
+    kept = items >= 0
+    if not kept.all():
+        log.warning(
+            "%d interactions with items outside the catalogue are left out", int((~kept).sum())
+        )
+    if not kept.any():
+        raise DataError(
+            f"{data} has no item of the catalogue",
+            expected="items of the catalogue",
+            got="none of them",
+        )
+    column = {
+        name: pd.Series(values[kept]).reset_index(drop=True) for name, values in frame.items()
+    }
+    codes, names = pd.factorize(column["user"].astype(str), sort=True)
+    interactions = Interactions(
+        name="own data",
+        users=codes,
+        items=items[kept],
+        user_ids=np.arange(len(names)),
+        item_ids=known.item_ids.copy(),
+        user_features=_user_features(known, column, codes, len(names)),
+        item_features=known.item_features,
+        ratings=numbers_of(column["rating"], data) if known.rated else None,
+        times=times_of(column["time"], data) if known.timed else None,
+    )
+    return interactions, [str(name) for name in names], _parts(column, data)
+
+
+def _parts(column: dict[str, pd.Series], data: Path) -> np.ndarray | None:
+    if "part" not in column:
+        return None
+    part = column["part"].astype(str).to_numpy()
+    wrong = sorted(set(part.tolist()) - set(PARTS))
+    if wrong:
+        raise DataError(
+            f"{data}: a row is in no part", expected=", ".join(PARTS), got=repr(wrong[0])
+        )
+    return part
+
+
+def _partition(interactions: Interactions, part: np.ndarray) -> Partition:
+    return Partition(
+        training_clients=np.unique(interactions.users[part == "train"]),
+        train_rows=np.flatnonzero((part == "train") | (part == "tune")),
+        validation_rows=np.flatnonzero(part == "validation"),
+        test_rows=np.flatnonzero(part == "test"),
+    )
+
+
+def _user_features(
+    known: Catalogue, column: dict[str, pd.Series], codes: np.ndarray, users: int
+) -> FeatureTable:
+    first = np.full(users, -1, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    features = []
+    for name, categories in known.user_features:
+        labels = (
+            column[name].fillna("").astype(str).to_numpy()[first]
+            if name in column
+            else np.full(users, "")
+        )
+        place = {category: code for code, category in enumerate(categories)}
+        own = [
+            [place[label] for label in str(text).split(SEVERAL) if label in place]
+            for text in labels
+        ]
+        offsets = np.concatenate([[0], np.cumsum([len(codes_) for codes_ in own])]).astype(np.int64)
+        flat = np.array([code for codes_ in own for code in codes_], dtype=np.int64)
+        features.append(Feature(name, categories, offsets, flat))
+    return FeatureTable(users, tuple(features))
+
+
+def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
+    """The same interactions with the users in another order."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    features = tuple(_rows(feature, order) for feature in interactions.user_features.features)
+    table = FeatureTable(len(order), features)
+    return replace(interactions, users=place[interactions.users], user_features=table)
+
+
+def _rows(feature: Feature, order: np.ndarray) -> Feature:
+    parts = [
+        feature.codes[feature.offsets[row] : feature.offsets[row + 1]] for row in order.tolist()
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    return Feature(
+        feature.name, feature.categories, offsets, np.concatenate(parts) if parts else feature.codes
+    )

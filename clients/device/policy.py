@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node does for its server, decided before anything of an experiment or an order is
+imported, opened or trained.
+
+The server writes the experiment. The node's owner decides by a few settings which experiments the
+node takes part in; from then on an order may say what the experiment says, and nothing else: its
+phase's step, its protection or more, its rounds. Nothing names a file of the node. Every refusal
+tells only what the server has said itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import Field
+
+from clients.device.agreed_protection import refuse_less_protection
+from fedrec.components import registry
+from fedrec.config import Config
+from fedrec.errors import ExperimentError, RefusalError
+from fedrec.experiment.loading import from_run_config
+from fedrec.experiment.phases import Phase, phase_at, phases_of, step_table
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings, sections_within
+from fedrec.privacy.personal.noise import PersonalNoise
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+
+RUN_KEY = re.compile("[0-9a-f]{16}")
+"""What a run goes by on a node; it is part of the names of files."""
+_OURS = ("fedrec", "clients")
+_FLOWERS = "flwr.serverapp.strategy:"
+
+
+class Policy(Config):
+    """What a node's owner decides; keys of `node.toml` and of `fedrec client --set`."""
+
+    most_rounds: int | None = Field(default=None, ge=0)
+    """Rounds that a user may take part in, over all runs; default: any number."""
+    most_evaluations: int = Field(default=10, ge=0)
+    """Evaluations of a user, over all runs: each tells the server how well parameters of its choice
+    fit the user."""
+    plugins: str = ""
+    """Packages beside fedrec's own whose components may run here, with commas between them."""
+    least_nodes: int = Field(default=0, ge=0)
+    """Nodes that a sum must have before its part of it leaves the node, by secure aggregation; 0:
+    its own may leave."""
+    least_noise: float = Field(default=0.0, ge=0)
+    """Noise that a user's device must add itself: its scale / clip norm. 0: none."""
+    opted_in: bool = False
+    """Whether its users take part in phases without noise that learn from volunteers alone."""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The policy in a node's settings, which have others beside.
+
+        Raises:
+            ExperimentError: a value is wrong.
+        """
+        return cls.parse({key: settings[key] for key in set(cls.keys()) & set(settings)}, at="node")
+
+    def accepted(self, experiment: Experiment) -> tuple[Phase, ...]:
+        """The phases of an experiment that the node takes part in; its components may be resolved
+        from then on.
+
+        Raises:
+            RefusalError: the node does not take part in it.
+        """
+        self._examine("model", registry.MODEL, experiment.model)
+        self._examine("split", registry.SPLIT, experiment.split)
+        self._examine("step", registry.STEP, experiment.step)
+        self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
+        asked = self._runs(
+            registry.STRATEGY, experiment.strategy.name
+        )  # else it is the server's alone
+        if asked:
+            self._examine("strategy", registry.STRATEGY, experiment.strategy)
+        phases = phases_of(experiment, nested=asked)
+        if experiment.perturb is not None:
+            raise RefusalError(
+                "perturbation of profiles is not available on real clients yet",
+                expected="an experiment without [perturb]",
+                fix="run it as a simulation",
+            )
+        if self.least_nodes and not experiment.secure_aggregation:
+            raise RefusalError(
+                "this node gives no sum of its own",
+                expected=(
+                    f"secure-aggregation = true, with sums of at least {self.least_nodes} nodes"
+                ),
+                got="an experiment without secure aggregation",
+                fix="ask the operator for it, or start the client without least-nodes",
+            )
+        if any(phase.volunteers for phase in phases) and not self.opted_in:
+            raise RefusalError(
+                "the users of this node have not opted in",
+                expected=(
+                    "an experiment without a phase for volunteers, such as stage-one.clients ="
+                    " 'opted-in'"
+                ),
+                fix="whoever wants to take part in it starts the client with --set opted-in=true",
+            )
+        for phase in phases:
+            self._refuse_little_noise(experiment, phase)
+        return phases
+
+    def check_train(
+        self,
+        experiment: Experiment,
+        phases: Sequence[Phase],
+        order: TrainOrder,
+        names: Iterable[str],
+    ) -> None:
+        """Refuse a training order that is not one of the experiment's.
+
+        Args:
+            experiment: an accepted experiment.
+            phases: its phases.
+            order: the order.
+            names: of the parameters that came with it.
+
+        Raises:
+            RefusalError: its round, step or protection is another.
+        """
+        _refuse_round(order.round, 1, experiment.rounds)
+        phase = phase_at(phases, order.round)
+        if order.step is not None and not phase.has_step(order.step):
+            raise _no_step(order.step, f"that of phase {phase.name!r}")
+        _refuse_overrides(experiment, order.overrides or {})
+        refuse_less_protection(experiment, phases, phase, order, names)
+        told = order.protection
+        if (
+            self.least_noise
+            and told is not None
+            and told.noise_scale < self.least_noise * told.clip_norm
+        ):
+            raise self._too_little(f"{told.noise_scale / told.clip_norm:.4g}")
+
+    def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
+        """Refuse an evaluation that is not one of an accepted experiment's.
+
+        Raises:
+            RefusalError: its round or its step is another.
+        """
+        _refuse_round(order.round, 0, experiment.rounds)
+        own = step_table(experiment.fine_tune_step())
+        allowed = (Phase("evaluation", own), Phase("evaluation", {**own, "epochs": 0}))
+        if order.step is not None and not any(phase.has_step(order.step) for phase in allowed):
+            raise _no_step(order.step, "that of fine-tuning, or none")
+
+    def _examine(self, at: str, kind: registry.Kind, section: Section) -> None:
+        """Refuse a component from a package that the owner did not name, one with a file in its
+        settings, and those within it; none is imported before its name is looked at."""
+        if not self._runs(kind, section.name):
+            raise RefusalError(
+                f"this node does not run {section.name!r} ({at})",
+                expected="a component of fedrec, or of a package that its owner allows",
+                got=repr(section.name),
+                fix="its owner starts the client with --set plugins=PACKAGE",
+            )
+        config_class = getattr(registry.resolve(kind, section.name), "Config", None)
+        if config_class is None:
+            return
+        settings = config_class.parse(section.options, at=at)
+        for file in settings.files():
+            raise RefusalError(
+                f"a setting of {at} names a file",
+                expected=(
+                    "settings that mean the same on every machine; no server reads a node's files"
+                ),
+                got=repr(file),
+                fix="run it as a simulation, or choose another source",
+            )
+        for inner, within in sections_within(settings):
+            self._examine(f"{at}: {inner.name}", inner, within)
+
+    def _runs(self, kind: registry.Kind, name: str) -> bool:
+        """Whether a component may be imported."""
+        if ":" in name:
+            return _package(name) in (*self._packages, *_OURS) or name.startswith(_FLOWERS)
+        if name in registry.builtin_names(kind):
+            return True
+        place = registry.place_of(kind, name)
+        return place is not None and _package(place) in self._packages
+
+    @property
+    def _packages(self) -> list[str]:
+        return [part.strip() for part in self.plugins.split(",") if part.strip()]
+
+    def _refuse_little_noise(self, experiment: Experiment, phase: Phase) -> None:
+        step = component_settings(registry.STEP, Section.model_validate(phase.step))
+        own = step if isinstance(step, PersonalNoise) else None
+        if own is not None and own.noise == "reproducible":
+            raise RefusalError(
+                "noise from the experiment's seed hides nothing from the server",
+                expected="step.noise = 'secure'",
+                got="step.noise = 'reproducible'",
+                fix="--set step.noise=secure",
+            )
+        if not self.least_noise:
+            return
+        privacy = experiment.privacy
+        if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
+            return  # the scale stands in the orders
+        if own is None or own.mode != "sound" or _least_multiplier(own) < self.least_noise:
+            raise self._too_little("less, or noise of the server's")
+
+    def _too_little(self, got: str) -> RefusalError:
+        return RefusalError(
+            "the owner of this node wants more noise from its users' own devices",
+            expected=f"noise scale / clip norm of at least {self.least_noise:g} (least-noise)",
+            got=got,
+            fix="set privacy.placement = 'local' and more noise, or do without this node",
+        )
+
+
+def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
+    """The experiment of a run on a real node, which comes whole.
+
+    Raises:
+        RefusalError: there is none, or it is wrong.
+    """
+    if not run_config.get("resolved"):
+        raise RefusalError(
+            "there is no experiment", expected="a resolved experiment in the run configuration"
+        )
+    try:
+        return from_run_config({"resolved": run_config["resolved"]})
+    except (ExperimentError, ValueError, RecursionError) as error:
+        raise RefusalError("the experiment is none", got=str(error)[:500]) from None
+
+
+def run_key(run_config: Mapping[str, Any]) -> str:
+    """What a run goes by.
+
+    Raises:
+        RefusalError: it is no run key.
+    """
+    key = str(run_config.get("run", ""))
+    if RUN_KEY.fullmatch(key) is None:
+        raise RefusalError(
+            "the run has no run key", expected="16 hexadecimal digits", got=repr(key[:100])
+        )
+    return key
+
+
+def has_own_noise(phase: Phase) -> bool:
+    """Whether the step of a phase adds noise of each client's own."""
+    return isinstance(
+        component_settings(registry.STEP, Section.model_validate(phase.step)), PersonalNoise
+    )
+
+
+def _package(path: str) -> str:
+    return path.partition(":")[0].partition(".")[0]
+
+
+def _refuse_round(number: int, first: int, last: int) -> None:
+    if not first <= number <= last:
+        raise RefusalError(
+            "the order is for a round that the experiment does not have",
+            expected=f"a round from {first} to {last}",
+            got=str(number),
+        )
+
+
+def _refuse_overrides(experiment: Experiment, overrides: Mapping[str, float]) -> None:
+    """What some of Flower's strategies send beside."""
+    for key, value in overrides.items():
+        if not experiment.strategy.name.startswith(_FLOWERS) or not 0 <= value < math.inf:
+            raise RefusalError(
+                f"the order has a setting {key!r}",
+                expected="the experiment's own",
+                got=f"{value:g}",
+            )
+
+
+def _no_step(step: Mapping[str, Any], expected: str) -> RefusalError:
+    return RefusalError(
+        "the order's step is not a step of the experiment",
+        expected=expected,
+        got=json.dumps(step)[:300],
+        fix="start a run of its own for another step",
+    )
+
+
+def _least_multiplier(settings: PersonalNoise) -> float:
+    """Noise / clip norm of the most generous user."""
+    return settings.model_copy(update={"budgets": "equal"}).gradient_multiplier(0)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many clients are trained at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedrec.cohort.batches import Batches
+
+_ALL_TOGETHER = 16  # clients on a processor; more no longer fit its cache, and run slower
+_ONE_BY_ONE = 32  # the same in the kernel, which needs one client's parameters after the other
+_COPIES = 4  # of a client's parameters: values, gradients, momentum, and what autograd keeps
+
+
+def largest_block(device: torch.device, path: str) -> int | None:
+    """Clients per block at most; None: a GPU wants as many as its memory holds."""
+    if device.type != "cpu":
+        return None
+    return _ONE_BY_ONE if path == "kernel" else _ALL_TOGETHER
+
+
+def cut_blocks(
+    batches: Sequence[Batches],
+    parameters: Mapping[str, Tensor],
+    item_tables: Sequence[str],
+    *,
+    memory_gib: float,
+    largest: int | None,
+) -> Iterator[list[int]]:
+    """Sort clients by their number of steps, most first, and cut them into blocks of one width that
+    fit the memory.
+
+    Args:
+        batches: the batches of each client.
+        parameters: the global parameters.
+        item_tables: names of those that become compact.
+        memory_gib: GiB that one block may take.
+        largest: clients per block at most; None: as many as fit the memory.
+
+    Yields:
+        Places in `batches`; every place once. A block always has one client, whatever it takes.
+    """
+    width = [batch.items.shape[1] for batch in batches]
+    order = sorted(
+        range(len(batches)), key=lambda place: (-width[place], -len(batches[place].sizes), place)
+    )
+    budget = memory_gib * 2**30
+    dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
+    widths = sum(parameters[name].shape[1] for name in item_tables)
+    block: list[int] = []
+    taken = 0.0
+    for place in order:
+        rows = batches[place].references()[0].size
+        need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
+        if block and (
+            len(block) == largest or taken + need > budget or width[place] != width[block[0]]
+        ):
+            yield block
+            block, taken = [], 0.0
+        block.append(place)
+        taken += need
+    if block:
+        yield block

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node: which clients it hosts, and what it holds for them.
+
+A phone hosts one client; a simulation worker hosts thousands. Client c lives on node c mod n, so a
+client meets the same node in every round and its private state can stay there.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.hosting.block_size import cut_blocks, largest_block
+from clients.hosting.paths import PathName, TrainingPath, training_path
+from clients.hosting.step_checks import refuse_unmatched, tried
+from clients.step import Step
+from clients.storage.private_state import PrivateState
+from clients.storage.session_secrets import SessionSecrets
+from clients.storage.uploads import UploadLedger
+from fedrec.cohort.batches import Batches
+from fedrec.components import registry
+from fedrec.components.errors import blaming
+from fedrec.data.cache import KEPT
+from fedrec.data.population import Population
+from fedrec.device import products_in, resolve_device
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.metrics.groups import user_groups
+from fedrec.models.base import Model
+from fedrec.privacy.mechanisms import Source, source_of
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.rng import torch_stream
+from fedrec.secure.identity import Identity
+
+
+class Node:
+    """Everything a node needs to answer messages: clients, model, device, private state.
+
+    Args:
+        experiment: the resolved experiment.
+        partition: this node's place, in `[0, nodes)`.
+        nodes: number of nodes.
+        private: folder of the private state; None keeps none (parameters then cannot be private).
+    """
+
+    run = ""
+    """What the run goes by on real nodes."""
+    least_nodes = 0
+    """Nodes that a sum must have before its part of it leaves the node; 0: its own sum may leave
+    bare."""
+    least_clients = 0
+    """Clients that must take part in a masked sum."""
+    identity: Identity | None = None
+    """What it proves itself to other nodes with, and judges them by."""
+
+    def __init__(
+        self, experiment: Experiment, partition: int, nodes: int, private: Path | None
+    ) -> None:
+        self.experiment, self.partition, self.nodes = experiment, partition, nodes
+        self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
+        self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
+        self.session_secrets = SessionSecrets(
+            private / f"secure-{partition}.sqlite" if private else None
+        )
+        self.device = resolve_device(experiment.engine.device, experiment.engine.precision)
+        if experiment.engine.threads is not None:
+            torch.set_num_threads(
+                experiment.engine.threads
+            )  # so that nodes do not fight over cores
+
+    @property
+    def steps(self) -> list[Section]:
+        """Every local step that its clients may be ordered to take."""
+        return self.experiment.steps()
+
+    def path(self, step: Step) -> TrainingPath:
+        """How it trains the clients of a step."""
+        return training_path(step, self.model, self.experiment.engine)
+
+    def blocks(
+        self,
+        batches: Sequence[Batches],
+        parameters: Mapping[str, Tensor],
+        item_tables: Sequence[str],
+        path: PathName = "blocks",
+    ) -> Iterator[list[int]]:
+        """Which clients are trained at once, see `cut_blocks`: as many as this node's memory, or
+        cache, is made for."""
+        memory, largest = self.experiment.engine.memory_gib, largest_block(self.device, path)
+        return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
+
+    def products(self) -> AbstractContextManager[object]:
+        """Where clients train: matrix products are taken in the precision of the experiment."""
+        return products_in(self.experiment.engine.precision, self.device)
+
+    @cached_property
+    def population(self) -> Population:
+        """The clients' data; held once per process, whichever node asks."""
+        return KEPT.population(self.experiment)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model of the experiment."""
+        model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
+        with blaming(registry.MODEL.name, model_class, "when it was made"):
+            model = model_class(self.experiment.settings(registry.MODEL), self.population.schema())
+        return tried(model)
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        """`int64`, ascending: hosted clients that may be sampled for training."""
+        return self._hosted(self.population.training_clients)
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """`int64`, ascending: hosted clients that have held-out rows."""
+        return self._hosted(self.population.evaluated_clients(self.experiment.evaluation.held_out))
+
+    @property
+    def work(self) -> np.ndarray | None:
+        """`int64`, number of training rows of each client that it hosts for training, if others may
+        train them.
+
+        They may when nothing of a client stays on its node between rounds.
+        """
+        keeps = any(self.step(section).keeps for section in self.steps)
+        return None if keeps else self.population.learned_counts(self.training)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """How it trains the clients of each of the experiment's steps, by the step's name."""
+        return {section.name: str(self.path(self.step(section))) for section in self.steps}
+
+    @property
+    def memory_mib(self) -> float:
+        """Memory that this process has held at most, for the estimate of a simulation."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
+        """Refuse a training order with parameters of these names; one of a simulation does what it
+        is told.
+
+        Raises:
+            RefusalError: it is refused.
+        """
+
+    def check_evaluate(self, order: EvaluateOrder) -> None:
+        """Refuse an evaluation, likewise."""
+
+    def accept(self, order: TrainOrder) -> TrainOrder:
+        """The order as the node carries it out; one of a simulation does what it is told."""
+        return order
+
+    def refuse_generated(self) -> None:
+        """Refuse to say which items a client needs; nodes of a simulation say it."""
+
+    def hosted(self, clients: np.ndarray | None) -> np.ndarray:
+        """Those of some clients, or of all, whom it evaluates, ascending."""
+        return self.evaluated if clients is None else np.sort(clients)
+
+    def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        """`bool [clients]` per group of users, for means over groups."""
+        counts = self.population.known_counts(clients)
+        return user_groups(
+            self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below
+        )
+
+    def initial(self) -> dict[str, Tensor]:
+        """Fresh global parameters: the model's, and those that the experiment's steps train beside
+        them.
+
+        Raises:
+            ExperimentError: two steps train a parameter of one name and different shapes, or what
+                is to stay on the device is no parameter.
+        """
+        seed, model = (
+            self.experiment.seed,
+            self.model.initial(torch_stream(self.experiment.seed, "init")),
+        )
+        parameters = dict(model)
+        steps = [self.step(section) for section in self.steps]
+        for section, step in zip(self.steps, steps, strict=True):
+            added = step.added_parameters(model, torch_stream(seed, "init-added"))
+            for name, value in added.items():
+                if parameters.setdefault(name, value).shape != value.shape:
+                    raise ExperimentError(
+                        f"the experiment's steps disagree about parameter {name!r}",
+                        expected=f"the shape {tuple(parameters[name].shape)} in all of them",
+                        got=f"{tuple(value.shape)} in step {section.name!r}",
+                        fix="give the steps equal settings, such as `hidden`",
+                    )
+        for step in steps:
+            refuse_unmatched(step, list(parameters))
+        return parameters
+
+    @cached_property
+    def noise(self) -> Source:
+        """Where clients take noise from that they add themselves."""
+        privacy = self.experiment.privacy
+        return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)
+
+    def step(self, section: Section) -> Step:
+        """A local step by name and settings.
+
+        Raises:
+            ExperimentError: it clips its uploads itself, and products are to be rounded, which may
+                pass the clip norm.
+        """
+        step_class = registry.resolve(registry.STEP, section.name)
+        settings = component_settings(registry.STEP, section)
+        with blaming(registry.STEP.name, step_class, "when it was made"):
+            step: Step = step_class(settings, self.model, self.device)
+        if step.uploads is not None and self.experiment.engine.precision != "float32":
+            raise ExperimentError(
+                f"step {section.name!r} clips what it uploads, and rounding could take it beyond"
+                " the clip norm",
+                expected="engine.precision = 'float32'",
+                got=f"engine.precision = {self.experiment.engine.precision!r}",
+                fix="leave engine.precision out",
+            )
+        return step
+
+    def _hosted(self, clients: np.ndarray) -> np.ndarray:
+        return clients[clients % self.nodes == self.partition]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the three ways a node takes to train the clients of a step.
+
+- `kernel`: native code takes all steps of a client in one call, for models that declare what they
+  are.
+- `blocks`: many clients at once, by autograd over a leading cohort dimension.
+- `reference`: one client after the other, with full tables. All others are tested against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clients.step import CohortStep, GeneratedStep, Step
+from fedrec.components.errors import named
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import EngineConfig
+from fedrec.models.base import Model
+
+PathName = Literal["kernel", "blocks", "reference"]
+
+
+@dataclass(frozen=True)
+class TrainingPath:
+    """A way to train.
+
+    Attributes:
+        name: which.
+        reason: why it is not a faster one; empty if it is the fastest, or was asked for.
+    """
+
+    name: PathName
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})" if self.reason else self.name
+
+
+def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
+    """The fastest way that a step, a model and the engine's settings allow.
+
+    Steps that know one client at a time only, and item tables that stay on the device, take
+    `reference` whatever `engine.path` says.
+
+    Raises:
+        ExperimentError: `engine.path` is `kernel`, and the step trains in blocks but not in native
+            code.
+    """
+    if engine.path == "reference":
+        return TrainingPath("reference")
+    if isinstance(step, GeneratedStep):
+        return TrainingPath("blocks")
+    if not isinstance(step, CohortStep):
+        return TrainingPath("reference", f"step {type(step).__name__} trains one client at a time")
+    if step.private_names(list(model.item_tables)):
+        return TrainingPath("reference", "item tables are private")
+    if engine.path == "blocks":
+        return TrainingPath("blocks")
+    refusal = step.declared_refusal()
+    if refusal is None and engine.precision != "float32":
+        refusal = f"the kernel computes in float32, not in {engine.precision}"
+    if refusal is None:
+        return TrainingPath("kernel")
+    if engine.path == "kernel":
+        raise ExperimentError(
+            f"{named('step', step)} cannot be trained by the kernel",
+            expected="plain SGD on the CPU, in float32, with a model that declares a kernel",
+            got=refusal,
+            fix="leave out engine.path",
+        )
+    return TrainingPath("blocks", refusal)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of a step or a model in use, named with the file that they are in.
+
+Without protection a client whose update is not a number ends the round; under differential privacy
+it counts as a zero update (`clients.training.update_sum`), because what is released must not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.step import Step, Update
+from fedrec.cohort.outcome import Outcome
+from fedrec.cohort.results import Trained
+from fedrec.components import registry
+from fedrec.components.errors import (
+    Unchanged,
+    blaming,
+    finite,
+    named,
+    refuse_other_arrays,
+    refuse_wrong,
+)
+from fedrec.config import did_you_mean
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.models.base import HistoryModel, Model
+from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.sparse_update import SparseUpdate
+
+STEP = "step"
+
+
+def refuse_wrong_update(
+    step: Step, update: object, parameters: Mapping[str, Tensor], doing: str
+) -> None:
+    """Refuse an answer that is not an update of these parameters.
+
+    Raises:
+        ComponentError: it is not.
+    """
+    if not isinstance(update, Update):
+        refuse_wrong(STEP, step, doing, expected="a clients.step.Update", got=type(update).__name__)
+        return
+    refuse_other_arrays(
+        STEP, step, doing, update.delta, {name: tuple(v.shape) for name, v in parameters.items()}
+    )
+
+
+def refuse_wrong_block(
+    step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str
+) -> None:
+    """Refuse a trained block whose parameters have other shapes than they had.
+
+    Raises:
+        ComponentError: they have.
+    """
+    if not isinstance(trained, Trained):
+        if not isinstance(trained, Outcome):
+            expected = "a fedrec.cohort.results.Trained, or another Outcome"
+            refuse_wrong(STEP, step, doing, expected=expected, got=type(trained).__name__)
+        return
+    cohort, rows = len(trained.block), trained.block.touched.shape[1]
+    expected = {
+        name: (cohort, rows, *value.shape[1:])
+        if name in trained.item_tables
+        else (cohort, *value.shape)
+        for name, value in parameters.items()
+        if name in trained.values
+    }
+    refuse_other_arrays(STEP, step, doing, trained.values, expected)
+
+
+class Versions:
+    """Notices whether tensors were changed in place, at no cost; writes around torch go unseen.
+
+    Args:
+        tensors: the tensors that are only to be read.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._before = {name: value._version for name, value in tensors.items()}
+
+    def refuse(self, step: Step, doing: str) -> None:
+        """Refuse changed tensors.
+
+        Raises:
+            ComponentError: some were changed.
+        """
+        moved = [
+            name
+            for name, value in self._tensors.items()
+            if value._version != self._before.get(name)
+        ]
+        if moved:
+            shown = ", ".join(map(repr, moved))
+            refuse_wrong(
+                STEP,
+                step,
+                doing,
+                expected="the global parameters left as they are",
+                got=f"changed {shown}",
+            )
+
+
+def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
+    """Notices writes around torch too; for steps that are not ours, as it reads all parameters once
+    a round."""
+    return Unchanged({} if registry.ours(registry.STEP, type(step)) else arrays)
+
+
+def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
+    """Refuse sums that are not numbers.
+
+    Raises:
+        ClientError: they are not; names the step, its file and the clients.
+    """
+    for name, change in reply.total.items():
+        values = change.values if isinstance(change, SparseUpdate) else change
+        if not finite(values):
+            whose = (
+                f"client {clients[0]}" if len(clients) == 1 else f"some of {len(clients)} clients"
+            )
+            raise ClientError(
+                f"training diverged in round {round_}",
+                expected="finite updates",
+                got=f"NaN or infinity in {name!r} from {named(STEP, step)}, {whose}",
+                fix="lower step.learning-rate or strategy.server-lr, or fix that file; "
+                "the checkpoint of the round before is intact",
+            )
+
+
+def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
+    """Refuse a pattern of private parameters that fits none: what was meant to stay on the device
+    would be sent.
+
+    Raises:
+        ExperimentError: there is one.
+    """
+    for pattern in step.private_patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ExperimentError(
+                f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
+                expected="patterns of the model's parameters",
+                got=repr(pattern),
+                fix=did_you_mean(pattern, names),
+            )
+
+
+def tried(model: Model) -> Model:
+    """A model that is not ours, after one trial: initial parameters and a few predictions.
+
+    Raises:
+        ComponentError: shapes or numbers are wrong, or predicting changed the parameters.
+    """
+    if registry.ours(registry.MODEL, type(model)):
+        return model
+    kind, doing = "model", "in its trial"
+    with blaming(kind, model, doing):
+        initial = model.initial(torch.Generator().manual_seed(0))
+        wrong = not isinstance(initial, dict) or not initial
+        if wrong or not all(
+            isinstance(v, Tensor) and v.dtype == torch.float32 for v in initial.values()
+        ):
+            refuse_wrong(
+                kind,
+                model,
+                doing,
+                expected="float32 tensors by name from `initial`",
+                got=repr(initial)[:200],
+            )
+        for name, value in initial.items():
+            if not finite(value):
+                refuse_wrong(
+                    kind,
+                    model,
+                    doing,
+                    expected="finite initial parameters",
+                    got=f"others in {name!r}",
+                )
+        if isinstance(model, HistoryModel):
+            return model
+        both = {name: value.expand(2, *value.shape).clone() for name, value in initial.items()}
+        untouched = Unchanged(both, Tensor.clone)
+        users = tuple(torch.zeros(2, 1, dtype=torch.int64) for _ in model.schema.user_features)
+        items = torch.zeros(2, 3, dtype=torch.int64)
+        with torch.no_grad():
+            found = model.predict(both, users, items)
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if got != (2, 3):
+            refuse_wrong(
+                kind,
+                model,
+                doing,
+                expected="predictions [2, 3] for 3 items of 2 clients",
+                got=str(got),
+            )
+        if not finite(found):
+            refuse_wrong(kind, model, doing, expected="finite predictions", got="NaN or infinity")
+        untouched.refuse(kind, model, doing)
+    return model

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient descent on one client's parameters, in place: the reference that training in blocks is
+compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.step import StepConfig
+from fedrec.cohort.sgd import SgdSettings
+
+
+class DescentConfig(StepConfig):
+    """Settings of every step that goes down a gradient in batches."""
+
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size (alpha1 in PrivRec)."""
+    batch_size: int = Field(default=32, ge=1)
+    """Examples per gradient step; the last batch of an epoch may be smaller."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Heavy-ball momentum; starts at zero in every round."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 penalty added to the gradient."""
+    proximal_mu: float = Field(default=0.0, ge=0)
+    """Weight of FedProx's pull towards the global parameters; a server may also send it as
+    `proximal-mu`."""
+
+    def sgd(self) -> SgdSettings:
+        """The settings in the form that training in blocks takes."""
+        return SgdSettings(self.learning_rate, self.momentum, self.weight_decay, self.proximal_mu)
+
+
+class LocalDescent:
+    """One client's parameters while they are trained.
+
+    Args:
+        start: the parameters that are trained, without cohort dimension; unchanged.
+        sgd: settings of the gradient steps.
+
+    Attributes:
+        values: `[1, ...]` each.
+    """
+
+    def __init__(self, start: Mapping[str, Tensor], sgd: SgdSettings) -> None:
+        self.start, self.sgd = start, sgd
+        self.values = {name: value.detach().unsqueeze(0).clone() for name, value in start.items()}
+        self._buffers = (
+            {name: torch.zeros_like(v) for name, v in self.values.items()} if sgd.momentum else {}
+        )
+
+    def step(
+        self, loss: Callable[[dict[str, Tensor]], Tensor], held: frozenset[str] = frozenset()
+    ) -> Tensor:
+        """One gradient step on `loss`, a function of the parameters; returns its value before the
+        step.
+
+        The parameters that are `held` stay as they are; their momentum gathers all the same.
+        """
+        leaves = {name: value.requires_grad_() for name, value in self.values.items()}
+        measured = loss(leaves).sum()
+        gradients = torch.autograd.grad(
+            measured, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
+        with torch.no_grad():
+            for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
+                if self.sgd.weight_decay:
+                    gradient = gradient + self.sgd.weight_decay * value
+                if self.sgd.proximal_mu:
+                    gradient = gradient + self.sgd.proximal_mu * (value - self.start[name])
+                if self.sgd.momentum:
+                    gradient = self._buffers[name].mul_(self.sgd.momentum).add_(gradient)
+                value.detach_().sub_(gradient, alpha=0.0 if name in held else self.sgd.rate(name))
+        return measured.detach()
+
+    def delta(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The change of all `parameters`; zero for those that are not trained."""
+        return {
+            name: self.values[name].squeeze(0) - value
+            if name in self.values
+            else torch.zeros_like(value)
+            for name, value in parameters.items()
+        }

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches and blocks of clients that are trained on whole histories instead of on items one by
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.models.vae import Draw, Prior, Tap, Vae
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryBatches(Batches):
+    """One client's work: the same history in every step, with other random numbers.
+
+    Attributes:
+        history: `int64 [N]`, distinct items.
+        amounts: `float32 [N]`, how much each is liked.
+        kept: `bool [S, N]`, which of them dropout leaves in each step.
+        noise: `float32 [S, K]`, standard normal, for the code.
+        prior: mean and variance of the client's prior, `float32 [K]` each; None: the standard one.
+        drawn: `int64 [J]`, the items that are examples of their own, where examples are single
+            items.
+        random: the client's stream after all these draws, for noise on the update.
+        client: the client's id.
+    """
+
+    history: np.ndarray
+    amounts: np.ndarray
+    kept: np.ndarray
+    noise: np.ndarray
+    prior: tuple[np.ndarray, np.ndarray] | None
+    drawn: np.ndarray
+    random: np.random.Generator
+    client: int
+
+    @classmethod
+    def of(
+        cls,
+        history: np.ndarray,
+        amounts: np.ndarray,
+        draws: Sequence[Draw],
+        random: np.random.Generator,
+        *,
+        client: int,
+        prior: tuple[np.ndarray, np.ndarray] | None = None,
+        drawn: np.ndarray | None = None,
+        examples: int | None = None,
+    ) -> Self:
+        """One step per draw (`[1, 1]` each); without a draw nothing is trained. `examples`: default
+        1 with a draw."""
+        steps = len(draws)
+        return cls(
+            items=np.zeros((steps, 0), dtype=np.int64),
+            labels=np.zeros((steps, 0), dtype=np.float32),
+            sizes=np.zeros(steps, dtype=np.int64),
+            examples=min(steps, 1) if examples is None else examples,
+            last_epoch=min(steps, 1),
+            history=history,
+            amounts=amounts,
+            kept=np.array([draw.kept[0, 0].numpy()[history] for draw in draws], bool).reshape(
+                steps, len(history)
+            ),
+            noise=np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32).reshape(
+                steps, -1 if steps else 0
+            ),
+            prior=prior,
+            drawn=np.zeros(0, dtype=np.int64) if drawn is None else drawn,
+            random=random,
+            client=client,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryBlock(Block):
+    """A block of clients with histories.
+
+    Attributes:
+        histories: `float32 [C, items]`.
+        kept: `bool [S, C, items]`.
+        noise: `float32 [S, C, K]`.
+        prior: `[C, 1, K]`; None where every client has the standard one.
+        drawn: `int64 [C, J]`, padded with item 0.
+        drawn_counts: `int64 [C]`.
+        members: the clients' batches.
+    """
+
+    histories: Tensor
+    kept: Tensor
+    noise: Tensor
+    prior: Prior | None
+    drawn: Tensor
+    drawn_counts: Tensor
+    members: tuple[HistoryBatches, ...]
+
+    @classmethod
+    def of(
+        cls,
+        users: Sequence[tuple[np.ndarray, ...]],
+        batches: Sequence[Batches],
+        device: torch.device,
+        model: Vae | None = None,
+    ) -> Self:
+        """Put clients together. The batches are `HistoryBatches`, and the model says how many items
+        and numbers there are."""
+        own = [batch for batch in batches if isinstance(batch, HistoryBatches)]
+        if model is None or len(own) != len(batches):
+            raise TypeError("Expected HistoryBatches and the model that they are for.")
+        steps, items, latent = (
+            max(1, *(len(batch.sizes) for batch in own)),
+            model.schema.num_items,
+            model.config.latent,
+        )
+        histories = np.zeros((len(own), items), dtype=np.float32)
+        kept, noise = (
+            np.zeros((steps, *histories.shape), dtype=bool),
+            np.zeros((steps, len(own), latent), np.float32),
+        )
+        drawn = np.zeros((len(own), max(1, *(len(batch.drawn) for batch in own))), dtype=np.int64)
+        for place, batch in enumerate(own):
+            count = len(batch.sizes)
+            histories[place, batch.history] = batch.amounts
+            if count:
+                kept[:count, place, batch.history], noise[:count, place] = batch.kept, batch.noise
+            drawn[place, : len(batch.drawn)] = batch.drawn
+        plain = Block.of(users, batches, device)
+        shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
+        return cls(
+            **shared,
+            histories=torch.from_numpy(histories).to(device),
+            kept=torch.from_numpy(kept).to(device),
+            noise=torch.from_numpy(noise).to(device),
+            prior=_prior(own, device),
+            drawn=torch.from_numpy(drawn).to(device),
+            drawn_counts=torch.tensor([len(batch.drawn) for batch in own], device=device),
+            members=tuple(own),
+        )
+
+    def draw(self, step: int) -> Draw:
+        """The random numbers of a step for all clients, with the clients as cohort dimension."""
+        return Draw(self.kept[step].unsqueeze(1), self.noise[step].unsqueeze(1))
+
+    def parts(
+        self, model: Vae, parameters: Mapping[str, Tensor], tap: Tap
+    ) -> tuple[Tensor, Tensor]:
+        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C,
+        B]`. For the first step of all clients under the same parameters: `[C, items]` and `[C]`."""
+        shared = {name: value.unsqueeze(0) for name, value in parameters.items()}
+        prior = (
+            None if self.prior is None else Prior(self.prior.mean[:, 0], self.prior.variance[:, 0])
+        )
+        draw = Draw(self.kept[:1], self.noise[:1])
+        log_chances, distances = model.parts(shared, self.histories.unsqueeze(0), draw, prior, tap)
+        return log_chances[0], distances[0]
+
+
+class HistoryObjective:
+    """Minus the evidence lower bound of each client, times a number of its own.
+
+    Args:
+        model: the variational autoencoder.
+        beta: weight of the divergence from the prior.
+        per_item: whether a client's bound is divided by the number of its items.
+    """
+
+    def __init__(self, model: Vae, beta: float, per_item: bool) -> None:
+        self.model, self.beta, self.per_item = model, beta, per_item
+
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
+        """See `fedrec.cohort.descent.Objective`."""
+        if not isinstance(block, HistoryBlock):
+            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
+        drawn, prior = block.draw(step), block.prior
+        draw = Draw(drawn.kept[:active], drawn.noise[:active])
+        prior = None if prior is None else Prior(prior.mean[:active], prior.variance[:active])
+        histories = block.histories[:active, None]
+        return (
+            self.shares(block)[:active]
+            * self.model.negative_elbo(parameters, histories, draw, self.beta, prior)[:, 0]
+        )
+
+    def shares(self, block: HistoryBlock) -> Tensor:
+        """What each client's bound is multiplied by, `float32 [C]`."""
+        counts = torch.tensor(
+            [max(1, len(member.history)) for member in block.members], device=block.histories.device
+        )
+        return (
+            1 / counts if self.per_item else torch.ones(len(block), device=block.histories.device)
+        )
+
+
+def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | None:
+    priors = [batch.prior for batch in batches if batch.prior is not None]
+    if len(priors) != len(batches):
+        return None
+    mean, variance = (
+        torch.from_numpy(np.stack(part)).float().to(device).unsqueeze(1)
+        for part in zip(*priors, strict=True)
+    )
+    return Prior(mean, variance)

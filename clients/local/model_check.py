@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that train one kind of model only."""
+
+from __future__ import annotations
+
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+
+
+def refuse_other_model(model: Model, kind: type[Model], name: str, *, lacks: str) -> None:
+    """Refuse a model that is not of the kind that a step trains.
+
+    Args:
+        model: of the experiment.
+        kind: what the step trains.
+        name: under which the registry knows that.
+        lacks: what other models do not have, in words.
+
+    Raises:
+        ExperimentError: it is another one.
+    """
+    if not isinstance(model, kind):
+        raise ExperimentError(
+            f"model {type(model).__name__!r} has no {lacks}",
+            expected=f"model.name = {name!r}",
+            got=type(model).__name__,
+            fix=f"set model.name = {name!r}, or another step",
+        )

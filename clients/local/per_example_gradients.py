@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of single examples, kept as the two factors of an outer product instead of whole
+matrices.
+
+An affine layer `y = x W + b` that sees an example once has the gradient `x^T g` in W and `g` in b,
+where g is the gradient of the example's loss in y. So the gradients of all examples of all clients
+come out of one backward pass through the outputs of the layers, and norms, clipped means and L1
+distances are had without ever making them: squared norm `(|x|^2 + 1) |g|^2`, L1 norm
+`(|x|_1 + 1) |g|_1` (Goodfellow 2015, Efficient per-example gradient computations). A client's
+examples share x here, because each has the client's whole history at the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredGradients:
+    """Gradients of up to J examples of each of C clients.
+
+    Attributes:
+        inputs: by layer, `float32 [C, in]`, what enters it (x).
+        outputs: by layer, `float32 [J, C, out]`, the examples' gradients in what comes out of it
+            (g).
+    """
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+    def norms(self) -> Tensor:
+        """L2 norm of each example's gradient over all parameters, `float64 [J, C]`."""
+        squares = [
+            (self.inputs[name].double().square().sum(-1) + 1) * outputs.double().square().sum(-1)
+            for name, outputs in self.outputs.items()
+        ]
+        return torch.stack(squares).sum(0).sqrt()
+
+    def combined(self, weights: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Each client's gradients times `weights [J, C]`, added up: `float32 [C, ...]` for each
+        parameter.
+
+        An example of weight 0 adds nothing, whatever its gradient holds. Parameters that are of no
+        layer get zeros.
+        """
+        clients, found = weights.shape[1], {}
+        for name, (inputs, weighted) in self.weighted(weights).items():
+            found[f"{name}.weight"], found[f"{name}.bias"] = (
+                inputs[:, :, None] * weighted[:, None, :],
+                weighted,
+            )
+        return {
+            n: found[n] if n in found else v.new_zeros(clients, *v.shape)
+            for n, v in parameters.items()
+        }
+
+    def weighted(self, weights: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """The same as factors: by layer x `[C, in]` and the weighted sum of g `[C, out]`,
+        `float32`."""
+        counts, found = (weights != 0).any(0)[:, None], {}
+        for name, outputs in self.outputs.items():
+            each = torch.where(weights[..., None] != 0, weights[..., None] * outputs.double(), 0.0)
+            found[name] = torch.where(counts, self.inputs[name], 0.0), each.sum(0).float()
+        return found
+
+    def rows(self, client: int, examples: int) -> tuple[Tensor, Tensor]:
+        """One client's first examples with all layers end to end, and what enters the layers, norm
+        by norm.
+
+        Returns:
+            `float64 [examples, m]`, the gradients g; and `float64 [2, m]`: by how much the squares
+            and the magnitudes of each column count in squared L2 and in L1 norms of whole
+            gradients.
+        """
+        columns, counts = [], []
+        for name, outputs in self.outputs.items():
+            own, inputs = outputs[:examples, client].double(), self.inputs[name][client].double()
+            both = torch.stack([inputs.square().sum() + 1, inputs.abs().sum() + 1])
+            columns.append(own)
+            counts.append(both[:, None].expand(2, own.shape[1]))
+        return torch.cat(columns, 1), torch.cat(counts, 1)
+
+
+class Recorder:
+    """A tap on the affine layers of a pass whose parameters need no gradients; gives the examples'
+    in factors."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """See `fedrec.models.vae.Tap`; C is 1 and the clients lie in B."""
+        if not outputs.requires_grad:
+            outputs.requires_grad_()
+        self.inputs[name], self.outputs[name] = inputs.detach()[0], outputs
+        return outputs
+
+    def gradients(self, losses: Tensor) -> FactoredGradients:
+        """From the examples' losses, `[C, J]`, of which those of a client depend on that client
+        alone."""
+        clients, examples = losses.shape
+        each = torch.eye(examples, device=losses.device)[:, None, :].expand(
+            examples, clients, examples
+        )
+        found = torch.autograd.grad(
+            losses, list(self.outputs.values()), each, is_grads_batched=True
+        )
+        outputs = {name: gradient[:, 0] for name, gradient in zip(self.outputs, found, strict=True)}
+        return FactoredGradients(self.inputs, outputs)

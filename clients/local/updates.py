@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trained blocks that are known by the updates of their clients, for steps that make each update at
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedrec.cohort.block import Block
+from fedrec.protocol.sparse_update import SparseAccumulator
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """Updates of a block of C clients; an `Outcome` without compact tables.
+
+    Attributes:
+        start: the global parameters, without cohort dimension.
+        block: the clients.
+        changes: `float32 [C, ...]` per parameter, each client's update.
+        last_losses: mean loss of each client; NaN where it tells none.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    changes: dict[str, Tensor]
+    last_losses: tuple[float, ...]
+
+    def losses(self) -> list[float]:
+        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
+        or tells none."""
+        return list(self.last_losses)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
+        None: of all."""
+        total = torch.zeros(len(self.block), dtype=torch.float64)
+        for name, change in self.changes.items():
+            if names is None or name in names:
+                total += (
+                    torch.linalg.vector_norm(
+                        change.flatten(1), order, dim=1, dtype=torch.float64
+                    ).cpu()
+                    ** order
+                )
+        return total.sqrt() if order == 2 else total
+
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add share times update of every client to the `float64` totals of parameters that are no
+        item tables."""
+        for name in (name for name in self.changes if name in totals):
+            for place, share in enumerate(shares.tolist()):
+                if share:  # of a client that does not count even NaN may not enter
+                    totals[name].add_(self.changes[name][place], alpha=share)
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """The same of an item table, to the running sum of its changes. Never asked for.
+
+        Raises:
+            KeyError: always, as no parameter is a compact table here.
+        """
+        raise KeyError(name)
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each."""
+        return {
+            name: (self.start[name] + change[place]).unsqueeze(0)
+            for name, change in self.changes.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The part of a parameter that one client changes.
+
+    Attributes:
+        rows: `int64 [n]`, distinct.
+        columns: `int64 [k]`, distinct; None: all.
+        values: `float64 [n, k]`, the change of these rows and columns.
+    """
+
+    rows: Tensor
+    columns: Tensor | None
+    values: Tensor
+
+    def add_to(self, table: Tensor, share: float) -> None:
+        """Add share times the change to a table `[rows, columns]`, in place."""
+        values = (share * self.values).to(table)
+        if self.columns is None:
+            table.index_add_(0, self.rows.to(table.device), values)
+        else:
+            table[self.rows[:, None], self.columns] += values
+
+
+@dataclass(frozen=True, eq=False)
+class PartialUpdates:
+    """Updates of a block of C clients, each a part of some parameters; an `Outcome` without compact
+    tables.
+
+    Attributes:
+        start: the global parameters, without cohort dimension.
+        block: the clients.
+        changes: by client the parts of the parameters that it changes; none of the others.
+        last_losses: mean loss of each client; NaN where it tells none.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    changes: Sequence[Mapping[str, Part]]
+    last_losses: tuple[float, ...]
+
+    def losses(self) -> list[float]:
+        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
+        or tells none."""
+        return list(self.last_losses)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
+        None: of all."""
+        found = [
+            sum(
+                float(torch.linalg.vector_norm(part.values, order)) ** order
+                for name, part in own.items()
+                if names is None or name in names
+            )
+            for own in self.changes
+        ]
+        total = torch.tensor(found, dtype=torch.float64)
+        return total.sqrt() if order == 2 else total
+
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add share times update of every client to the `float64` totals of parameters that are no
+        item tables."""
+        for own, share in zip(self.changes, shares.tolist(), strict=True):
+            for name, part in own.items():
+                if name in totals and share:
+                    part.add_to(totals[name], share)
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """The same of an item table, to the running sum of its changes. Item tables stay as they
+        are."""
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each."""
+        own = {name: value.clone() for name, value in self.start.items()}
+        for name, part in self.changes[place].items():
+            part.add_to(own[name], 1.0)
+        return {name: value.unsqueeze(0) for name, value in own.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredUpdates:
+    """Updates of a block of C clients that are outer products; an `Outcome` that never makes them
+    to add them up.
+
+    Attributes:
+        start: the global parameters, without cohort dimension; those of no layer stay as they are.
+        block: the clients.
+        factors: by layer x `[C, in]` and g `[C, out]`, `float32`: the weight changes by `x^T g`,
+            the bias by g.
+        last_losses: mean loss of each client; NaN where it tells none.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    factors: dict[str, tuple[Tensor, Tensor]]
+    last_losses: tuple[float, ...]
+
+    def losses(self) -> list[float]:
+        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
+        or tells none."""
+        return list(self.last_losses)
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm (order 2: L2, 1: L1) of each client's update of the named parameters;
+        None: of all. The norm of an outer product is the product of the norms, in L1 as in L2."""
+        total = torch.zeros(len(self.block), dtype=torch.float64)
+        for layer, (inputs, outputs) in self.factors.items():
+            inner, outer = (
+                torch.linalg.vector_norm(part.double(), order, dim=1).cpu()
+                for part in (inputs, outputs)
+            )
+            if names is None or f"{layer}.weight" in names:
+                total += (inner * outer) ** order
+            if names is None or f"{layer}.bias" in names:
+                total += outer**order
+        return total.sqrt() if order == 2 else total
+
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add share times update of every client to the `float64` totals of parameters that are no
+        item tables."""
+        for layer, (inputs, outputs) in self.factors.items():
+            own = shares.to(outputs.device)[:, None]
+            weighted = torch.where(
+                own != 0, own * outputs.double(), 0.0
+            )  # of who does not count not even NaN enters
+            if f"{layer}.weight" in totals:
+                totals[f"{layer}.weight"].addmm_(
+                    torch.where(own != 0, inputs.double(), 0.0).T, weighted
+                )
+            if f"{layer}.bias" in totals:
+                totals[f"{layer}.bias"].add_(weighted.sum(0))
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """See `Updates.add_rows`."""
+        raise KeyError(name)
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each."""
+        own = {name: value.unsqueeze(0) for name, value in self.start.items()}
+        for layer, (inputs, outputs) in self.factors.items():
+            weight, bias = f"{layer}.weight", f"{layer}.bias"
+            own[weight] = own[weight] + torch.outer(inputs[place], outputs[place])
+            own[bias] = own[bias] + outputs[place]
+        return own

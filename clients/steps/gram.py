@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's part in a linear item-to-item model: the products of its own history, once.
+
+With x the indicator of the items that a client likes and D the items' scale, it sends (D x)(D x)^T.
+The sum over clients is the Gram matrix of the interactions, which determines EASE, PureSVD and
+every other linear model; strategy `gram` solves for one. Nothing is trained. Clipped in L2 and
+noised like any other update, the sum is a differentially private release: the Frobenius norm of a
+client's matrix is |D x|^2, which is the number of its items where all items count alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.local.model_check import refuse_other_model
+from clients.local.updates import Part, PartialUpdates
+from clients.step import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.data.client_data import ClientData
+from fedrec.models.base import Model
+from fedrec.models.item_weights import BIAS, WEIGHTS, ItemWeights, chosen_items, item_scale
+
+_EVERYTHING = 2**40  # items in a batch
+
+
+class GramConfig(StepConfig):
+    """Settings of a client's products."""
+
+    epochs: int = Field(default=1, ge=0)
+    """0 sends nothing, any other number sends the products once."""
+    exponent: float = Field(default=0.0, ge=0)
+    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
+    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
+
+
+class Gram(CohortStep):
+    """Sends the products of one history.
+
+    Raises:
+        ExperimentError: the model has no weights between items.
+    """
+
+    Config = GramConfig
+    paper = "EASE (Steck 2019), equation 8: X^T X as a sum over users"
+    config: GramConfig
+
+    def __init__(self, config: GramConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        refuse_other_model(model, ItemWeights, "item-weights", lacks="weights between items")
+        self.size = model.size
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged)."""
+        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        items = data.positives if self.config.epochs else data.positives[:0]
+        for name, part in self._products(self._places(parameters), items).items():
+            part.add_to(delta[name], 1.0)
+        return Update(delta, len(items), math.nan)
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`. The whole
+        history; nothing is drawn."""
+        likes = np.ones(len(data.positives), np.float32)
+        return Batches.cut([(data.positives, likes)] if self.config.epochs else [], _EVERYTHING)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> PartialUpdates:
+        """Train every client of a block."""
+        places = self._places(parameters)
+        changes = [
+            self._products(
+                places, block.items[0, place, : int(block.sizes[0, place])].cpu().numpy()
+            )
+            if steps
+            else {}
+            for place, steps in enumerate(block.steps)
+        ]
+        return PartialUpdates(parameters, block, changes, (math.nan,) * len(block))
+
+    def _places(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Each item's row in the weights, `int64 [items]`, -1 without; and each row's scale."""
+        bias = parameters[BIAS][:, 0].cpu()
+        chosen = chosen_items(bias, self.size)
+        rows = torch.full((len(bias),), -1)
+        rows[chosen] = torch.arange(self.size)
+        return rows, item_scale(bias[chosen], self.config.exponent)
+
+    def _products(self, places: tuple[Tensor, Tensor], items: np.ndarray) -> dict[str, Part]:
+        rows, scale = places
+        own = rows[torch.from_numpy(items)]
+        own = own[own >= 0]
+        if not len(own):
+            return {}
+        return {WEIGHTS: Part(own, own, torch.outer(scale[own], scale[own]))}

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device solves for its own factors, and sends sums for the items' (FCF, Ammad-ud-din et al.
+2019, section 4).
+
+With c the weight of a liked item and 1 that of any other, the device's factors given the items' are
+
+    x = (Y^T Y + (c - 1) sum over liked of y_i y_i^T + lambda I)^-1 c sum over liked of y_i
+
+as in `fedrec.baselines.factorisation.ials`. They are private: they stay on the device. What is sent
+is x x^T for the whole catalogue (`user.gram`) and, for each liked item i, either
+
+* `item.right`: c x - (c - 1) (x . y_i) x. With these the server has half the negative gradient of
+  the squared errors by y_i, sum over users of `item.right` - `user.gram` y_i, and takes a step
+  (strategy `fcf`);
+* or, with `model.moments`, `item.right`: x and `item.moments`: x x^T, so that the server can solve
+  for y_i (strategy `fed-als`).
+
+Items that the device does not like need no message of their own, and no row of the catalogue on the
+device.
+
+Where this differs from the paper: it weighs a liked item by 1 + alpha r; here c is a setting (with
+alpha r, as in the `implicit` library, c = alpha r). Widely used code for FCF gives unobserved items
+no weight; here they have 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from clients.step import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.factors.packed import packed
+from fedrec.models.base import Model
+from fedrec.models.ials import Ials
+from fedrec.protocol.sparse_update import SparseAccumulator
+
+MOMENTS = "item.moments"
+
+
+class AlsConfig(StepConfig):
+    """Settings of solving for a user; with `epochs = 0` nothing is done, any other number solves
+    once."""
+
+    epochs: int = Field(default=1, ge=0)
+    """0: nothing happens; any other number: the user is solved for once, exactly."""
+    weight: float = Field(default=8.0, ge=1)
+    """c, the weight of a liked item, where that of any other is 1."""
+    regularisation: float = Field(default=10.0, gt=0)
+    """Lambda, > 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedUsers(Trained):
+    """A block of users that were solved for; their moments are not written out for each of their
+    items.
+
+    Attributes:
+        moments: `[C, d (d + 1) / 2]`, what each sends for each of its items; None where none are
+            sent.
+    """
+
+    moments: Tensor | None = None
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm of each client's whole update, sparse and dense parts together."""
+        found = super().norms(names, order)
+        if self.moments is None or (names is not None and MOMENTS not in names):
+            return found
+        counts = torch.tensor(self.block.touched_counts, dtype=torch.float64)
+        own = torch.linalg.vector_norm(self.moments.double().cpu(), order, dim=1)
+        return (found**order + counts * own**order) ** (1 / order)
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """The same of an item table, by rows. For each item the weighted sum over those who like
+        it, by one sparse product."""
+        if name != MOMENTS or self.moments is None:
+            super().add_rows(name, total, shares)
+            return
+        touched, counts = self.block.touched.numpy(force=True), np.array(self.block.touched_counts)
+        counts = np.where(
+            shares.numpy() != 0, counts, 0
+        )  # of one who does not count not even NaN may enter
+        items = touched[np.arange(touched.shape[1]) < counts[:, None]]
+        if not len(items):
+            return
+        users = np.repeat(np.arange(len(counts)), counts)
+        distinct, places = np.unique(items, return_inverse=True)
+        shape = (len(distinct), len(counts))
+        liked = csr_array((shares.numpy()[users], (places, users)), shape=shape)
+        total.add(distinct, liked @ self.moments.double().numpy(force=True))
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each, item tables at full size."""
+        own = super().parameters_of(place)
+        if self.moments is not None:
+            table = own[MOMENTS].clone()
+            table[0, self.block.touched[place, : self.block.touched_counts[place]]] = self.moments[
+                place
+            ]
+            own[MOMENTS] = table
+        return own
+
+
+class Als(CohortStep):
+    """Solves for the user's factors and sends sums for the items'."""
+
+    Config = AlsConfig
+    paper = "FCF (Ammad-ud-din et al. 2019), section 4"
+    config: AlsConfig
+
+    def __init__(self, config: AlsConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        if not isinstance(model, Ials):
+            raise ExperimentError(
+                "this step solves for the users of implicit matrix factorization",
+                expected="model.name = 'ials'",
+                got=type(model).__name__,
+                fix="set model.name = 'ials', or step.name = 'sgd'",
+            )
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The user's factors."""
+        return [name for name in names if name == "user.factors"]
+
+    @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """Patterns of parameter names of which each is meant to fit some private one."""
+        return ("user.factors",)
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). By the whole catalogue and in double precision, the reference of
+        `train_block`."""
+        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        if not len(data.positives) or not self.config.epochs:
+            return Update(delta, 0, math.nan)
+        items, liked = parameters["item.factors"].double(), torch.from_numpy(data.positives)
+        target = torch.zeros(len(items), dtype=torch.float64, device=items.device)
+        target[liked] = 1.0
+        weights = 1 + (self.config.weight - 1) * target
+        penalty = self.config.regularisation * torch.eye(items.shape[1]).to(items)
+        matrix = items.T @ (weights[:, None] * items) + penalty
+        own = torch.linalg.solve(matrix, items.T @ (weights * target))
+        outer, fitted = torch.outer(own, own), items @ own
+        delta["user.factors"] = own.to(parameters["user.factors"]) - parameters["user.factors"]
+        delta["user.gram"] = outer.to(delta["user.gram"])
+        if MOMENTS in parameters:
+            delta[MOMENTS][liked] = packed(outer).to(delta[MOMENTS])
+            delta["item.right"][liked] = own.to(delta["item.right"])
+        else:
+            shares = self.config.weight - (self.config.weight - 1) * fitted[liked]
+            delta["item.right"][liked] = torch.outer(shares, own).to(delta["item.right"])
+        loss = (weights * (target - fitted).square()).mean()
+        return Update(delta, len(liked), float(loss))
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`. One step
+        that needs the rows of the liked items."""
+        liked = data.positives if self.config.epochs else data.positives[:0]
+        epochs = [(liked, np.ones(len(liked), dtype=np.float32))] if len(liked) else []
+        return Batches.cut(epochs, 1 << 30)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> SolvedUsers:
+        """Train every client of a block. The users of a block are solved for together."""
+        solved = self._solve(parameters, block)
+        factors, some = solved.factors, solved.some.unsqueeze(-1)
+        outer = factors.unsqueeze(2) * factors.unsqueeze(1)
+        kept = (
+            factors if own is None else torch.where(self._idle(block), own["user.factors"], factors)
+        )
+        values = {"user.factors": kept, "user.gram": outer}
+        if MOMENTS in parameters:
+            values["item.right"] = factors.unsqueeze(1) * some
+        else:
+            shares = self.config.weight - (self.config.weight - 1) * solved.fitted
+            values["item.right"] = shares.unsqueeze(-1) * factors.unsqueeze(1) * some
+        untouched = torch.ones(len(block), device=factors.device)
+        losses = self._losses(solved, parameters, block)
+        moments = packed(outer) if MOMENTS in parameters else None
+        return SolvedUsers(parameters, block, values, ("item.right",), untouched, losses, moments)
+
+    def _solve(self, parameters: Mapping[str, Tensor], block: Block) -> _Solved:
+        places = torch.arange(block.touched.shape[1], device=block.touched.device)
+        counts = torch.tensor(block.touched_counts, device=block.touched.device)
+        some = (places < counts[:, None]).to(parameters["item.factors"])
+        rows = parameters["item.factors"][block.touched] * some.unsqueeze(-1)
+        gram, extra = parameters["item.gram"], self.config.weight - 1
+        matrix = torch.baddbmm(
+            gram.expand(len(rows), -1, -1), rows.transpose(1, 2), rows, alpha=extra
+        )
+        matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
+        right = self.config.weight * rows.sum(1, keepdim=True).transpose(1, 2)
+        factors = torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1)
+        fitted = torch.bmm(rows, factors.unsqueeze(-1)).squeeze(-1)
+        return _Solved(factors, fitted, some)
+
+    def _losses(
+        self, solved: _Solved, parameters: Mapping[str, Tensor], block: Block
+    ) -> np.ndarray:
+        """Mean weighted squared error over the catalogue, `float64 [C]`; NaN for a client that
+        likes nothing."""
+        factors, fitted, some = (
+            solved.factors.double(),
+            solved.fitted.double(),
+            solved.some.double(),
+        )
+        every = ((factors @ parameters["item.gram"].double()) * factors).sum(1)
+        liked = (some * (self.config.weight * (1 - fitted).square() - fitted.square())).sum(1)
+        means = (every + liked) / self.model.schema.num_items
+        return torch.where(self._idle(block)[:, 0], math.nan, means).numpy(force=True)
+
+    def _idle(self, block: Block) -> Tensor:
+        """`bool [C, 1]`: who has nothing to solve for."""
+        return torch.tensor(block.touched_counts, device=block.touched.device)[:, None] == 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """Users that were solved for.
+
+    Attributes:
+        factors: `[C, d]`.
+        fitted: `[C, R]`, products with the rows of the liked items; 0 for padding.
+        some: `[C, R]`, 1 for a row of a liked item, 0 for padding.
+    """
+
+    factors: Tensor
+    fitted: Tensor
+    some: Tensor

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model-agnostic meta-learning on the device (Finn, Abbeel and Levine 2017; for recommendation Chen
+et al. 2018).
+
+A client's examples are divided into support and query. It adapts to the support by some full
+gradient steps,
+
+    theta_u = theta - a1 grad L_support(theta), ...
+
+and sends minus the gradient of the query's loss by theta, the parameters before the adaptation; a
+strategy such as `reptile` moves along the mean of these, with a2 as its server rate. `order = 2`
+differentiates through the adaptation, `order = 1` takes the query's gradient at theta_u instead. On
+the device of a user who is served there is no query: with `query-share = 0` the step is the
+adaptation itself, on all the user has.
+
+Where this differs from the papers: Chen et al. do not say how they divide support and query; here a
+share of the positives, at random in each round, with negatives of their own each. Parameters may
+have different rates (`rates`) in the adaptation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.local.patterns import rates_by_name
+from clients.step import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.descent import Recommending
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
+from fedrec.data.negatives import draw_negatives
+
+_Examples = tuple[np.ndarray, np.ndarray]
+_WHOLE = 1 << 30
+
+
+class MamlConfig(StepConfig):
+    """Settings of meta-learning; `epochs` are the steps of the adaptation, each on the whole
+    support."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Full gradient steps on the support; 0 changes and sends nothing."""
+    learning_rate: float = Field(default=0.1, ge=0)
+    """Step size of the adaptation (a1); 0 makes what is sent a plain gradient (FedSGD)."""
+    rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Factors on it by pattern of parameter names, such as `{"item.id" = 0.0}`; no parameter may
+    fit two."""
+    order: Literal[1, 2] = 2
+    """2: the gradient through the adaptation; 1: that at the adapted parameters (first-order
+    MAML)."""
+    query_share: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the client's positives (rating: of its rows) in the query, at least one; 0: there is
+    no query, and the step is the adaptation alone, as a user is served."""
+    negatives: int = Field(default=4, ge=0)
+    """Unobserved items per positive, in support and query (ranking only)."""
+
+
+class Maml(CohortStep):
+    """Adapts to some of the examples and sends the gradient of the others."""
+
+    Config = MamlConfig
+    paper = "Finn et al. 2017, algorithm 1; Chen et al. 2018 (NN-SELF in PrivRec)"
+    config: MamlConfig
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). Whole tables, one client."""
+        support, query = self._divided(data, random)
+        if not len(support[0]):
+            return Update(
+                {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
+            )
+        users = tuple(
+            torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
+        )
+        rates = self._rates(list(parameters))
+        start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
+        values, loss = start, torch.tensor(math.nan)
+        for _ in range(self.config.epochs):
+            loss = self._loss(values, users, support)
+            values = self._adapted(values, loss, rates)
+        if self.config.query_share:
+            loss = self._loss(values, users, query)
+            delta = _minus_gradients(loss, values if self.config.order == 1 else start)
+        else:
+            delta = {name: (value - start[name]).detach() for name, value in values.items()}
+        examples = len(support[0]) + len(query[0])
+        return Update(
+            {name: value.squeeze(0) for name, value in delta.items()},
+            examples,
+            float(loss.detach()),
+        )
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`. A step
+        per step of the adaptation, and one for the query."""
+        support, query = self._divided(data, random)
+        if not len(support[0]):
+            return Batches.cut([], _WHOLE)
+        queries = [query] if self.config.query_share else []
+        return Batches.cut([support] * self.config.epochs + queries, _WHOLE)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Trained:
+        """Train every client of a block. Clients without examples, which come last in a block, stay
+        as they are."""
+        tables = tuple(name for name in self.model.item_tables if name in parameters)
+        rates = self._rates(list(parameters))
+        active = block.active[0] if block.active else 0
+        values = {
+            name: value[block.touched]
+            if name in tables
+            else value.expand(len(block), *value.shape).clone()
+            for name, value in parameters.items()
+        }
+        losses = torch.full((len(block),), math.nan, dtype=torch.float64)
+        if active:
+            start = {
+                name: value[:active].detach().clone().requires_grad_()
+                for name, value in values.items()
+            }
+            delta, loss = self._moved(start, block, active, tables, rates)
+            for name, moved in delta.items():
+                values[name][:active] += moved
+            losses[:active] = loss.detach().double().cpu()
+        untouched = torch.ones(len(block), device=block.touched.device)
+        return Trained(parameters, block, values, tables, untouched, losses.numpy())
+
+    def _moved(
+        self,
+        start: dict[str, Tensor],
+        block: Block,
+        active: int,
+        tables: tuple[str, ...],
+        rates: dict[str, float],
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What the first clients of a block send, `[active, ...]` each, and the losses `[active]`
+        that they tell."""
+        objective, values = Recommending(self.model), start
+        steps, loss = range(len(block.active)), torch.tensor(math.nan)
+        for step in steps[: self.config.epochs]:
+            loss = objective(_gathered(values, block, step, active, tables), block, step, active)
+            values = self._adapted(values, loss.sum(), rates)
+        if not self.config.query_share:
+            return {name: (value - start[name]).detach() for name, value in values.items()}, loss
+        step = steps[-1]
+        loss = objective(_gathered(values, block, step, active, tables), block, step, active)
+        return _minus_gradients(loss.sum(), values if self.config.order == 1 else start), loss
+
+    def _adapted(
+        self, values: dict[str, Tensor], loss: Tensor, rates: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """One step of the adaptation."""
+        second = self.config.order == 2 and self.config.query_share > 0
+        names = list(values)
+        found = torch.autograd.grad(
+            loss,
+            [values[n] for n in names],
+            create_graph=second,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        moved = {}
+        for name, gradient in zip(names, found, strict=True):
+            value = values[name] - self.config.learning_rate * rates[name] * gradient
+            moved[name] = value if second else value.detach().requires_grad_()
+        return moved
+
+    def _loss(
+        self, values: dict[str, Tensor], users: tuple[Tensor, ...], examples: _Examples
+    ) -> Tensor:
+        """The mean loss of one client on some examples."""
+        items, labels = (torch.from_numpy(part[None]).to(self.device) for part in examples)
+        return self.model.loss(self.model.predict(values, users, items), labels).sum()
+
+    def _rates(self, names: list[str]) -> dict[str, float]:
+        return rates_by_name(names, self.config.rates)
+
+    def _divided(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[_Examples, _Examples]:
+        """Support and query; nothing where a query is wanted and there are not two positives
+        (rating: rows)."""
+        rating = self.model.schema.task == "rating"
+        count = len(data.items) if rating else len(data.positives)
+        queried = max(1, round(self.config.query_share * count)) if self.config.query_share else 0
+        if not self.config.epochs or count <= queried:
+            none = np.empty(0, np.int64), np.empty(0, np.float32)
+            return none, none
+        order = random.permutation(count)
+        parts = order[queried:], order[:queried]
+        if rating:
+            return tuple((data.items[part], data.labels[part]) for part in parts)  # type: ignore[return-value]
+        support, query = (
+            self._with_negatives(data, data.positives[part], random) for part in parts
+        )
+        return support, query
+
+    def _with_negatives(
+        self, data: ClientData, liked: np.ndarray, random: np.random.Generator
+    ) -> _Examples:
+        """Some positives, and so many drawn items outside all of the client's."""
+        count = self.config.negatives * len(liked)
+        drawn = (
+            draw_negatives(data.never_negative, self.model.schema.num_items, count, random)
+            if count
+            else liked[:0]
+        )
+        labels = np.concatenate([np.ones(len(liked), np.float32), np.zeros(count, np.float32)])
+        return np.concatenate([liked, drawn]), labels
+
+
+def _gathered(
+    values: Mapping[str, Tensor], block: Block, step: int, active: int, tables: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """Parameters as an objective takes them: of item tables the rows of a step's items,
+    `[active, N, d]`."""
+    places = block.places[step, :active].flatten()
+    return {
+        name: value.flatten(0, 1).index_select(0, places).view(active, -1, value.shape[-1])
+        if name in tables
+        else value
+        for name, value in values.items()
+    }
+
+
+def _minus_gradients(loss: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = torch.autograd.grad(
+        loss, list(values.values()), allow_unused=True, materialize_grads=True
+    )
+    return {name: -gradient for name, gradient in zip(values, found, strict=True)}

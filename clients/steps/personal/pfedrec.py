@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dual personalisation on the device (PFedRec, Zhang et al. 2023, algorithm 1): first the score
+function, then items.
+
+In each batch the private score function takes a gradient step with the item embeddings held; then
+the embeddings take one under the new score function. What is sent is the change of the embeddings.
+
+Where this differs from the paper's public code: negatives are drawn outside the training positives
+only (there, outside the held-out ones as well: `split.leaky-negatives`). Item embeddings have a
+rate of their own here too, but as a plain factor (`item-rate`) and not as a rate times the number
+of items times another factor, which undoes the server's mean over many clients of whom few touch a
+row: that is for the strategy to undo, by its server rate or by `fed-adam`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.local.examples import labelled
+from clients.step import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+from fedrec.models.pfedrec import Pfedrec
+from fedrec.nn.layers import weighted_cross_entropy
+
+WEIGHT, BIAS, ITEMS = "score.weight", "score.bias", "item.id"
+
+
+class PfedrecStepConfig(StepConfig):
+    """Settings of dual personalisation."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the examples (paper's code: 1); 0 trains nothing."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size of the score function."""
+    item_rate: float = Field(default=50.0, ge=0)
+    """Factor on it for the item embeddings, as a row is in few of a batch's examples and the loss
+    is their mean."""
+    batch_size: int = Field(default=256, ge=1)
+    """Examples per gradient step (paper's code: 256)."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive (paper's code: 4)."""
+
+
+class PfedrecStep(CohortStep):
+    """Trains a private score function and the shared item embeddings in turns.
+
+    Raises:
+        ExperimentError: the model is another one, or its task is rating.
+    """
+
+    Config = PfedrecStepConfig
+    paper = "PFedRec (Zhang et al. 2023), algorithm 1"
+    config: PfedrecStepConfig
+
+    def __init__(self, config: PfedrecStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        if not isinstance(model, Pfedrec) or model.schema.task != "ranking":
+            raise ExperimentError(
+                "dual personalisation trains PFedRec's model for ranking",
+                expected="model.name = 'pfedrec' and task = 'ranking'",
+                got=f"{type(model).__name__} and task = {model.schema.task!r}",
+                fix="set model.name = 'pfedrec', or step.name = 'sgd'",
+            )
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The score function."""
+        return [name for name in names if name in (WEIGHT, BIAS)]
+
+    @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """Patterns of parameter names of which each is meant to fit some private one."""
+        return (WEIGHT, BIAS)
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). Whole tables and automatic differentiation, the reference of
+        `train_block`."""
+        values = {name: value.clone() for name, value in parameters.items()}
+        examples, loss = 0, float("nan")
+        for items, labels in self._epochs(data, random):
+            examples, losses = len(items), []
+            for begin in range(0, examples, self.config.batch_size):
+                part = slice(begin, begin + self.config.batch_size)
+                losses.append(
+                    self._turns(
+                        values, torch.from_numpy(items[part]), torch.from_numpy(labels[part])
+                    )
+                )
+            loss = float(np.mean(losses)) if losses else loss
+        return Update(
+            {name: values[name] - value for name, value in parameters.items()}, examples, loss
+        )
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`."""
+        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Trained:
+        """Train every client of a block. Gradients written out, for all clients of a block at
+        once."""
+        score = {
+            name: (own or {})
+            .get(name, parameters[name].expand(len(block), *parameters[name].shape))
+            .clone()
+            for name in (WEIGHT, BIAS)
+        }
+        table = parameters[ITEMS][block.touched]
+        losses = torch.zeros(len(block.active), len(block), device=table.device)
+        for step, active in enumerate(block.active):
+            losses[step, :active] = self._turns_together(score, table, block, step, active)
+        untouched = torch.ones(len(block), device=table.device)
+        values = {**score, ITEMS: table}
+        return Trained(
+            parameters, block, values, (ITEMS,), untouched, block.last_epoch_means(losses)
+        )
+
+    def _turns(self, values: dict[str, Tensor], items: Tensor, labels: Tensor) -> float:
+        """A step of the score function and one of the items, in place; the loss before them."""
+
+        def loss(leaves: Mapping[str, Tensor]) -> Tensor:
+            given = {name: value.unsqueeze(0) for name, value in leaves.items()}
+            predicted = self.model.predict(given, (), items[None].to(self.device))[0]
+            return F.binary_cross_entropy_with_logits(predicted, labels.to(self.device))
+
+        first, rate = None, self.config.learning_rate
+        for names, size in (((WEIGHT, BIAS), rate), ((ITEMS,), rate * self.config.item_rate)):
+            leaves = {
+                name: value.detach().requires_grad_(name in names) for name, value in values.items()
+            }
+            measured = loss(leaves)
+            first = float(measured.detach()) if first is None else first
+            for name, gradient in zip(
+                names, torch.autograd.grad(measured, [leaves[n] for n in names]), strict=True
+            ):
+                values[name] = values[name] - size * gradient
+        return float("nan") if first is None else first
+
+    def _turns_together(
+        self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int
+    ) -> Tensor:
+        """The same of the first `active` clients; their losses `[active]`."""
+        flat, rate = table.view(-1, table.shape[-1]), self.config.learning_rate
+        places = block.places[step, :active].flatten()
+        rows = flat.index_select(0, places).view(active, -1, table.shape[-1])
+        labels, weights = block.labels[step, :active], block.weights[step, :active]
+        weight, bias = score[WEIGHT][:active], score[BIAS][:active]
+        predicted = torch.bmm(rows, weight).squeeze(-1) + bias
+        losses = weighted_cross_entropy(predicted, labels, weights)
+        error = (torch.sigmoid(predicted) - labels) * weights
+        weight.sub_(torch.bmm(rows.transpose(1, 2), error.unsqueeze(-1)), alpha=rate)
+        bias.sub_(error.sum(1, keepdim=True), alpha=rate)
+        predicted = torch.bmm(rows, weight).squeeze(-1) + bias
+        error = (torch.sigmoid(predicted) - labels) * weights
+        moved = (error.unsqueeze(-1) * weight.transpose(1, 2)).flatten(0, 1)
+        flat.index_add_(0, places, moved, alpha=-rate * self.config.item_rate)
+        return losses
+
+    def _epochs(
+        self, data: ClientData, random: np.random.Generator
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Items and labels of each epoch, in the order of training; one draw of negatives for
+        all."""
+        if not self.config.epochs:
+            return
+        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+        for _ in range(self.config.epochs if len(items) else 0):
+            order = random.permutation(len(items))
+            yield items[order], labels[order]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node remembers beyond a run: its users' numbers, how often each took part and was
+evaluated, and each run's experiment.
+
+One SQLite file, readable by its owner only. A number is drawn once per user from the operating
+system's generator and says nothing of the user; the server never learns the name. A user's rounds
+are written down before its training starts, so a node that is killed in the middle has spent rather
+too much than too little.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from clients.storage.private_file import PrivateFile
+
+NUMBER_BITS = 62
+
+
+class Participation:
+    """The memory of a node.
+
+    Args:
+        file: the SQLite file; made with mode 0600.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def place(self) -> int:
+        """A number that this node goes by; drawn once."""
+        return int(self.numbers([""])[0])
+
+    def numbers(self, names: list[str]) -> np.ndarray:
+        """`int64 [names]`: the number of each user; drawn now for those who have none."""
+        with self._connect() as connection:
+            known = dict(connection.execute("SELECT name, number FROM numbers").fetchall())
+            for name in names:
+                if name not in known:
+                    known[name] = secrets.randbits(NUMBER_BITS)
+                    connection.execute("INSERT INTO numbers VALUES (?, ?)", (name, known[name]))
+        return np.array([known[name] for name in names], dtype=np.int64)
+
+    def spend(
+        self,
+        run: str,
+        round_number: int,
+        clients: np.ndarray,
+        rho: float,
+        most: int | None,
+        most_in_run: int | None = None,
+    ) -> np.ndarray:
+        """Write down that clients take part in a round.
+
+        Args:
+            run: the run.
+            round_number: the round; one that is run again counts again, as it releases something
+                again.
+            clients: their numbers.
+            rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
+                none.
+            most: rounds that a client may take part in, over all runs; None for any number.
+            most_in_run: the same in this run.
+
+        Returns:
+            The clients that may, in the same order.
+        """
+        with self._connect() as connection:
+            allowed = []
+            for client in clients.tolist():
+                query = "SELECT COUNT(*), COALESCE(SUM(run = ?), 0) FROM spent WHERE client = ?"
+                rounds, here = connection.execute(query, (run, client)).fetchone()
+                if (most is None or rounds < most) and (most_in_run is None or here < most_in_run):
+                    connection.execute(
+                        "INSERT INTO spent VALUES (?, ?, ?, ?)", (run, round_number, client, rho)
+                    )
+                    allowed.append(client)
+        return np.array(allowed, dtype=np.int64)
+
+    def evaluate(self, clients: np.ndarray, most: int) -> np.ndarray:
+        """Write down that clients are evaluated once more, in whichever run.
+
+        Args:
+            clients: their numbers.
+            most: evaluations that a client may have, over all runs.
+
+        Returns:
+            The clients that may, in the same order.
+        """
+        with self._connect() as connection:
+            done = dict(connection.execute("SELECT client, times FROM evaluated").fetchall())
+            allowed = [client for client in clients.tolist() if done.get(client, 0) < most]
+            rows = [(client, done.get(client, 0) + 1) for client in allowed]
+            connection.executemany("INSERT OR REPLACE INTO evaluated VALUES (?, ?)", rows)
+        return np.array(allowed, dtype=np.int64)
+
+    def accept(self, run: str, digest: str) -> bool:
+        """Whether a run is that of an experiment; the first experiment that a run comes with is its
+        experiment."""
+        with self._connect() as connection:
+            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (run, digest))
+            (found,) = connection.execute(
+                "SELECT digest FROM runs WHERE run = ?", (run,)
+            ).fetchone()
+        return found == digest
+
+    def spent(self) -> dict[int, tuple[int, float]]:
+        """Rounds and summed rho of every client that has taken part."""
+        with self._connect() as connection:
+            rows = connection.execute(
+                "SELECT client, COUNT(*), SUM(rho) FROM spent GROUP BY client"
+            ).fetchall()
+        return {int(client): (int(rounds), float(rho)) for client, rounds, rho in rows}
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        with PrivateFile(self.file).changed() as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, number INTEGER UNIQUE)"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS spent (run TEXT, round INTEGER, client INTEGER, rho"
+                " REAL)"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS evaluated (client INTEGER PRIMARY KEY, times INTEGER)"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, digest TEXT)"
+            )
+            connection.execute("CREATE INDEX IF NOT EXISTS by_client ON spent (client)")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection

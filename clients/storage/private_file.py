@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SQLite file that only its owner may read, for what a node keeps to itself; in memory where
+there is no file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from pathlib import Path
+
+from fedrec.errors import RunError
+
+_PATIENCE = 60.0  # seconds that a connection waits for another one's changes
+
+
+class PrivateFile:
+    """A database of one node.
+
+    Args:
+        path: the file, made with mode 0600 when it is first opened; None keeps all in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._memory: sqlite3.Connection | None = None
+        if path is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+
+    @contextmanager
+    def changed(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are committed together at the end, or not at all.
+
+        Raises:
+            RunError: the file is damaged, or cannot be read or written.
+        """
+        try:
+            with self._opened() as connection, connection:
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise RunError(
+                f"{self.path} cannot be used",
+                expected="an SQLite file as this node wrote it",
+                got=str(error),
+                fix="restore it from a backup: without it nobody knows what its users have spent",
+            ) from None
+
+    def _opened(self) -> AbstractContextManager[sqlite3.Connection]:
+        if self._memory is not None:
+            return nullcontext(self._memory)
+        if self.path is None:
+            raise ValueError("Expected a file.")
+        return closing(_of_file(self.path))
+
+
+def _of_file(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    return sqlite3.connect(path, timeout=_PATIENCE)

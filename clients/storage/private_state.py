@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What never leaves the device: private arrays of each client, kept on the node that hosts it.
+
+One SQLite file per node, readable by its owner only. Every entry carries the round that wrote it,
+and a round reads only entries of earlier rounds, so that a round which was broken off and is run
+again starts from the same private state. Flower's `Context.state` is not used: it lives in memory
+only.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from clients.storage.private_file import PrivateFile
+from fedrec.protocol.serialization import Part, opened, packed
+
+
+class PrivateState:
+    """Private arrays, keyed by client and round.
+
+    Args:
+        file: the SQLite file; made with mode 0600 on the first write.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def load(self, client: int, before_round: int) -> dict[str, np.ndarray]:
+        """The newest arrays of a client written before a round; empty when there are none."""
+        return self.load_all([client], before_round)[0]
+
+    def load_all(self, clients: Sequence[int], before_round: int) -> list[dict[str, np.ndarray]]:
+        """The same of several clients."""
+        if not self.file.exists():
+            return [{} for _ in clients]
+        found = []
+        with self._connect() as connection:
+            for client in clients:
+                row = connection.execute(
+                    "SELECT arrays FROM state WHERE client = ? AND round < ? ORDER BY round DESC"
+                    " LIMIT 1",
+                    (int(client), int(before_round)),
+                ).fetchone()
+                found.append(_decode(row[0]) if row else {})
+        return found
+
+    def save(
+        self, client: int, round_number: int, arrays: Mapping[str, np.ndarray], *, keep: int
+    ) -> None:
+        """Write a client's arrays for a round; entries of that round or later (a broken run's) are
+        replaced.
+
+        Args:
+            client: the client's id.
+            round_number: the round that produced the arrays.
+            arrays: the private arrays.
+            keep: how many entries of the client remain, newest first.
+        """
+        self.save_all({client: arrays}, round_number, keep=keep)
+
+    def save_all(
+        self, arrays: Mapping[int, Mapping[str, np.ndarray]], round_number: int, *, keep: int
+    ) -> None:
+        """The same of several clients, of all or of none."""
+        with self._connect() as connection:
+            for client, own in arrays.items():
+                key = (int(client), int(round_number))
+                connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", key)
+                connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(own)))
+                connection.execute(
+                    "DELETE FROM state WHERE client = ? AND round NOT IN "
+                    "(SELECT round FROM state WHERE client = ? ORDER BY round DESC LIMIT ?)",
+                    (int(client), int(client), keep),
+                )
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are committed together at the end, or not at all."""
+        with PrivateFile(self.file).changed() as connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS state "
+                "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))"
+            )
+            yield connection
+
+
+def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
+    whole = {name: np.asarray(value) for name, value in arrays.items()}
+    return packed(
+        Part(name, value.dtype.str, value.shape, "raw", value.tobytes())
+        for name, value in whole.items()
+    )
+
+
+def _decode(blob: bytes) -> dict[str, np.ndarray]:
+    return {
+        part.name: np.frombuffer(part.data, part.dtype).reshape(part.shape).copy()
+        for part in opened(blob)
+    }

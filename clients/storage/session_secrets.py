@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secrets of secure aggregation, kept by the node that made them: every message of a session may
+meet a new process.
+
+One SQLite file per node and run, readable by its owner only; what is deleted is overwritten. A node
+has one channel key per run and at most one session, which goes one way only: `shared`, `masked`,
+gone; none begins twice. Nothing of it is ever logged.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from clients.storage.private_file import PrivateFile
+from fedrec.errors import RefusalError
+
+
+class SessionSecrets:
+    """The secrets of one node in one run.
+
+    Args:
+        file: the SQLite file, made with mode 0600 on the first write; None keeps all in memory.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self._kept = file, PrivateFile(file)
+
+    def channel(self, fresh: bytes) -> bytes:
+        """The private channel key; `fresh` becomes it if there is none."""
+        with self._connect() as connection:
+            connection.execute(
+                "INSERT INTO channel SELECT ? WHERE NOT EXISTS (SELECT * FROM channel)", (fresh,)
+            )
+            (key,) = connection.execute("SELECT key FROM channel").fetchone()
+        return key
+
+    def begin(self, session: bytes, secrets: Mapping[str, bytes]) -> None:
+        """A session whose shares are given away; any other is forgotten.
+
+        Raises:
+            ClientError: it was begun before: its keys have sealed other shares.
+        """
+        with self._connect() as connection:
+            if (
+                connection.execute("SELECT * FROM begun WHERE id = ?", (session,)).fetchone()
+                is not None
+            ):
+                raise _taken("a session that no node has seen", "one that was begun before")
+            connection.execute("INSERT INTO begun VALUES (?)", (session,))
+            connection.execute("DELETE FROM session")
+            connection.execute(
+                "INSERT INTO session VALUES (?, 'shared', ?)", (session, _text(secrets))
+            )
+
+    def look(self, session: bytes) -> dict[str, bytes]:
+        """The secrets of a session that nothing has been masked in.
+
+        Raises:
+            ClientError: there is no such session, or a sum was masked in it: the difference of two
+                would be bare.
+        """
+        with self._connect() as connection:
+            return _one(connection, session, "shared")
+
+    def masked(self, session: bytes, secrets: Mapping[str, bytes]) -> None:
+        """A sum is masked in a session, and what is to be kept for the unmasking.
+
+        Raises:
+            ClientError: see `look`.
+        """
+        with self._connect() as connection:
+            _one(connection, session, "shared")
+            connection.execute(
+                "UPDATE session SET stage = 'masked', secrets = ?", (_text(secrets),)
+            )
+
+    def waiting(self, session: bytes) -> dict[str, bytes]:
+        """The secrets of a session that a sum was masked in.
+
+        Raises:
+            ClientError: there is no such session, or it was unmasked.
+        """
+        with self._connect() as connection:
+            return _one(connection, session, "masked")
+
+    def end(self, session: bytes) -> None:
+        """Forget a session that is unmasked now.
+
+        Raises:
+            ClientError: it was before.
+        """
+        with self._connect() as connection:
+            _one(connection, session, "masked")
+            connection.execute("DELETE FROM session")
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are committed together at the end, or not at all. Nobody else
+        changes anything meanwhile."""
+        with self._kept.changed() as connection:
+            connection.execute("PRAGMA secure_delete = ON")
+            connection.execute("CREATE TABLE IF NOT EXISTS channel (key BLOB)")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS session (id BLOB PRIMARY KEY, stage TEXT, secrets TEXT)"
+            )
+            connection.execute("CREATE TABLE IF NOT EXISTS begun (id BLOB PRIMARY KEY)")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+
+
+def _one(connection: sqlite3.Connection, session: bytes, stage: str) -> dict[str, bytes]:
+    query = "SELECT secrets FROM session WHERE id = ? AND stage = ?"
+    found = connection.execute(query, (session, stage)).fetchone()
+    if found is None:
+        raise _taken(
+            f"the node's latest session, at the stage {stage!r}; each step once",
+            "another session, or a step that was taken before",
+        )
+    return {name: bytes.fromhex(value) for name, value in json.loads(found[0]).items()}
+
+
+def _text(secrets: Mapping[str, bytes]) -> str:
+    return json.dumps({name: value.hex() for name, value in secrets.items()})
+
+
+def _taken(expected: str, got: str) -> RefusalError:
+    return RefusalError(
+        "this node does not take that step of secure aggregation",
+        expected=expected,
+        got=got,
+        fix="none; the round goes on without this node",
+    )

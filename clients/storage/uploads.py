@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often each client has uploaded, kept on the node that hosts it: a device refuses to exceed
+its own plan.
+
+A server that asks too often, by mistake or on purpose, gets nothing; the guarantee of a user's own
+noise depends on this and not on the server's sampler. One SQLite file per node beside the private
+state.
+
+A round that was broken off and is run again counts once where its noise comes from the seed,
+because the upload is the same bits. Where noise comes from the operating system it counts again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from clients.step import Step
+from clients.storage.private_file import PrivateFile
+from fedrec.privacy.personal.noise import PersonalNoise
+
+log = logging.getLogger("fedrec")
+
+
+class UploadLedger:
+    """Uploads by client and round.
+
+    Args:
+        file: the SQLite file, made with mode 0600 on the first write; None keeps all in memory.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self._kept = file, PrivateFile(file)
+
+    def take(
+        self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
+    ) -> np.ndarray:
+        """Count an upload of each client in a round, of those that may still make one.
+
+        Args:
+            clients: `int64`.
+            round_number: the round.
+            limit: uploads that a client may make in all.
+            fresh: whether a repeated round is another release; if not, uploads of this round and of
+                later ones (a broken run's) are taken back first.
+
+        Returns:
+            `bool`, for each client whether it may.
+        """
+        with self._connect() as connection:
+            if not fresh:
+                named = [(client, int(round_number)) for client in clients.tolist()]
+                connection.executemany("DELETE FROM uploads WHERE client = ? AND round >= ?", named)
+            made = dict(
+                connection.execute(
+                    "SELECT client, COUNT(*) FROM uploads GROUP BY client"
+                ).fetchall()
+            )
+            may = np.array([made.get(client, 0) < limit for client in clients.tolist()], dtype=bool)
+            rows = [(client, int(round_number)) for client in clients[may].tolist()]
+            connection.executemany("INSERT INTO uploads VALUES (?, ?)", rows)
+        return may
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are committed together at the end, or not at all."""
+        with self._kept.changed() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)")
+            yield connection
+
+
+def permitted(
+    ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int
+) -> np.ndarray:
+    """Those of the clients, `int64`, whose devices upload in a round; all, where the step sets no
+    limit."""
+    if step.uploads is None:
+        return clients
+    fresh = isinstance(step.config, PersonalNoise) and step.config.noise == "secure"
+    may = ledger.take(clients, round_number, step.uploads, fresh=fresh)
+    if not may.all():
+        log.warning(
+            "round %d: %d devices refuse, having made %d uploads",
+            round_number,
+            int((~may).sum()),
+            step.uploads,
+        )
+    return clients[may]

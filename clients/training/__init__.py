@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training round on one node: blocks of clients or one after the other, and the sum of their
+updates."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of a node that are trained in blocks (`fedrec.cohort`), by autograd or in native code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from torch import Tensor
+
+from clients.hosting.node import Node
+from clients.hosting.paths import TrainingPath
+from clients.hosting.step_checks import Versions, refuse_wrong_block
+from clients.step import CohortStep
+from clients.training.one_client import private_parameters, run_step
+from fedrec.cohort.outcome import Outcome
+from fedrec.components.errors import named
+from fedrec.errors import ClientError, FedrecError
+from fedrec.rng import stream
+
+
+def train_in_blocks(
+    node: Node,
+    step: CohortStep,
+    path: TrainingPath,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    stream_name: str,
+    round_: int,
+    before_round: int | None = None,
+) -> Iterator[tuple[list[int], Outcome]]:
+    """Train clients in blocks.
+
+    Args:
+        node: the node.
+        step: what they do.
+        path: `kernel` or `blocks`.
+        parameters: the global parameters.
+        clients: `int64`.
+        stream_name: stream that they draw from.
+        round_: the round, likewise.
+        before_round: private parameters are those of the rounds before this one; default: before
+            `round_`.
+
+    Yields:
+        Places in `clients` of a block's members, and the trained block. The blocks depend on the
+        clients' data alone.
+
+    Raises:
+        ClientError: the work on a block failed; names its clients.
+        FedrecError: the step raised one; of the same kind, with the client named before it.
+    """
+    data = node.population.clients(clients)
+    train = step.train_in_kernel if path.name == "kernel" else step.train_block
+    batches = []
+    for one in data:
+        try:
+            batches.append(
+                step.batches(one, stream(node.experiment.seed, stream_name, one.client, round_))
+            )
+        except FedrecError as error:
+            raise error.about(f"client {one.client}") from error
+        except Exception as error:
+            raise _blame(node, step, parameters, [one.client], stream_name, round_) from error
+    before = round_ if before_round is None else before_round
+    for places in node.blocks(batches, parameters, node.model.item_tables, path.name):
+        users = [data[place].features for place in places]
+        untouched = Versions(parameters)
+        try:
+            block = step.block(users, [batches[place] for place in places], node.device)
+            own = private_parameters(node, step, parameters, clients[places], before)
+            with node.products():
+                trained = train(parameters, block, own) if own else train(parameters, block)
+        except FedrecError:
+            raise
+        except Exception as error:
+            raise _blame(
+                node,
+                step,
+                parameters,
+                [data[place].client for place in places],
+                stream_name,
+                round_,
+            ) from error
+        refuse_wrong_block(step, trained, parameters, f"in round {round_}")
+        untouched.refuse(step, f"in round {round_}")
+        yield places, trained
+
+
+def _blame(
+    node: Node,
+    step: CohortStep,
+    parameters: dict[str, Tensor],
+    clients: list[int],
+    stream_name: str,
+    round_: int,
+) -> FedrecError:
+    """The error of the client that makes a block fail, found by doing their work again one after
+    the other."""
+    for client in clients:
+        try:
+            run_step(step, parameters, node, client, stream_name, round_)
+        except FedrecError as error:
+            return error
+    return ClientError(
+        f"{named('step', step)} failed for a block of clients, and for none of them alone (round"
+        f" {round_})",
+        expected=f"updates of clients {', '.join(map(str, clients))}",
+        got="an error in the block",
+        fix="--set engine.path=reference trains one client after the other",
+    )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training round on one node: train the clients that were asked for and add their updates.
+
+Sums are taken in float64 and in an order that the clients' data fix, so that they depend neither on
+the order of messages nor, up to the last float32 digit, on how many nodes share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.hosting.node import Node
+from clients.hosting.step_checks import refuse_non_finite, refuse_unmatched, watch_plug_in
+from clients.step import CohortStep, GeneratedStep, Step, Update
+from clients.storage.private_state import PrivateState
+from clients.storage.uploads import permitted
+from clients.training.blocks import train_in_blocks
+from clients.training.one_client import personal_parameters, run_step, to_device
+from clients.training.update_sum import UpdateSum
+from fedrec.cohort.outcome import Outcome
+from fedrec.cohort.results import Trained
+from fedrec.components.registry import MODEL, STEP, ours, resolve
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.experiment.sections import Section
+from fedrec.protocol.orders import TrainOrder, TrainSum
+
+
+def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> TrainSum:
+    """Train the clients of an order and add up their weighted, or protected, updates.
+
+    Raises:
+        ClientError: a client's work failed or diverged; names the client, the step and its data.
+        ComponentError: the step did what its contract forbids.
+    """
+    step = node.step(_section(node, order)).in_round(order.round)
+    if node.model.generated or isinstance(step, GeneratedStep):
+        raise ExperimentError(
+            "model or step start from parameters that the server generates for each client",
+            expected="model, step and strategy all by the name 'metamf'",
+            got=(
+                f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
+                " parameters"
+            ),
+            fix="set strategy.name = 'metamf', or another model and step",
+        )
+    refuse_unmatched(step, list(arrays))
+    parameters = to_device(arrays, node.device)
+    asked = node.training if order.clients is None else np.sort(order.clients)
+    clients = permitted(node.uploads, step, asked, order.round)
+    total = UpdateSum(
+        arrays,
+        node.model.item_tables,
+        order.weighting,
+        order.protection,
+        node.noise,
+        order.round,
+        node.device,
+    )
+    untouched = watch_plug_in(step, arrays)
+    for worker, part in step.assign(clients):
+        path = node.path(worker)
+        if isinstance(worker, CohortStep) and path.name != "reference":
+            kept: dict[int, dict[str, np.ndarray]] = {}
+            for places, trained in train_in_blocks(
+                node, worker, path, parameters, part, "client", order.round
+            ):
+                members = part[places].tolist()
+                total.add_block(members, _without_private(worker, trained, members, kept))
+            if kept:
+                _storage(node, kept).save_all(kept, order.round, keep=_entries(node))
+        else:
+            for client in part.tolist():
+                total.add(client, _train(node, worker, parameters, client, order.round))
+    untouched.refuse("step", step, f"in round {order.round}")
+    reply = total.sum()
+    if order.protection is None:
+        refuse_non_finite(step, reply, clients.tolist(), order.round)
+    return reply
+
+
+def only_reads(node: Node, order: TrainOrder) -> bool:
+    """Whether the parameters that come stay as they are for sure: a plain sum is asked of a
+    built-in step and model."""
+    if order.clients is None or order.each or order.secure is not None:
+        return False
+    return ours(STEP, resolve(STEP, _section(node, order).name)) and ours(MODEL, type(node.model))
+
+
+def _without_private(
+    step: Step, trained: Outcome, clients: list[int], kept: dict[int, dict[str, np.ndarray]]
+) -> Outcome:
+    """A block without the private parameters of its clients, which are put among those to be kept
+    on the node."""
+    private = step.private_names(list(trained.start))
+    if not private or not isinstance(trained, Trained):  # other outcomes know no private parameters
+        return trained
+    moved = {name: trained.values[name].cpu().numpy() for name in private if name in trained.values}
+    kept |= {
+        client: {name: value[place] for name, value in moved.items()}
+        for place, client in enumerate(clients)
+    }
+    return replace(
+        trained, values={name: v for name, v in trained.values.items() if name not in private}
+    )
+
+
+def _train(
+    node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
+) -> Update:
+    private = step.private_names(list(parameters))
+    start = personal_parameters(node, step, parameters, client, round_)
+    update = run_step(step, start, node, client, "client", round_)
+    if not private:
+        return update
+    kept = {name: (start[name] + update.delta[name]).cpu().numpy() for name in private}
+    _storage(node, {client: kept}).save(client, round_, kept, keep=_entries(node))
+    sent = {name: torch.zeros_like(d) if name in kept else d for name, d in update.delta.items()}
+    return Update(sent, update.examples, update.loss)
+
+
+def _storage(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]]) -> PrivateState:
+    if node.private is None:
+        raise ClientError(
+            "there is nowhere to keep private parameters",
+            expected="a run folder, for the private state of the clients",
+            got=f"private parameters {list(next(iter(kept.values())))}",
+            fix="give the run an output folder",
+        )
+    return node.private
+
+
+def _entries(node: Node) -> int:
+    """A resumed run may start from any kept checkpoint, and needs the private state of that round.
+
+    The oldest goes when the newest is written, which may still be going on while the round after it
+    trains.
+    """
+    return node.experiment.checkpoint.every * node.experiment.checkpoint.keep + 2
+
+
+def _section(node: Node, order: TrainOrder) -> Section:
+    own = node.experiment.step
+    table = order.step if order.step is not None else {"name": own.name, **own.options}
+    return Section.model_validate({**table, **(order.overrides or {})})

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running sums of a node: weighted updates, or updates that each client protects before they
+are added.
+
+A client whose update is not a number counts as a zero update where updates are protected: it is
+among the clients of the sum, and nothing of it is in the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from clients.step import Update
+from fedrec.cohort.outcome import Outcome
+from fedrec.privacy.mechanisms import Source
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.orders import TrainSum, Weighting
+from fedrec.protocol.sparse_update import Change, SparseAccumulator
+
+
+class UpdateSum:
+    """Sums in float64, in the order in which clients are added.
+
+    Args:
+        arrays: the global parameters.
+        item_tables: names of those of which clients touch few rows.
+        weighting: how much a client's update counts, where it is not protected.
+        protection: what each client does to its update first.
+        source: where a client's own noise comes from.
+        round_: the round, which noise is drawn for.
+        device: where trained blocks are; None: the processor.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        item_tables: Collection[str],
+        weighting: Weighting,
+        protection: Protection | None,
+        source: Source,
+        round_: int,
+        device: torch.device | None = None,
+    ) -> None:
+        self.arrays, self.weighting, self.protection = arrays, weighting, protection
+        self.source, self.round = source, round_
+        sent = arrays if protection is None else protection.names
+        self._noisy = protection is not None and protection.noise_scale > 0  # then on every row
+        tables = [] if self._noisy else [name for name in sent if name in item_tables]
+        self.tables = {name: SparseAccumulator(arrays[name].shape) for name in tables}
+        self.dense = {
+            name: torch.zeros(arrays[name].shape, dtype=torch.float64, device=device)
+            for name in sent
+            if name not in tables
+        }
+        self.clients, self.weight, self.examples, self.unclipped = 0, 0.0, 0, 0
+        self.loss, self.losses = 0.0, 0
+
+    def add(self, client: int, update: Update) -> None:
+        """One client's update."""
+        delta = {
+            name: value.cpu().numpy().astype(np.float64) for name, value in update.delta.items()
+        }
+        norm = (
+            self.protection.clip.measure({n: delta[n] for n in self._sent})
+            if self.protection
+            else 0.0
+        )
+        (share,) = self._shares([update.examples], np.array([norm]))
+        self._add_whole(client, {name: delta[name] for name in self._sent}, share)
+        self._count([share], [update.examples], [update.loss])
+
+    def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
+        """The updates of a whole block."""
+        examples = trained.block.examples
+        norms = (
+            trained.norms(self._sent, self.protection.order).numpy()
+            if self.protection
+            else np.zeros(len(clients))
+        )
+        shares = self._shares(examples, norms)
+        if self._noisy:
+            for place, client in enumerate(clients):
+                whole = trained.parameters_of(place)
+                own = {
+                    name: (whole[name][0] - trained.start[name]).double().cpu().numpy()
+                    for name in self._sent
+                }
+                self._add_whole(client, own, shares[place])
+        else:
+            self._add_sums(trained, torch.tensor(shares, dtype=torch.float64))
+        self._count(shares, examples, trained.losses())
+
+    def sum(self) -> TrainSum:
+        """The sums so far, in the parameters' own type; of a table with less than half its rows
+        changed, these rows."""
+        found: dict[str, Change] = {
+            name: value.cpu().numpy().astype(self.arrays[name].dtype)
+            for name, value in self.dense.items()
+        }
+        found |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
+        ordered = {name: found[name] for name in self.arrays if name in found}
+        if self.protection is not None and self.protection.silent:
+            return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0, self.unclipped)
+        return TrainSum(
+            ordered,
+            self.clients,
+            self.weight,
+            self.examples,
+            self.loss,
+            self.losses,
+            self.unclipped,
+        )
+
+    @property
+    def _sent(self) -> list[str]:
+        return list(self.arrays) if self.protection is None else list(self.protection.names)
+
+    def _shares(self, examples: Sequence[int], norms: np.ndarray) -> list[float]:
+        """What each client's update is multiplied by."""
+        if self.protection is None:
+            return [1.0 if self.weighting == "uniform" else float(count) for count in examples]
+        if self.protection.counted:
+            self.unclipped += int((norms <= self.protection.clip_norm).sum())
+        return self.protection.clip.factors(norms).tolist()
+
+    def _add_sums(self, trained: Outcome, shares: torch.Tensor) -> None:
+        trained.add_dense(self.dense, shares)
+        for name in self.tables:
+            trained.add_rows(name, self.tables[name], shares)
+
+    def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
+        """One client's update as whole arrays; of a client of share 0 nothing but its noise."""
+        change = {
+            name: share * value if share else np.zeros_like(value) for name, value in delta.items()
+        }
+        if self._noisy:
+            change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore[union-attr]
+        for name, value in change.items():
+            if name in self.tables:
+                rows = np.flatnonzero(value.any(axis=1))
+                self.tables[name].add(rows, value[rows])
+            else:
+                self.dense[name] += torch.from_numpy(value).to(self.dense[name].device)
+
+    def _count(
+        self, shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]
+    ) -> None:
+        self.clients += len(shares)
+        # A protected client counts the same whatever it was multiplied by.
+        self.weight += sum(shares) if self.protection is None else len(shares)
+        self.examples += sum(examples)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        self.loss, self.losses = self.loss + sum(finite), self.losses + len(finite)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For the documentation site: links to files outside of docs/ become their text and the file's
+name.
+
+In the repository such links lead to code and examples; the site has only the pages.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+_LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
+_FENCE = re.compile(
+    r'^```(\w+) \w+$|^(```\w+ title="[^"]+")(?: from="[^"]+")?(?: fails)?$|^(```\w+) fails$', re.M
+)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """The page with such links as text, and code fences without the words that tests read."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def plain(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, match[2]))
+        if not target.startswith("../"):
+            return match[0]
+        name = target.removeprefix("../")
+        text = match[1].strip("`")
+        return f"`{name}`" if text.strip("/") in name else f"{match[1]} (`{name}`)"
+
+    def fence(match: re.Match[str]) -> str:
+        return match[2] or match[3] or f"```{match[1]}"
+
+    return _LINK.sub(plain, _FENCE.sub(fence, markdown))

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
+
+With c the weight of a liked pair and 1 that of any other,
+
+    sum over liked (u, i) of c (1 - x_u . y_i)^2  +  sum over all others of (x_u . y_i)^2
+        + lambda (sum of w_u^nu |x_u|^2 + sum of w_i^nu |y_i|^2)
+
+is minimised over all users' x_u given the items and over all items' y_i given the users, in turns.
+Each is a ridge regression over the whole catalogue, whose Gram matrix is shared: A_u = Y^T Y + (c -
+1) sum over liked of y y^T. Rows of about the same number of likes are solved for together. w_u is
+the weight of all of the user's pairs, c for each liked one and 1 for each other. With nu = 0 this
+is Hu et al.'s loss, with nu = 1 its penalty grows as in Rendle et al., who weigh unliked pairs by 1
+/ (c - 1) instead and scale everything by that.
+
+With `solver = "cg"` a row takes a few steps of conjugate gradients from where it was instead
+(Takacs, Pilaszy and Tikk 2011), which costs less by the square of the width. A user who is scored
+is always solved for exactly from its known items, whether it was there when the items were fitted
+or not.
+
+Where this differs from Hu et al.: c is a setting, where they have 1 + alpha r (`implicit` and other
+libraries have alpha r, which is this); an item that a user has several times counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.baselines.base import Baseline, Histories, Sparse
+from fedrec.config import Config
+from fedrec.rng import torch_stream
+
+_NUMBERS_AT_ONCE = 1_000_000  # factors that are gathered at once; they stay in cache
+
+
+class IalsConfig(Config):
+    """Settings of implicit alternating least squares."""
+
+    factors: int = Field(default=64, ge=1)
+    """Width of x_u and y_i."""
+    weight: float = Field(default=8.0, ge=1)
+    """c, the weight of a liked pair, where that of any other is 1."""
+    regularisation: float = Field(default=10.0, gt=0)
+    """Lambda, > 0."""
+    frequency_exponent: float = Field(default=0.0, ge=0, le=1)
+    """nu, how much the penalty grows with the weight of a user's, or an item's, pairs; 0: it is
+    lambda for all."""
+    sweeps: int = Field(default=15, ge=1)
+    """How often users and items are solved for."""
+    solver: Literal["exact", "cg"] = "exact"
+    """While it is fitted: by Cholesky decomposition (`exact`), or a few steps of conjugate
+    gradients (`cg`)."""
+    cg_steps: int = Field(default=3, ge=1)
+    """Steps of conjugate gradients in each sweep."""
+    seed: int = Field(default=0, ge=0)
+    """Of the initial item factors."""
+
+
+class Ials(Baseline):
+    """Weighted matrix factorization with each side solved for exactly."""
+
+    Config = IalsConfig
+    paper = "Hu et al. 2008"
+    config: IalsConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Solve for users and items in turns."""
+        by_user = histories.csr()
+        by_item = by_user.T.tocsr()
+        generator = torch_stream(self.config.seed, "baseline-ials")
+        width = self.config.factors
+        items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
+        users, improve = torch.zeros(histories.num_users, width), self.config.solver == "cg"
+        for _ in range(self.config.sweeps):
+            users = solved(by_user, items, self.config, users if improve else None)
+            items = solved(by_item, users, self.config, items if improve else None)
+        self._items = items
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Products of the users' factors, solved for now, and the items',
+        `float32 [users, items]`."""
+        return solved(histories.csr(), self._items, self.config) @ self._items.T
+
+
+def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | None = None) -> Tensor:
+    """Factors of each row given those of the columns; zero for an empty row.
+
+    Args:
+        liked: binary `[rows, columns]`.
+        fixed: `float [columns, factors]`; its precision is that of the computation.
+        config: weights and penalty.
+        start: `[rows, factors]`, from where conjugate gradients go; None: rows are solved for
+            exactly.
+
+    Returns:
+        `[rows, factors]`.
+    """
+    width, counts = fixed.shape[1], np.diff(liked.indptr)
+    gram = fixed.T @ fixed
+    padded = torch.cat([fixed, fixed.new_zeros(1, width)])
+    found = fixed.new_zeros(len(counts), width)
+    extra = config.weight - 1
+    totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed.dtype)
+    penalty = config.regularisation * totals**config.frequency_exponent
+
+    def solve(rows: Tensor, columns: Tensor) -> None:
+        part = padded[columns]
+        right = config.weight * part.sum(1)
+        if start is not None:
+            factor = partial(_product, gram, part, extra, penalty[rows][:, None])
+            found[rows] = _conjugate_gradients(factor, right, start[rows], config.cg_steps)
+            return
+        matrix = torch.baddbmm(
+            gram.expand(len(rows), -1, -1), part.transpose(1, 2), part, alpha=extra
+        )
+        matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
+        found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
+
+    _in_threads(solve, _alike(liked, width))
+    return found
+
+
+def _product(gram: Tensor, part: Tensor, extra: float, penalty: Tensor, rows: Tensor) -> Tensor:
+    """Each row's matrix times the row, `[rows, factors]`, without making the matrix."""
+    through = torch.bmm(part.transpose(1, 2), torch.bmm(part, rows[..., None]))[..., 0]
+    return rows @ gram + extra * through + penalty * rows
+
+
+def _conjugate_gradients(
+    factor: Callable[[Tensor], Tensor], right: Tensor, found: Tensor, steps: int
+) -> Tensor:
+    """Some steps towards the solution of factor(x) = right, for each row by itself."""
+    rest = right - factor(found)
+    direction, length = rest, rest.square().sum(1, keepdim=True)
+    for _ in range(steps):
+        moved = factor(direction)
+        rate = length / (direction * moved).sum(1, keepdim=True).clamp(
+            min=torch.finfo(length.dtype).tiny
+        )
+        found, rest = found + rate * direction, rest - rate * moved
+        before, length = length, rest.square().sum(1, keepdim=True)
+        direction = rest + length / before.clamp(min=torch.finfo(length.dtype).tiny) * direction
+    return found
+
+
+def _in_threads(
+    work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Tensor, Tensor]]
+) -> None:
+    """Each part by one thread: the products are too small to be shared, and PyTorch's threads would
+    wait in each."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        for part in parts:
+            work(*part)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(lambda part: work(*part), parts))
+    torch.set_num_threads(threads)  # the products of this thread were set back with the others
+
+
+def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Non-empty rows in groups of about equal length: `int64 [group]`, and columns
+    `[group, length]`.
+
+    Shorter rows are filled up with the column after the last.
+    """
+    counts = np.diff(liked.indptr)
+    order = np.argsort(counts, kind="stable")
+    start = int(np.searchsorted(counts[order], 1))
+    while start < len(order):
+        # As many rows as fit with the length of the last of them, but none longer than the first by
+        # more than a fourth.
+        longest = max(counts[order[start]] * 5 // 4, 8)
+        stop = start + max(1, _NUMBERS_AT_ONCE // (width * max(longest, width)))
+        stop = max(start + 1, min(stop, int(np.searchsorted(counts[order], longest, side="right"))))
+        rows = order[start:stop]
+        length = int(counts[rows[-1]])
+        places = np.arange(length)
+        inside = places < counts[rows][:, None]
+        columns = np.full((len(rows), length), liked.shape[1])
+        columns[inside] = liked.indices[(liked.indptr[rows][:, None] + places)[inside]]
+        yield torch.from_numpy(rows), torch.from_numpy(columns)
+        start = stop

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Biased matrix factorization by stochastic gradient descent (Funk 2006; Koren et al. 2009), which
+libraries call SVD.
+
+    r_ui = mu + b_u + b_i + p_u . q_i
+
+One step after the other, for each rating, users ascending and each one's ratings in the order of
+the data, the same in every epoch: with the error e, b += rate (e - lambda b) and p += rate (e q -
+lambda p), and likewise for the item. That is the order, and these are the defaults, of Surprise.
+
+A user who was not there when it was fitted gets bias and factors, both zero at first, by the same
+steps on its known ratings with the items as they are. Predictions are cut to the range of the
+training ratings.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.baselines.base import RatingBaseline, Ratings
+from fedrec.config import Config
+from fedrec.rng import stream
+
+
+class SvdConfig(Config):
+    """Settings of biased matrix factorization by gradient descent."""
+
+    factors: int = Field(default=100, ge=1)
+    """Width of p_u and q_i."""
+    epochs: int = Field(default=20, ge=1)
+    """Passes over the ratings."""
+    learning_rate: float = Field(default=0.005, gt=0)
+    """Step size."""
+    regularisation: float = Field(default=0.02, ge=0)
+    """Lambda."""
+    spread: float = Field(default=0.1, ge=0)
+    """Standard deviation of the initial factors."""
+    seed: int = Field(default=0, ge=0)
+    """Of the initial factors."""
+
+
+class Svd(RatingBaseline):
+    """Factors and biases, rating by rating."""
+
+    Config = SvdConfig
+    paper = "Funk 2006; Koren et al. 2009"
+    config: SvdConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Train from fresh factors."""
+        config, random = self.config, stream(self.config.seed, "baseline-svd")
+        sizes = (ratings.num_users, config.factors), (ratings.num_items, config.factors)
+        users, items = (random.normal(0, config.spread, size) for size in sizes)
+        self._learn(ratings, users, items)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. Training users keep what was fitted, others are
+        solved for now."""
+        own, biases = self._users.copy(), self._user_biases.copy()
+        own[~self._trained], biases[~self._trained] = 0.0, 0.0
+        new = ~self._trained[known.users]
+        fresh = Ratings(
+            known.num_users, known.num_items, known.users[new], known.items[new], known.values[new]
+        )
+        self._descend(fresh, own, biases, self._items, self._item_biases, False)
+        product = np.einsum("nk,nk->n", own[users], self._items[items])
+        return (self._mean + biases[users] + self._item_biases[items] + product).clip(*self._range)
+
+    def _learn(self, ratings: Ratings, users: np.ndarray, items: np.ndarray) -> None:
+        """Train from given factors `float64 [users, factors]` and `[items, factors]`."""
+        values = ratings.values if len(ratings.values) else np.zeros(1)
+        self._mean, self._range = float(values.mean()), (float(values.min()), float(values.max()))
+        self._users, self._items = users, items
+        self._user_biases, self._item_biases = np.zeros(len(users)), np.zeros(len(items))
+        self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
+        self._descend(ratings, users, self._user_biases, items, self._item_biases, True)
+        self._items[np.bincount(ratings.items, minlength=ratings.num_items) == 0] = 0.0
+
+    def _descend(
+        self,
+        ratings: Ratings,
+        users: np.ndarray,
+        user_biases: np.ndarray,
+        items: np.ndarray,
+        item_biases: np.ndarray,
+        learn_items: bool,
+    ) -> None:
+        """All epochs; the tables change in place."""
+        order, config = np.argsort(ratings.users, kind="stable"), self.config
+        columns = (column[order] for column in (ratings.users, ratings.items, ratings.values))
+        steps = config.epochs, config.learning_rate, config.regularisation
+        _compiled()(
+            *columns, users, user_biases, items, item_biases, self._mean, learn_items, *steps
+        )
+
+
+@functools.cache
+def _compiled() -> Any:
+    """`_descend` in native code, compiled when it is first needed."""
+    import numba
+
+    return numba.njit(nogil=True, cache=True)(_descend)
+
+
+def _descend(
+    rated_by,
+    rated,
+    values,
+    users,
+    user_biases,
+    items,
+    item_biases,
+    mean,
+    learn_items,
+    epochs,
+    rate,
+    penalty,
+):
+    """One step for each rating, in order, `epochs` times."""
+    for _ in range(epochs):
+        for n in range(len(values)):
+            u, i = rated_by[n], rated[n]
+            p, q = users[u], items[i]
+            error = values[n] - mean - user_biases[u] - item_biases[i] - np.dot(p, q)
+            user_biases[u] += rate * (error - penalty * user_biases[u])
+            if learn_items:
+                item_biases[i] += rate * (error - penalty * item_biases[i])
+            for d in range(len(p)):
+                own = p[d]
+                p[d] += rate * (error * q[d] - penalty * own)
+                if learn_items:
+                    q[d] += rate * (error * own - penalty * q[d])

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Item-item neighbourhoods by cosine similarity (COS in PNBM, section 5.1).
+
+`among = "all"` takes an item's norm over all of its ratings, the cosine of columns filled with
+zeros; by default it is over the users who rated both items. The paper does not say which it has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrec.baselines.neighbourhood._neighbours import NeighbourConfig, Neighbours
+from fedrec.neighbourhood.profiles import Profiles
+from fedrec.neighbourhood.similarity import cosine
+
+
+class CosConfig(NeighbourConfig):
+    """Settings of neighbourhoods by cosine."""
+
+
+class Cos(Neighbours):
+    """Predicts from items at a small angle."""
+
+    Config = CosConfig
+    paper = "PNBM, section 5.1"
+
+    def similarity(self, profiles: Profiles) -> np.ndarray:
+        """`float64 [items, items]`, zero on the diagonal."""
+        return cosine(profiles, self.config.among)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probabilistic neighbourhood model: similarities that are learned from ratings (PNBM, equations 1
+to 4).
+
+    minimise  1/2 sum_ui (r_ui - f_ui)^2 + lambda/2 sum_ij s_ij^2,    f_ui as in equation 2
+
+by stochastic gradient descent on similarities S `[items, items]`, row i being those of item i. S is
+not symmetric.
+
+Where this differs from the paper:
+
+- Equations 3 and 6 print the norm of S where its square is meant, and equation 4 sums over (u, j)
+  what is indexed (u, i).
+- Equation 5 leaves out the sign of s_ij. It is here (`fedrec.neighbourhood.gradients`).
+- f does not change when S is scaled, so the penalty only makes S shrink and steps grow; early
+  stopping is what regularises. `renormalise` keeps each row's sum of magnitudes, and `prior` makes
+  the scale mean something.
+- The start, the batches and which neighbours count are not in the paper; they are settings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.baselines.base import RatingBaseline, Ratings
+from fedrec.baselines.neighbourhood._neighbours import ScaleConfig, profiles_of
+from fedrec.errors import ExperimentError
+from fedrec.neighbourhood.gradients import EVERY, Bounds, Examples, predicted
+from fedrec.neighbourhood.profiles import item_means
+from fedrec.neighbourhood.similarity import nearest
+from fedrec.neighbourhood.start import Start, initial_similarity, renormalised
+from fedrec.rng import stream
+
+
+class SimilarityConfig(ScaleConfig):
+    """Settings of everything that learns similarities."""
+
+    start: Start = "constant"
+    """Similarities before the first step; `constant` and `uniform` know no ratings, `cosine` and
+    `pearson` are made of them."""
+    regularisation: float = Field(default=0.005, ge=0)
+    """Lambda, the weight of the penalty, in every step."""
+    neighbours: int | None = Field(default=None, ge=1)
+    """N_k, the items of largest similarity that count when an item is predicted; default: all. The
+    paper has 500."""
+    prior: float = Field(default=0.0, ge=0)
+    """Added to the denominators of equation 2; 0 in the paper."""
+    seed: int = Field(default=0, ge=0)
+    """Of the start, the order of ratings and the noise."""
+
+
+class PnbmConfig(SimilarityConfig):
+    """Settings of the probabilistic neighbourhood model."""
+
+    epochs: int = Field(default=20, ge=0)
+    """Passes over the ratings."""
+    batch: int | None = Field(default=1000, ge=1)
+    """Ratings per step; default 1000, null: all."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size eta, on the sum over a batch."""
+    renormalise: bool = False
+    """Whether every row keeps its sum of magnitudes."""
+
+
+class Pnbm(RatingBaseline):
+    """Neighbourhoods of learned similarity."""
+
+    Config = PnbmConfig
+    paper = "PNBM, equations 1-4"
+    config: PnbmConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Descend the loss.
+
+        Raises:
+            ExperimentError: it diverged.
+        """
+        config, profiles = self.config, profiles_of(ratings)
+        random = stream(config.seed, "baseline-pnbm")
+        self._means, _ = item_means(profiles)
+        found = initial_similarity(config.start, profiles, random)
+        sums, examples = np.abs(found).sum(axis=1), Examples(profiles, self._means)
+        size = len(examples) if config.batch is None else config.batch
+        for _ in range(config.epochs):
+            order = random.permutation(len(examples))
+            for start in range(0, len(order), size):
+                gradient, _ = examples.gradient(
+                    found, order[start : start + size], Bounds(prior=config.prior)
+                )
+                found = descended(found, gradient, config.learning_rate, config.regularisation)
+            if config.renormalise:
+                found = renormalised(found, sums)
+        refuse_divergence(found)
+        self.similarity = found
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`."""
+        return predicted_from(self.config, self.similarity, self._means, known, users, items)
+
+
+def descended(
+    similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
+) -> np.ndarray:
+    """Similarities after a step (equation 4); uses both arrays up."""
+    similarity *= 1 - rate * regularisation
+    gradient *= rate
+    similarity -= gradient
+    return similarity
+
+
+def predicted_from(
+    config: SimilarityConfig,
+    similarity: np.ndarray,
+    means: np.ndarray,
+    known: Ratings,
+    users: np.ndarray,
+    items: np.ndarray,
+) -> np.ndarray:
+    """Ratings predicted from learned similarities; an item's mean where nothing else is known."""
+    kept = nearest(similarity, config.neighbours or EVERY)
+    found = predicted(kept, profiles_of(known), means, users, items, prior=config.prior)
+    return config.within(np.where(np.isnan(found), means[items], found))
+
+
+def refuse_divergence(*learned: np.ndarray) -> None:
+    """Refuse parameters that are no numbers.
+
+    Raises:
+        ExperimentError: they are not.
+    """
+    if not all(np.isfinite(one).all() for one in learned):
+        raise ExperimentError(
+            "training diverged",
+            expected="finite parameters",
+            got="NaN or infinity",
+            fix="lower learning-rate",
+        )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Similarity of binary rows, and the nearest ones: what `item-knn` and `user-knn` share.
+
+Of two rows with a and b ones out of n, of which o are common:
+
+    cosine     o / (sqrt(a b) + h)                                             h: shrinkage
+    pearson    (o - a b / n) / (sqrt(a (1 - a/n) b (1 - b/n)) + h)             correlation over all
+    n places euclidean  1 / (1 + sqrt(a + b - 2 o))
+
+Over the common places alone, as between ratings, two binary rows would always be equal; so the
+zeros count. Rows that are equally similar are taken by rising index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy import sparse
+
+from fedrec.baselines.base import Sparse
+from fedrec.baselines.neighbourhood._sparse_product import dense_product
+from fedrec.config import Config
+from fedrec.metrics.ranking import best_items
+
+Metric = Literal["cosine", "pearson", "euclidean"]
+
+_CELLS_AT_ONCE = 8_000_000  # similarities in memory at once
+
+
+class NeighbourConfig(Config):
+    """Settings of a neighbourhood."""
+
+    neighbours: int = Field(default=50, ge=1)
+    """Number of nearest rows that count."""
+    metric: Metric = "cosine"
+    """Similarity: `cosine`, `pearson` or `euclidean`."""
+    shrinkage: float = Field(default=0.0, ge=0)
+    """Added to the denominator of `cosine` and `pearson`; pulls similarities that rest on few
+    places towards zero."""
+
+
+def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float = 0) -> np.ndarray:
+    """Similarity of each row to each of some others, `float32 [rows, others]`; 0 where a row is
+    empty or constant.
+
+    Args:
+        rows: binary `[rows, n]`.
+        columns: the others, binary `[n, others]`.
+        metric: which similarity.
+        shrinkage: h.
+    """
+    overlap = dense_product(rows, columns)
+    their = np.bincount(columns.indices, minlength=columns.shape[1]).astype(np.float32)[None, :]
+    own, places = np.diff(rows.indptr).astype(np.float32)[:, None], rows.shape[1]
+    if metric == "euclidean":
+        return 1 / (1 + np.sqrt(np.maximum(own + their - 2 * overlap, 0)))
+    if metric == "pearson":
+        overlap -= own * their / places
+        own, their = own * (1 - own / places), their * (1 - their / places)
+    norm = np.sqrt(own) * np.sqrt(their)
+    return np.divide(
+        overlap, norm + np.float32(shrinkage), out=np.zeros_like(overlap), where=norm > 0
+    )
+
+
+def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray) -> Sparse:
+    """Similarities to the nearest others that are positive, zero to the rest; sparse
+    `float32 [rows, others]`.
+
+    Args:
+        rows: binary `[rows, n]`.
+        columns: the others, binary `[n, others]`.
+        config: how many, and by which similarity.
+        itself: `int64 [rows]`, which of the others a row is, and must not be counted; -1: none of
+            them.
+    """
+    parts = list(_nearest_blocks(rows, columns, config, itself))
+    if not parts:
+        return sparse.csr_array((0, columns.shape[1]), dtype=np.float32)
+    return sparse.csr_array(sparse.vstack(parts))
+
+
+def _nearest_blocks(
+    rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray
+) -> Iterator[Sparse]:
+    count = columns.shape[1]
+    kept, block = min(config.neighbours, count), max(1, _CELLS_AT_ONCE // max(count, 1))
+    for start in range(0, rows.shape[0], block):
+        part = similarities(rows[start : start + block], columns, config.metric, config.shrinkage)
+        own = itself[start : start + block]
+        part[np.flatnonzero(own >= 0), own[own >= 0]] = -np.inf
+        part[part <= 0] = -np.inf
+        places = best_items(torch.from_numpy(part), kept).numpy()
+        values = np.maximum(np.take_along_axis(part, places, 1), 0.0)
+        offsets = np.arange(len(part) + 1) * kept
+        yield sparse.csr_array((values.ravel(), places.ravel(), offsets), part.shape)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""User-based nearest neighbours (Herlocker et al. 1999) on what users like.
+
+An item's score is the sum of the similarities of those of the user's nearest training users who
+like it. A user who was among the training users is not a neighbour of itself; any other is compared
+with them by its known items. The training users' items are part of what was fitted, so nothing of
+it is private.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from fedrec.baselines.base import Baseline, Histories
+from fedrec.baselines.neighbourhood._sparse_product import dense_product
+from fedrec.baselines.neighbourhood.similarity import NeighbourConfig, nearest
+
+
+class UserKnnConfig(NeighbourConfig):
+    """Settings of user-based nearest neighbours."""
+
+    neighbours: int = Field(default=100, ge=1)
+    """Number of nearest training users who count."""
+
+
+class UserKnn(Baseline):
+    """Scores an item by its likes among the nearest users."""
+
+    Config = UserKnnConfig
+    paper = "Herlocker et al. 1999"
+    config: UserKnnConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Keep the training users' items."""
+        self._fitted, self._liked = histories, histories.csr()
+        self._columns = self._liked.T.tocsr()
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of neighbours' similarities, `float32 [users, items]`."""
+        weights = nearest(
+            histories.csr(), self._columns, self.config, self._fitted.places(histories)
+        )
+        return torch.from_numpy(dense_product(weights, self._liked))

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The central denoising autoencoder (Mult-DAE, Liang et al. 2018): `vae` without a distribution of
+codes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fedrec.baselines.neural.vae import Vae, VaeConfig
+from fedrec.models.ae import Ae as AeModel
+from fedrec.models.vae import Vae as VaeModel
+
+
+class AeConfig(VaeConfig):
+    """Settings of the central autoencoder, beside those of the network."""
+
+    beta: Literal[0] = 0
+    """There is no prior to be pulled to."""
+
+
+class Ae(Vae):
+    """Trained with Adam on batches of users."""
+
+    Config = AeConfig
+    paper = "Mult-DAE (Liang et al. 2018)"
+    network: ClassVar[type[VaeModel]] = AeModel
+    config: AeConfig

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GMF, generalised matrix factorization (He et al. 2017, section 3.2): `neumf` without its
+tower."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
+
+
+class GmfConfig(NeumfConfig):
+    """Settings of GMF."""
+
+    factors: int = Field(default=32, ge=1)
+    """Width of the product."""
+    tower: tuple[()] = ()
+    """There is none."""
+
+
+class Gmf(Neumf):
+    """A weighted product of factors."""
+
+    Config = GmfConfig
+    paper = "He et al. 2017, section 3.2"
+    config: GmfConfig

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LightGCN (He et al. 2020): matrix factorization whose factors are averaged over the graph of
+users and items.
+
+    E^(l+1) = D^-1/2 A D^-1/2 E^(l),    E = (E^(0) + ... + E^(K)) / (K + 1),    score(u, i) = e_u .
+    e_i
+
+with A the symmetric 0-1 matrix of who likes what and D its row sums (their equations 3 to 8). E^(0)
+is trained by Adam on the pairwise loss -ln sigma(score(u, liked) - score(u, other)), plus the decay
+times half the squared norms of the three rows of E^(0), means over a batch.
+
+E = P E^(0) is linear and P symmetric, so the gradient with respect to E^(0) is P times that with
+respect to E: one more propagation of a matrix that is zero outside the batch, without automatic
+differentiation.
+
+A user is folded in with a row of zeros in E^(0): what comes to it over the graph from its items, K
+layers deep.
+
+Where this differs from the paper: nothing is known. Like the authors' code, and unlike their text,
+it draws users uniformly, and then one of the user's items (`draw = "users"`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy import sparse
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.baselines.base import Histories, Sparse
+from fedrec.baselines.triples import Triples
+from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig
+from fedrec.rng import stream, torch_stream
+
+
+class LightgcnConfig(UserRowsConfig):
+    """Settings of LightGCN."""
+
+    factors: int = Field(default=64, ge=1)
+    """Width of the rows."""
+    layers: int = Field(default=3, ge=0)
+    """K, how many steps over the graph; 0: matrix factorization."""
+    epochs: int = Field(default=100, ge=1)
+    """Passes; each has as many triples as there are liked pairs. The paper has 1000."""
+    batch_size: int = Field(default=2048, ge=1)
+    """Triples per step."""
+    learning_rate: float = Field(default=0.001, gt=0)
+    """Step size of Adam."""
+    decay: float = Field(default=1e-4, ge=0)
+    """Weight of the squared norms of a triple's rows."""
+    spread: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial rows."""
+    draw: Literal["users", "pairs"] = "users"
+    """What is drawn uniformly: a user and one of its items (`users`), or a liked pair (`pairs`)."""
+
+
+class Lightgcn(UserRowsBaseline):
+    """Factors of users and items, averaged over their graph."""
+
+    Config = LightgcnConfig
+    paper = "He et al. 2020"
+    config: LightgcnConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Train from fresh rows."""
+        config, liked = self.config, histories.csr()
+        self.fitted, users = histories, histories.num_users
+        self._graph = Graph(liked)
+        generator = torch_stream(config.seed, "baseline-lightgcn")
+        first = (
+            torch.randn(users + histories.num_items, config.factors, generator=generator)
+            * config.spread
+        )
+        adam = torch.optim.Adam([first], lr=config.learning_rate, fused=True)
+        triples = Triples(liked, config.draw, stream(config.seed, "baseline-lightgcn-triples"))
+        for _ in range(config.epochs):
+            for own, good, other in triples.epoch(config.batch_size):
+                rows = torch.from_numpy(np.stack([own, good + users, other + users]))
+                first.grad = self._gradient(first, rows)
+                adam.step()
+        self._settle(first)
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Products of the averaged rows, `float32 [users, items]`."""
+        return torch.from_numpy(self.rows(histories)) @ self._items.T
+
+    def folded_in(self, histories: Histories) -> np.ndarray:
+        """`float32 [users, width]`: rows of users who were not trained with, each from its own
+        items alone."""
+        liked = histories.csr()
+        degrees = np.diff(liked.indptr)[:, None]
+        return (liked @ self._arriving) / np.sqrt(np.maximum(degrees, 1)).astype(np.float32)
+
+    def _settle(self, first: Tensor) -> None:
+        """Keep of E^(0) what scores are made from: the averages, and what an item brings to a user
+        folded in."""
+        layers, users = self._graph.layers(first, self.config.layers), self.fitted.num_users
+        everything = torch.stack(layers).mean(0)
+        self.own, self._items = everything[:users].numpy(), everything[users:]
+        passed_on = (torch.stack(layers).sum(0) - layers[-1]) / (self.config.layers + 1)
+        self._arriving = (passed_on * self._graph.scale[:, None])[users:].numpy()
+
+    def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
+        """Of the mean loss of a batch of triples `int64 [3, batch]` with respect to E^(0)."""
+        own, good, other = self._graph.average(first, self.config.layers)[rows]
+        slope = -torch.sigmoid((own * (other - good)).sum(1, keepdim=True)) / rows.shape[1]
+        outer = torch.zeros_like(first)
+        for place, part in zip(
+            rows, (slope * (good - other), slope * own, -slope * own), strict=True
+        ):
+            outer.index_add_(0, place, part)
+        found = self._graph.average(outer, self.config.layers)
+        flat = rows.reshape(-1)
+        return found.index_add_(0, flat, first[flat], alpha=self.config.decay / rows.shape[1])
+
+
+class Graph:
+    """Who likes what, as a symmetric graph of users and then items.
+
+    Args:
+        liked: binary `[users, items]`.
+
+    Attributes:
+        scale: `float32 [users + items]`, one over the square root of the degree; 0 where there is
+            none.
+    """
+
+    def __init__(self, liked: Sparse) -> None:
+        both = sparse.csr_array(sparse.block_array([[None, liked], [liked.T, None]]))
+        degrees = np.diff(both.indptr)
+        scale = np.where(degrees > 0, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)
+        weights = scale[np.repeat(np.arange(len(degrees)), degrees)] * scale[both.indices]
+        self.scale, self._weights = torch.from_numpy(scale), torch.from_numpy(weights)
+        self._columns, self._offsets = (
+            torch.from_numpy(p.astype(np.int64)) for p in (both.indices, both.indptr)
+        )
+
+    def propagate(self, rows: Tensor) -> Tensor:
+        """D^-1/2 A D^-1/2 times a matrix `[users + items, width]`."""
+        return F.embedding_bag(
+            self._columns,
+            rows,
+            self._offsets,
+            mode="sum",
+            per_sample_weights=self._weights,
+            include_last_offset=True,
+        )
+
+    def layers(self, rows: Tensor, number: int) -> list[Tensor]:
+        """E^(0), which is given, to E^(number)."""
+        found = [rows]
+        for _ in range(number):
+            found.append(self.propagate(found[-1]))
+        return found
+
+    def average(self, rows: Tensor, number: int) -> Tensor:
+        """P times a matrix: the mean of E^(0) to E^(number)."""
+        total = rows.clone()
+        for _ in range(number):
+            rows = self.propagate(rows)
+            total += rows
+        return total.div_(number + 1)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MF, matrix factorization for likes: p_u . q_i + b is a logit, trained on cross-entropy with drawn
+items (`neumf`).
+
+It is GMF (He et al. 2017) with all weights of the product equal to 1. The federated `mf` has the
+same product, and biases of users and items.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.neural.gmf import GmfConfig
+from fedrec.baselines.neural.neumf import Neumf
+
+
+class MfConfig(GmfConfig):
+    """Settings of MF."""
+
+
+class Mf(Neumf):
+    """An unweighted product of factors."""
+
+    Config = MfConfig
+    paper = "Koren et al. 2009"
+    config: MfConfig
+
+    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters beside the rows: Glorot's uniform layers, zero biases."""
+        return {"b": torch.zeros(())}
+
+    def logits(self, users: Tensor, items: Tensor) -> Tensor:
+        """Of rows with each other; they broadcast."""
+        return (users * items).sum(-1) + self._parameters["b"]
+
+    @torch.no_grad()
+    def scores(self, histories: Histories) -> Tensor:
+        """Logits of the catalogue, `float32 [users, items]`."""
+        return (
+            torch.from_numpy(self.rows(histories)) @ self._parameters["items"].T
+            + self._parameters["b"]
+        )

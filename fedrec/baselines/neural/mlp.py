@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLP, a tower of layers over a user's and an item's row (He et al. 2017, section 3.3): `neumf`
+without its product."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedrec.baselines.neural.neumf import Neumf, NeumfConfig
+
+
+class MlpConfig(NeumfConfig):
+    """Settings of MLP."""
+
+    factors: Literal[0] = 0
+    """There is no product."""
+
+
+class Mlp(Neumf):
+    """A tower of layers."""
+
+    Config = MlpConfig
+    paper = "He et al. 2017, section 3.3"
+    config: MlpConfig

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeuMF (He et al., Neural Collaborative Filtering, WWW 2017): a product of factors and a tower of
+layers, joined.
+
+    logit(u, i) = h . [p_u * q_i ; tower([p'_u ; q'_i])] + b
+
+with rows p, q for the product (GMF) and rows p', q' of their own for the tower (MLP), ReLU between
+its layers. Trained by Adam on cross-entropy: each liked pair, and so many items that the user does
+not like, drawn anew in each epoch. Without a tower it is GMF, without factors MLP, and GMF with h =
+1 is matrix factorization; they are the baselines `gmf`, `mlp` and `mf`.
+
+A user is folded in by gradient descent on its own rows, which start from the mean of all users', on
+what it likes and as many drawn items as in training; all else stays.
+
+Where this differs from the paper: both parts are trained together from the start, not one by one
+first; users' and items' rows are pulled to zero by an L2 penalty on those in a batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.triples import Triples
+from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
+from fedrec.rng import stream, torch_stream
+
+_CELLS_AT_ONCE = (
+    300_000  # users times items pushed through the tower at once; its activations stay in cache
+)
+
+
+class NeumfConfig(UserRowsConfig):
+    """Settings of NeuMF."""
+
+    factors: int = Field(default=32, ge=0)
+    """Width of the product; 0: there is none."""
+    tower: tuple[int, ...] = (64, 32, 16)
+    """Widths of the tower: of the two rows together, an even number, and of each layer; none: there
+    is no tower."""
+    epochs: int = Field(default=10, ge=1)
+    """Passes over the liked pairs."""
+    batch_size: int = Field(default=1024, ge=1)
+    """Liked pairs per step; each has its drawn items beside it."""
+    negatives: int = Field(default=4, ge=1)
+    """Items drawn for each liked pair."""
+    learning_rate: float = Field(default=0.001, gt=0)
+    """Step size of Adam."""
+    regularisation: float = Field(default=0.0, ge=0)
+    """Weight of the squared norms of the rows in a batch, means over its liked pairs."""
+    spread: float = Field(default=0.01, gt=0)
+    """Standard deviation of the initial rows."""
+    fold_in_steps: int = Field(default=60, ge=1)
+    """Steps of Adam on the rows of a user who is folded in."""
+    fold_in_rate: float = Field(default=0.02, gt=0)
+    """Their size."""
+
+    @model_validator(mode="after")
+    def _has_a_part(self) -> Self:
+        if not self.factors and not self.tower:
+            raise ValueError("factors or a tower")
+        if self.tower and (len(self.tower) < 2 or self.tower[0] % 2 or min(self.tower) < 1):
+            raise ValueError(
+                "a tower of an even width and at least one layer, each of width 1 or more"
+            )
+        return self
+
+
+class Neumf(UserRowsBaseline):
+    """A product of factors and a tower of layers, trained on cross-entropy."""
+
+    Config = NeumfConfig
+    paper = "He et al. 2017"
+    config: NeumfConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Train from fresh parameters."""
+        config, liked = self.config, histories.csr()
+        self.fitted = histories
+        generator = torch_stream(config.seed, "baseline-neumf")
+        users = self._fresh_rows(histories.num_users, generator)
+        self._parameters = self.fresh(generator)
+        self._parameters["items"] = self._fresh_rows(histories.num_items, generator)
+        trained = [users, *self._parameters.values()]
+        adam = torch.optim.Adam(
+            [one.requires_grad_() for one in trained], lr=config.learning_rate, fused=True
+        )
+        triples = Triples(liked, "pairs", stream(config.seed, "baseline-neumf-triples"))
+        for _ in range(config.epochs):
+            for own, good, other in triples.epoch(config.batch_size):
+                others = [other, *(triples.others(own) for _ in range(config.negatives - 1))]
+                items = torch.from_numpy(np.stack([good, *others], axis=1))
+                rows = users[torch.from_numpy(own)]
+                self._batch_loss(rows, items).backward()
+                adam.step()
+                adam.zero_grad()
+        self._parameters = {name: value.detach() for name, value in self._parameters.items()}
+        self.own = users.detach().numpy()
+
+    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters beside the rows: Glorot's uniform layers, zero biases."""
+        tower = self.config.tower
+        last = self.config.factors + (tower[-1] if tower else 0)
+        found = {"h": _glorot(1, last, generator)[0], "b": torch.zeros(())}
+        for place, (before, after) in enumerate(itertools.pairwise(tower)):
+            found |= {
+                f"W{place}": _glorot(after, before, generator),
+                f"b{place}": torch.zeros(after),
+            }
+        return found
+
+    def logits(self, users: Tensor, items: Tensor) -> Tensor:
+        """Of rows with each other; they broadcast.
+
+        Args:
+            users: `[..., width]`, rows of users.
+            items: `[..., width]`, rows of items.
+        """
+        parameters, width = self._parameters, self.config.factors
+        total = parameters["b"]
+        if width:
+            total = total + (
+                (users[..., :width] * parameters["h"][:width]) * items[..., :width]
+            ).sum(-1)
+        if self.config.tower:
+            half = self.config.tower[0] // 2
+            # The first layer of a pair is a sum of one of the user and one of the item, each
+            # computed once.
+            own, their = parameters["W0"].split(half, dim=1)
+            hidden = users[..., width:] @ own.T + items[..., width:] @ their.T + parameters["b0"]
+            for place in range(1, len(self.config.tower) - 1):
+                hidden = hidden.relu() @ parameters[f"W{place}"].T + parameters[f"b{place}"]
+            total = total + hidden.relu() @ parameters["h"][width:]
+        return total
+
+    @torch.no_grad()
+    def scores(self, histories: Histories) -> Tensor:
+        """Logits of the catalogue, `float32 [users, items]`."""
+        users, items, width = (
+            torch.from_numpy(self.rows(histories)),
+            self._parameters["items"],
+            self.config.factors,
+        )
+        if not self.config.tower:
+            return (users * self._parameters["h"]) @ items.T + self._parameters["b"]
+        block = max(1, _CELLS_AT_ONCE // histories.num_items)
+        towers = [self._tower_logits(part, items) for part in users.split(block)]
+        return (
+            torch.cat(towers)
+            + (users[:, :width] * self._parameters["h"][:width]) @ items[:, :width].T
+        )
+
+    @torch.enable_grad()
+    def folded_in(self, histories: Histories) -> np.ndarray:
+        """`float32 [users, width]`: rows of users who were not trained with, each from its own
+        items alone. Users without items get the mean row."""
+        start = torch.from_numpy(self.own.mean(0)).expand(histories.num_users, -1).contiguous()
+        counts = np.diff(histories.csr().indptr)
+        if not counts.any():
+            return start.numpy()
+        rows, config = start.requires_grad_(), self.config
+        adam = torch.optim.Adam([rows], lr=config.fold_in_rate)
+        for items, labels, weights in self._own_examples(histories):
+            losses = F.binary_cross_entropy_with_logits(
+                self.logits(rows[:, None], self._parameters["items"][items]),
+                labels,
+                weights,
+                reduction="sum",
+            )
+            (
+                losses + config.regularisation * rows[torch.from_numpy(counts > 0)].square().sum()
+            ).backward()
+            adam.step()
+            adam.zero_grad()
+        return rows.detach().numpy()
+
+    def _batch_loss(self, users: Tensor, items: Tensor) -> Tensor:
+        """Mean over a batch's liked pairs: rows `[batch, width]`, and items
+        `[batch, 1 + negatives]`, liked first."""
+        their = F.embedding(items, self._parameters["items"])
+        logits = self.logits(users[:, None], their)
+        loss = F.softplus(-logits[:, 0]).sum() + F.softplus(logits[:, 1:]).sum()
+        if self.config.regularisation:
+            loss = loss + self.config.regularisation * (users.square().sum() + their.square().sum())
+        return loss / len(users)
+
+    def _tower_logits(self, users: Tensor, items: Tensor) -> Tensor:
+        """`[users, items]`: what the tower and b say of every pair."""
+        parameters, width = self._parameters, self.config.factors
+        own, their = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
+        hidden = (users[:, width:] @ own.T)[:, None] + (
+            items[:, width:] @ their.T + parameters["b0"]
+        )
+        for place in range(1, len(self.config.tower) - 1):
+            hidden = F.linear(hidden.relu_(), parameters[f"W{place}"], parameters[f"b{place}"])
+        return hidden.relu_() @ parameters["h"][width:] + parameters["b"]
+
+    def _fresh_rows(self, number: int, generator: torch.Generator) -> Tensor:
+        width = self.config.factors + (self.config.tower[0] // 2 if self.config.tower else 0)
+        return torch.randn(number, width, generator=generator) * self.config.spread
+
+    def _own_examples(self, histories: Histories) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each step: items, labels and weights, `[users, examples]`; each user's depend on its
+        own items alone."""
+        liked, config = histories.csr(), self.config
+        counts = np.diff(liked.indptr)
+        longest, shape = (
+            counts.max(),
+            (config.fold_in_steps, histories.num_users, counts.max() * (1 + config.negatives)),
+        )
+        items, labels, weights = (
+            np.zeros(shape, np.int64),
+            np.zeros(shape[1:], np.float32),
+            np.zeros(shape[1:], np.float32),
+        )
+        labels[:, :longest] = 1.0
+        for user in np.flatnonzero((counts > 0) & (counts < histories.num_items)):
+            own, random = liked[[user]], stream(own_seed(liked[[user]].indices), "fold-in")
+            number, drawn = counts[user], counts[user] * config.negatives
+            triples = Triples(own, "pairs", random)
+            others = triples.others(np.zeros(config.fold_in_steps * drawn, np.int64))
+            items[:, user, :number] = own.indices
+            items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
+            weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number
+        fixed = torch.from_numpy(labels), torch.from_numpy(weights)
+        return [(step, *fixed) for step in torch.from_numpy(items)]
+
+
+def _glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    bound = (6 / (rows + columns)) ** 0.5
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrivRec's network trained in one place (Wang et al. 2021, table 2, row PrivRec-CEN).
+
+The same arithmetic as its federated training, without clients and messages: REPTILE (their equation
+6) over users, each of whom trains a copy of the network on its liked items and drawn ones, and the
+shared network moves to the mean of the copies. Users have no parameters; whoever is scored
+fine-tunes a copy first, as a device would.
+
+Where this differs from the paper: it does not say how PrivRec-CEN is trained; joined batches of all
+users without fine-tuning learn hardly more than popularity, as the network knows users by side
+features only. Settings are those of the shipped experiment `privrec-ml1m`, where all its
+differences are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.baselines.base import Baseline, Histories
+from fedrec.baselines.user_rows import own_seed
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.descent import descend
+from fedrec.cohort.results import Trained
+from fedrec.cohort.sgd import SgdSettings
+from fedrec.data.features import FeatureTable
+from fedrec.data.negatives import draw_negatives
+from fedrec.data.schema import Schema
+from fedrec.models.privrec import PrivRec as PrivRecModel
+from fedrec.models.privrec import PrivRecConfig as PrivRecModelConfig
+from fedrec.nn.declaration import Activation
+from fedrec.rng import stream, torch_stream
+
+
+class PrivrecConfig(PrivRecModelConfig):
+    """Settings of PrivRec in one place, beside those of the network."""
+
+    hidden: tuple[int, ...] = (64, 32, 16, 8)
+    """Widths of the hidden layers."""
+    activation: Activation = "tanh"
+    """Activation of the hidden layers."""
+    rounds: int = Field(default=80, ge=1)
+    """Moves of the shared network; each goes less far than the one before, the last one hardly at
+    all."""
+    users: int = Field(default=20, ge=1)
+    """Users who train in each round."""
+    epochs: int = Field(default=5, ge=1)
+    """Passes of each over its own examples, and of a user who is scored."""
+    batch_size: int = Field(default=128, ge=1)
+    """Examples per gradient step."""
+    negatives: int = Field(default=40, ge=0)
+    """Items drawn for each liked one."""
+    learning_rate: float = Field(default=0.3, gt=0)
+    """Step size."""
+    item_rate: float = Field(default=1000.0, ge=0)
+    """Factor on the step size of the items' embeddings, which move in the last epoch only, and not
+    in fine-tuning."""
+    layer_rate: float = Field(default=0.3, ge=0)
+    """Factor on the step size of the layers."""
+    seed: int = Field(default=0, ge=0)
+    """Of the initial parameters, and of everything that is drawn."""
+
+
+class Privrec(Baseline):
+    """The network of PrivRec, by REPTILE over users."""
+
+    Config = PrivrecConfig
+    paper = "PrivRec (Wang et al. 2021), table 2"
+    config: PrivrecConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Train from fresh parameters."""
+        config, able = self.config, _able(histories)
+        self._model = PrivRecModel(config, _schema(histories))
+        theta = self._model.initial(torch_stream(config.seed, "baseline-privrec"))
+        for round_ in range(config.rounds if len(able) else 0):
+            draw = stream(config.seed, "baseline-privrec-users", round_)
+            chosen = draw.choice(able, min(config.users, len(able)), replace=False)
+            randoms = [
+                stream(config.seed, "baseline-privrec-examples", round_, user)
+                for user in chosen.tolist()
+            ]
+            copies = self._copies(theta, histories.take(chosen), randoms, config.item_rate)
+            rate = (1 - round_ / config.rounds) / len(copies)
+            theta = {
+                name: value + rate * sum((own[name][0] - value for own in copies), torch.zeros(()))
+                for name, value in theta.items()
+            }
+        self._theta = theta
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Logits of each user's fine-tuned copy, `float32 [users, items]`; without items the shared
+        network's."""
+        shared, found = {name: value.unsqueeze(0) for name, value in self._theta.items()}, []
+        able = set(_able(histories).tolist())
+        for user in range(histories.num_users):
+            alone, own = histories.block(user, user + 1), shared
+            if user in able:
+                random = stream(own_seed(alone.items), "baseline-privrec-fine-tuning")
+                own = self._copies(self._theta, alone, [random], 0.0)[0]
+            with torch.no_grad():
+                codes = tuple(torch.from_numpy(code) for code in self._codes(alone))
+                found.append(self._model.scores(own, codes))
+        return torch.cat(found) if found else torch.zeros(0, histories.num_items)
+
+    def _copies(
+        self,
+        theta: Mapping[str, Tensor],
+        histories: Histories,
+        randoms: list[np.random.Generator],
+        item_rate: float,
+    ) -> list[dict[str, Tensor]]:
+        """The parameters that each user ends with, `[1, ...]` each, in the order of the users."""
+        config = self.config
+        rates = {name: config.layer_rate for name in theta if name.startswith("layer")} | {
+            "item.id": item_rate
+        }
+        sgd = SgdSettings(config.learning_rate, rates=rates, late=frozenset({"item.id"}))
+        codes = self._codes(histories)
+        batches = [
+            self._batches(
+                np.unique(histories.block(user, user + 1).items), histories.num_items, random
+            )
+            for user, random in enumerate(randoms)
+        ]
+        order = np.argsort(
+            [-len(own.sizes) for own in batches], kind="stable"
+        )  # as blocks are put together
+        users = [tuple(code[user] for code in codes) for user in order]
+        block = Block.of(users, [batches[user] for user in order], torch.device("cpu"))
+        trained = self._trained(theta, block, sgd)
+        return [trained.parameters_of(place) for place in np.argsort(order).tolist()]
+
+    def _batches(self, liked: np.ndarray, num_items: int, random: np.random.Generator) -> Batches:
+        """All batches of one user: liked items and drawn ones, in another order in each epoch."""
+        drawn = draw_negatives(liked, num_items, self.config.negatives * len(liked), random)
+        items = np.concatenate([liked, drawn])
+        labels = (np.arange(len(items)) < len(liked)).astype(np.float32)
+        orders = [random.permutation(len(items)) for _ in range(self.config.epochs)]
+        return Batches.cut(
+            [(items[order], labels[order]) for order in orders], self.config.batch_size
+        )
+
+    def _codes(self, histories: Histories) -> list[np.ndarray]:
+        """Per side feature the users' category codes, `int64 [users, width]`; -1 where nobody
+        knows."""
+        table, users = histories.user_features, histories.users
+        if table is None or users is None:
+            return [np.full((histories.num_users, 1), -1) for _ in self._model.schema.user_features]
+        return [table[name].padded()[users] for name, _ in self._model.schema.user_features]
+
+    def _trained(self, theta: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
+        """A block of users after their training, in native code where it fits."""
+        from fedrec.cohort.kernel.suitability import kernel_refusal
+        from fedrec.cohort.kernel.training import (
+            train_block,  # Numba, which who only reads settings need not wait for
+        )
+
+        if kernel_refusal(self._model, sgd, torch.device("cpu")) is None:
+            return train_block(self._model.kernel(), theta, block, sgd)
+        return descend(self._model, theta, block, sgd)
+
+
+def _able(histories: Histories) -> np.ndarray:
+    """`int64`: users who have something to learn from, liked items and others."""
+    counts = np.diff(histories.csr().indptr)
+    return np.flatnonzero((counts > 0) & (counts < histories.num_items))
+
+
+def _schema(histories: Histories) -> Schema:
+    described = histories.user_features if histories.users is not None else None
+    users = (
+        tuple((one.name, len(one.categories)) for one in described.features) if described else ()
+    )
+    items = histories.item_features or FeatureTable(histories.num_items)
+    return Schema(histories.num_items, items, users, "ranking")

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Centralised recommenders that are differentially private: what each release costs, and that it is
+paid for first.
+
+A private system releases a few sums over all training users under Gaussian noise and computes
+everything else from those. One target epsilon is for all of its releases; each takes a share of the
+squared Gaussian parameter mu^2 (Dong, Roth and Su 2022), which is what adds up over Gaussian
+releases. So a release with share p has 1 / sqrt(p) times the noise multiplier that it would have
+alone. Calibration and accounting are those of a federated run.
+
+Who runs a system may give it `charge`, which is told of every release before its noise is drawn: a
+run folder writes it to a ledger. A system without noise (`noise = false`) is charged as not
+private, and its epsilon is infinite.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.baselines.base import Baseline
+from fedrec.config import Config
+from fedrec.privacy.accounting.accountant import Accountant, Report
+from fedrec.privacy.accounting.events import Event, NonPrivate
+from fedrec.privacy.adjacency import Adjacency, Contributions
+from fedrec.privacy.caveats import caveats
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.mechanisms import Source, add_noise, source_of
+from fedrec.privacy.plan import Plan
+
+Charge = Callable[[int, Event], None]
+
+
+class PrivateConfig(Config):
+    """Settings that every private system has."""
+
+    epsilon: float = Field(default=5.0, gt=0)
+    """Of all releases together."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which the guarantee may fail."""
+    adjacency: Adjacency = "replace-one"
+    """Neighbours: one user's data exchanged for another's, or there or not."""
+    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    """Accountant."""
+    noise: bool = True
+    """`false`: clip and add no noise; epsilon is infinite."""
+    mode: Literal["reproducible", "secure"] = "reproducible"
+    """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
+    generator."""
+    seed: int | None = Field(default=None, ge=0)
+    """Of the noise; default: the experiment's."""
+
+    def seeded(self, seed: int) -> Self:
+        """The same settings, with seeds of their own that were left out taken from the experiment's
+        seed."""
+        return self if self.seed is not None else self.model_copy(update={"seed": seed})
+
+    @property
+    def own_seed(self) -> int:
+        """The seed; settings outside an experiment have 0."""
+        return self.seed or 0
+
+    def privacy(self, clip_norm: float) -> PrivacyConfig:
+        """The same in the terms of an experiment's `[privacy]` table, for one clip norm."""
+        target = {"epsilon": self.epsilon} if self.noise else {"noise_multiplier": 0.0}
+        shared = {
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "backend": self.backend,
+            "mode": self.mode,
+        }
+        return PrivacyConfig.model_validate({"clip_norm": clip_norm, **target, **shared})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of release.
+
+    Attributes:
+        name: names its noise and, as a phase, its charges.
+        clip_norm: bound S on the norm of one user's contribution.
+        share: of the budget, as squared Gaussian parameters, that all releases of this kind take;
+            all shares sum to 1.
+        releases: how many there are.
+        contributions: what users contribute, see `fedrec.privacy.adjacency`.
+        unfounded: why such releases guarantee nothing, although they have noise; empty: they do
+            guarantee.
+    """
+
+    name: str
+    clip_norm: float
+    share: float = 1.0
+    releases: int = 1
+    contributions: Contributions = "signed"
+    unfounded: str = ""
+
+    @property
+    def factor(self) -> float:
+        """Noise multiplier of one such release / that of a single release that takes the whole
+        budget."""
+        return (self.releases / self.share) ** 0.5
+
+
+class PrivateBaseline(Baseline):
+    """A centralised recommender whose releases are clipped, charged and noised."""
+
+    config: PrivateConfig
+    charge: Charge | None = None
+    """Told (number, event) of each release before its noise is drawn; numbers count from 1."""
+
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """What it releases, in order."""
+
+    def sampler(self, users: int) -> tuple[str, dict[str, float]]:
+        """How the users of a release are drawn out of so many: a sampler and its settings;
+        everybody by default."""
+        return "full", {}
+
+    def plans(self, users: int) -> dict[str, Plan]:
+        """Clip, noise and cost of each kind of release for so many training users, by name.
+
+        Raises:
+            ExperimentError: no noise reaches the target epsilon.
+        """
+        parts, (sampler, settings) = self.parts(), self.sampler(users)
+        mix: dict[float, int] = {}
+        for part in parts:
+            mix[part.factor] = mix.get(part.factor, 0) + part.releases
+        total = sum(mix.values())
+        return {
+            part.name: Plan.of(
+                self.config.privacy(part.clip_norm),
+                sampler,
+                settings,
+                users,
+                total,
+                factor=part.factor,
+                mix=mix,
+                contributions=part.contributions,
+            )
+            for part in parts
+        }
+
+    def spent(self, users: int) -> Report:
+        """What all releases cost together, as the accountant has it; infinite without noise."""
+        accountant, plans = Accountant(self.config.backend), self.plans(users)
+        for part in self.parts():
+            accountant.step(_event(plans[part.name], part.name, part.unfounded), part.releases)
+        said = dict.fromkeys(sentence for plan in plans.values() for sentence in caveats(plan))
+        return accountant.epsilon(self.config.delta, attack=self.config.noise, caveats=said)
+
+    def releases(self, users: int) -> Releases:
+        """The releases of one fit."""
+        source = source_of(self.config.mode, self.config.own_seed)
+        return Releases(
+            self.plans(users),
+            source,
+            self.charge,
+            {part.name: part.unfounded for part in self.parts()},
+        )
+
+
+class Releases:
+    """The noisy sums of one fit, in order.
+
+    Args:
+        plans: of each kind of release, by name.
+        source: where noise comes from.
+        charge: see `PrivateBaseline.charge`.
+        unfounded: by kind, see `Part.unfounded`; what is not named is founded.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        source: Source,
+        charge: Charge | None,
+        unfounded: Mapping[str, str] | None = None,
+    ) -> None:
+        self.plans, self._source, self._charge = plans, source, charge
+        self._unfounded = unfounded or {}
+        self._number = 0
+
+    def release(self, name: str, total: np.ndarray, clip_norm: float | None = None) -> np.ndarray:
+        """A sum of clipped contributions under noise, `float32` in the shape of the sum; charged
+        first.
+
+        Args:
+            name: which kind.
+            total: the sum.
+            clip_norm: of this release, where it is not that of all: noise goes with it, and costs
+                the same if it was chosen without the users' data.
+        """
+        plan = self.plans[name] if clip_norm is None else self.plans[name].at_clip_norm(clip_norm)
+        self._number += 1
+        if self._charge is not None:
+            self._charge(self._number, _event(plan, name, self._unfounded.get(name, "")))
+        mechanism = plan.config.mechanism
+        noisy = add_noise(
+            {name: total}, plan.noise_scale, self._source, self._number, mechanism=mechanism
+        )
+        return noisy[name]
+
+    def symmetric(self, name: str, total: np.ndarray) -> np.ndarray:
+        """The same of symmetric matrices `[..., n, n]`, clipped together in the Frobenius norm.
+
+        Noise goes on n (n + 1) / 2 coordinates in which lengths are Frobenius norms: the diagonal,
+        and sqrt(2) times what is above it. So noise has the standard deviation on the diagonal and
+        1 / sqrt(2) of it elsewhere.
+        """
+        rows, columns = np.triu_indices(total.shape[-1])
+        length = np.where(rows == columns, 1.0, np.sqrt(2))
+        noisy = self.release(name, total[..., rows, columns] * length) / length
+        matrices = np.empty_like(total)
+        matrices[..., rows, columns] = matrices[..., columns, rows] = noisy
+        return matrices
+
+
+def _event(plan: Plan, name: str, unfounded: str) -> Event:
+    """What one release of a kind costs."""
+    return NonPrivate(unfounded, name) if unfounded else plan.event(name)

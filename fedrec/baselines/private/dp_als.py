@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implicit matrix factorization by alternating least squares under user-level differential privacy
+(DP-ALS).
+
+After Chien, Jain, Krichene, Rendle, Song, Thakurta and Zhang (Private alternating least squares,
+ICML 2021) and Krichene, Jain, Song, Sundararajan, Thakurta and Zhang (Multi-task differential
+privacy under distribution skew, ICML 2023). The loss is that of iALS (Hu et al. 2008, in the form
+of Rendle et al. 2021),
+
+    sum over liked (u, i) of (1 - x_u . y_i)^2 + a0 sum over all (u, i) of (x_u . y_i)^2 + lambda
+    (|X|^2 + |Y|^2).
+
+In every step each user solves for its own x_u, which nobody else ever sees, and scales it to norm G
+at most. Three sums are released under Gaussian noise:
+
+    A_i = sum_u w_ui x_u x_u^T,    b_i = sum_u w_ui x_u,    K = sum_u x_u x_u^T,
+
+with weights w_ui = count_i^-e (noisy counts, so that rare items lose less to noise), scaled so that
+a user's weights have norm sqrt(k) at most. A user thus contributes at most sqrt(k) G^2, sqrt(k) G
+and G^2 in L2. A and K are positive semi-definite, so that exchanging a user costs sqrt(2) times
+that; b has signs and costs 2. The server projects A_i and K to semi-definite matrices and solves
+y_i = (A_i + a0 K + lambda I)^-1 b_i. All of it composes as Gaussian releases do.
+
+The guarantee is joint differential privacy: y_i may be published, and a user's scores are for that
+user.
+
+Where this differs from the papers:
+
+- Items are chosen by noisy counts; the published code chooses them by exact counts, which are not
+  charged.
+- `start = "gram"` starts from the eigenvectors of a noisy Gram matrix (`dp-gram`) instead of random
+  ones or noisy power iterations; with few users random ones waste the first steps.
+- Lambda of the items also has `ridge` times the largest eigenvalue that noise alone has in an A_i.
+- Weights are scaled down to norm sqrt(k), never up.
+
+Without noise, with k and G large and e = 0, this is iALS.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.baselines._ragged import among
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
+from fedrec.baselines.private.dp_gram import count_weights, weighted_gram
+from fedrec.baselines.private.dp_popularity import clipped_counts
+from fedrec.privacy.clipping import Clip
+from fedrec.rng import torch_stream
+
+_NUMBERS_AT_ONCE = 2**24  # of matrices and of masks that are in memory at once
+
+
+class DpAlsConfig(PrivateConfig):
+    """Settings of private alternating least squares."""
+
+    items: int = Field(default=500, ge=1)
+    """The number of items with the largest noisy counts that are learned; at most the catalogue."""
+    factors: int = Field(default=12, ge=1)
+    """Width of x_u and y_i."""
+    steps: int = Field(default=1, ge=1)
+    """How often users and items are solved for."""
+    clip_norm: float = Field(default=0.5, gt=0)
+    """G, bound on the norm of x_u."""
+    item_budget: float = Field(default=10.0, gt=0)
+    """k, bound on the squared norm of a user's weights: as many items with weight 1 count in
+    full."""
+    exponent: float = Field(default=0.2, ge=0)
+    """e, how much less the liked pairs of popular items weigh in A_i and b_i."""
+    unobserved: float = Field(default=1.0, ge=0)
+    """a0, weight of all pairs."""
+    regularisation: float = Field(default=0.3, gt=0)
+    """Lambda, of users and items."""
+    ridge: float = Field(default=5.0, ge=0)
+    """What items have beside lambda, in units of the largest eigenvalue of the noise in an A_i."""
+    start: Literal["gram", "random"] = "gram"
+    """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
+    count_share: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the budget (of mu^2) that the counts take."""
+    start_share: float = Field(default=0.5, gt=0, lt=1)
+    """With start = "gram": share of what is left that the Gram matrix takes."""
+    vector_share: float = Field(default=0.8, gt=0, lt=1)
+    """Share of what is left for the steps that b takes; K takes a tenth of the rest, and A the
+    others."""
+    count_clip: float = Field(default=6.0, gt=0)
+    """Bound on the L2 norm of a user's counts."""
+    gram_clip: float = Field(default=8.0, gt=0)
+    """Bound on the Frobenius norm of a user's part of the Gram matrix."""
+
+
+class DpAls(PrivateBaseline):
+    """Alternating least squares whose item side is solved from noisy sums."""
+
+    Config = DpAlsConfig
+    paper = "DP-ALS (Chien et al. 2021; Krichene et al. 2023)"
+    config: DpAlsConfig
+
+    def parts(self) -> tuple[Part, ...]:
+        """The counts, the start, and three sums per step."""
+        config, left = self.config, 1 - self.config.count_share
+        parts = [
+            Part("counts", config.count_clip, config.count_share, contributions="non-negative")
+        ]
+        if config.start == "gram":
+            share = left * config.start_share
+            parts.append(Part("start", config.gram_clip, share, contributions="non-negative"))
+            left -= share
+        bound, reach, rest = (
+            config.clip_norm,
+            config.item_budget**0.5,
+            left * (1 - config.vector_share),
+        )
+        return (
+            *parts,
+            Part("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
+            Part("matrices", reach * bound**2, 0.9 * rest, config.steps, "non-negative"),
+            Part("vectors", reach * bound, left * config.vector_share, config.steps),
+        )
+
+    def fit(self, histories: Histories) -> None:
+        """Choose the items, start, and take the steps."""
+        config, releases = self.config, self.releases(histories.num_users)
+        histories = histories.distinct()
+        counts = releases.release("counts", clipped_counts(histories, Clip(config.count_clip)))
+        self._chosen = np.sort(np.argsort(-counts, kind="stable")[: config.items])
+        noise = releases.plans["counts"].noise_scale
+        liked = among(histories, self._chosen)
+        self._items = self._start(
+            liked, count_weights(counts[self._chosen], noise, config.exponent), releases
+        )
+        weights = torch.from_numpy(count_weights(counts[self._chosen], noise, config.exponent)).to(
+            self.device
+        )
+        for _ in range(config.steps):
+            self._items = self._step(liked, weights, releases)
+        below = (counts - counts.max()) / max(float(np.ptp(counts)), 1e-9) - 1
+        self._others = torch.from_numpy(below).to(self.device).float()
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Products of the users' factors, solved for now, and the items',
+        `float32 [users, items]`."""
+        liked = among(histories.distinct(), self._chosen)
+        found = (self._users(liked) @ self._items.T).float()
+        scores = found.amin(1, keepdim=True) + self._others
+        scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
+        return scores
+
+    def _start(self, liked: Histories, scale: np.ndarray, releases: Releases) -> Tensor:
+        """First item factors, `float64 [items, factors]`, with columns of about unit length."""
+        shape = (liked.num_items, self.config.factors)
+        drawn = torch.randn(
+            *shape, generator=torch_stream(self.config.own_seed, "baseline-dp-als")
+        ).double()
+        drawn = (drawn / shape[0] ** 0.5).to(self.device)
+        if self.config.start == "random":
+            return drawn
+        total = weighted_gram(liked, scale, Clip(self.config.gram_clip), self.device)
+        gram = torch.from_numpy(releases.symmetric("start", total)).to(self.device)
+        vectors = torch.linalg.eigh(gram)[1][:, -shape[1] :]
+        drawn[:, : vectors.shape[1]] = vectors / torch.from_numpy(scale).to(self.device)[:, None]
+        return drawn
+
+    def _step(self, liked: Histories, weights: Tensor, releases: Releases) -> Tensor:
+        """Solve for the users, release, and solve for the items."""
+        config, width = self.config, self.config.factors
+        users = self._users(liked)
+        clip = Clip(config.clip_norm)
+        users = (
+            users
+            * torch.from_numpy(clip.factors(users.norm(dim=1).cpu().numpy())).to(self.device)[
+                :, None
+            ]
+        )
+        matrices, vectors = self._sums(liked, users, weights)
+        gram = _semi_definite(self._noisy(releases, "gram", users.T @ users))
+        matrices = _semi_definite(self._noisy(releases, "matrices", matrices))
+        vectors = (
+            torch.from_numpy(releases.release("vectors", vectors.cpu().numpy()))
+            .to(self.device)
+            .double()
+        )
+        edge = releases.plans["matrices"].noise_scale * (2 * width) ** 0.5
+        penalty = (config.regularisation + config.ridge * edge) * torch.eye(
+            width, device=self.device
+        ).double()
+        return torch.linalg.solve(matrices + config.unobserved * gram + penalty, vectors)
+
+    def _noisy(self, releases: Releases, name: str, total: Tensor) -> Tensor:
+        return torch.from_numpy(releases.symmetric(name, total.cpu().numpy())).to(self.device)
+
+    def _users(self, liked: Histories) -> Tensor:
+        """Each user's x_u given the items, `float64 [users, factors]`; zero for a user who likes
+        none."""
+        width = self.config.factors
+        identity = torch.eye(width, device=self.device).double()
+        base = (
+            self.config.unobserved * self._items.T @ self._items
+            + self.config.regularisation * identity
+        )
+        pairs = _outer(self._items)
+        found = []
+        for mask in self._blocks(liked):
+            matrices = base + (mask @ pairs).view(-1, width, width)
+            found.append(torch.linalg.solve(matrices, mask @ self._items))
+        return torch.cat(found)
+
+    def _sums(self, liked: Histories, users: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """A `[items, factors, factors]` and b `[items, factors]` without noise."""
+        width = self.config.factors
+        matrices = torch.zeros(liked.num_items, width * width, device=self.device).double()
+        vectors = torch.zeros(liked.num_items, width, device=self.device).double()
+        clip, start = Clip(self.config.item_budget**0.5), 0
+        for mask in self._blocks(liked):
+            own, start = users[start : start + len(mask)], start + len(mask)
+            weighted = mask * weights
+            shares = torch.from_numpy(clip.factors(weighted.norm(dim=1).cpu().numpy())).to(
+                self.device
+            )
+            weighted *= shares[:, None]
+            matrices.addmm_(weighted.T, _outer(own))
+            vectors.addmm_(weighted.T, own)
+        return matrices.view(-1, width, width), vectors
+
+    def _blocks(self, liked: Histories):
+        """Binary `float64 [users, items]`, some users at a time."""
+        size = max(1, _NUMBERS_AT_ONCE // max(liked.num_items, self.config.factors**2))
+        for start in range(0, liked.num_users, size):
+            yield (
+                liked.block(start, min(start + size, liked.num_users))
+                .matrix()
+                .to(self.device)
+                .double()
+            )
+
+
+def _outer(rows: Tensor) -> Tensor:
+    """Each row's product with itself, `[rows, width^2]`."""
+    return (rows[:, :, None] * rows[:, None, :]).flatten(1)
+
+
+def _semi_definite(matrices: Tensor) -> Tensor:
+    """The nearest positive semi-definite matrices."""
+    values, vectors = torch.linalg.eigh(matrices)
+    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.mT

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear item-to-item model from one noisy Gram matrix: EASE or PureSVD under user-level
+differential privacy.
+
+Two releases, once each, and nothing is learned in rounds:
+
+1. noisy counts of likers (`dp-popularity`), which choose the m items that have a chance against
+   noise, and weigh them;
+2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c / |D x_u|^2),
+   so that each user contributes a positive semi-definite matrix of Frobenius norm at most c. D is
+   diagonal, the noisy counts to the power of minus `exponent`: popular items have the largest
+   entries and would take all of a user's norm.
+
+Both are sums over users, so that two uploads per user under secure aggregation would do, the second
+of m (m + 1) / 2 numbers. Neither has signs, so under replace-one both cost sqrt(2) S and not 2 S
+(`fedrec.privacy.adjacency`).
+
+What follows is post-processing. Noise alone has eigenvalues up to about s sqrt(2 m), the noise
+edge, where s is its standard deviation on the diagonal (the semicircle law); what lies below it is
+taken for noise and cut. Then either
+
+* `ease`: EASE's closed form (Steck 2019) with lambda = regularisation + ridge x noise edge, or
+* `puresvd`: scores x D V V^T D^-1 with V the leading eigenvectors (Cremonesi, Koren and Turrin
+  2010).
+
+With `public-features` the matrix is denoised with what is public of the items first
+(`fedrec.factors.subspace`), and `ridge` counts in the same noise edge.
+
+Without noise, with c and m large and `exponent = 0` these are EASE and PureSVD. Items that were not
+chosen come last, in the order of their noisy counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedrec.baselines._ragged import among, sums
+from fedrec.baselines.base import Histories
+from fedrec.baselines.factorisation._gram import noise_edge, solved_weights
+from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.baselines.private.dp_popularity import clipped_counts
+from fedrec.errors import ExperimentError
+from fedrec.factors.subspace import basis_of, denoised_within, public_directions
+from fedrec.privacy.clipping import Clip
+
+_USERS_AT_ONCE = 1024
+
+
+class DpGramConfig(PrivateConfig):
+    """Settings of the noisy Gram matrix."""
+
+    model: Literal["ease", "puresvd"] = "puresvd"
+    """What is made of it."""
+    items: int = Field(default=500, ge=1)
+    """m, the number of items with the largest noisy counts that the Gram matrix is about; at most
+    the catalogue."""
+    clip_norm: float = Field(default=8.0, gt=0)
+    """c, bound on the Frobenius norm of a user's matrix, which is the number of chosen items that
+    it likes."""
+    exponent: float = Field(default=0.2, ge=0)
+    """Items are weighted by their noisy counts to the power of minus this; 0 weighs them alike."""
+    count_share: float = Field(default=0.06, gt=0, lt=1)
+    """Share of the budget (of mu^2) that the counts take."""
+    count_clip: float = Field(default=6.0, gt=0)
+    """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
+    factors: int = Field(default=12, ge=1)
+    """Largest number of eigenvectors of `puresvd`; those below the noise edge are left out anyhow,
+    and the ones just above it are mostly noise."""
+    public_features: bool = False
+    """Whether the matrix is denoised with what is public of the items, their features: directions
+    in which their popularities and features vary stand much more noise
+    (`fedrec.factors.subspace`)."""
+    ridge: float = Field(default=1.0, ge=0)
+    """Lambda of `ease` in units of the noise edge."""
+    regularisation: float = Field(default=1.0, gt=0)
+    """What is added to that, > 0; without noise the whole lambda."""
+
+
+class DpGram(PrivateBaseline):
+    """EASE or PureSVD from a noisy Gram matrix of the items that noisy counts choose."""
+
+    Config = DpGramConfig
+    paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
+    config: DpGramConfig
+
+    def parts(self) -> tuple[Part, ...]:
+        """The counts, and the Gram matrix."""
+        config = self.config
+        return (
+            Part("counts", config.count_clip, config.count_share, contributions="non-negative"),
+            Part("gram", config.clip_norm, 1 - config.count_share, contributions="non-negative"),
+        )
+
+    def fit(self, histories: Histories) -> None:
+        """Release counts and Gram matrix, and solve for the item-to-item weights."""
+        histories, releases = histories.distinct(), self.releases(histories.num_users)
+        counts = releases.release("counts", clipped_counts(histories, Clip(self.config.count_clip)))
+        self._chosen = np.sort(np.argsort(-counts, kind="stable")[: self.config.items])
+        self._scale = count_weights(
+            counts[self._chosen], releases.plans["counts"].noise_scale, self.config.exponent
+        )
+        total = weighted_gram(
+            among(histories, self._chosen), self._scale, Clip(self.config.clip_norm), self.device
+        )
+        gram = torch.from_numpy(releases.symmetric("gram", total)).to(self.device).double()
+        std = releases.plans["gram"].noise_scale
+        edge = noise_edge(std, len(gram))
+        if self.config.public_features:
+            known = np.maximum(counts[self._chosen], releases.plans["counts"].noise_scale)
+            gram = denoised_within(gram, std, self._basis(histories, known))
+        self._item_weights = self._solved(gram, edge).float()
+        # Below every chosen item, between 0 and 1 apart.
+        below = (counts - counts.max()) / max(float(np.ptp(counts)), 1e-9) - 1
+        self._others = torch.from_numpy(below).to(self.device).float()
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of the weights of each user's items, `float32 [users, items]`."""
+        found = sums(among(histories.distinct(), self._chosen), self._item_weights)
+        scores = found.amin(1, keepdim=True) + self._others
+        scores[:, torch.from_numpy(self._chosen).to(self.device)] = found
+        return scores
+
+    def _basis(self, histories: Histories, counts: np.ndarray) -> torch.Tensor:
+        """Of the directions in which chosen items of these noisy counts differ publicly.
+
+        Raises:
+            ExperimentError: nothing is public of the items.
+        """
+        if histories.item_features is None or not histories.item_features.features:
+            raise ExperimentError(
+                "there are no public features to denoise with",
+                expected="a dataset whose items have features",
+                got="none",
+                fix="set public-features = false for this baseline",
+            )
+        directions = public_directions(histories.item_features)[self._chosen]
+        return basis_of(directions, counts * self._scale).to(self.device)
+
+    def _solved(self, gram: torch.Tensor, edge: float) -> torch.Tensor:
+        """Item-to-item weights of a noisy Gram matrix, in the items' own scale."""
+        config = self.config
+        denoised = config.public_features
+        weights = solved_weights(
+            gram,
+            0.0 if denoised else edge,
+            solution=config.model,
+            factors=config.factors,
+            regularisation=config.regularisation + (config.ridge * edge if denoised else 0.0),
+            ridge=config.ridge,
+        )
+        scale = torch.from_numpy(self._scale).to(self.device)
+        return scale[:, None] * weights / scale
+
+
+def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarray:
+    """Weights of items, `float64`, with mean 1: counts to the power of minus the exponent.
+
+    Args:
+        counts: noisy ones.
+        noise: their standard deviation; counts below it weigh as if they were that large.
+        exponent: >= 0.
+    """
+    weights = np.maximum(counts, max(noise, 1.0)).astype(np.float64) ** -exponent
+    return weights / weights.mean()
+
+
+def weighted_gram(
+    histories: Histories, scale: np.ndarray, clip: Clip, device: torch.device
+) -> np.ndarray:
+    """Sum of the users' clipped matrices, `float64 [items, items]`.
+
+    Args:
+        histories: each item at most once per user.
+        scale: weight of each item, > 0.
+        clip: bound on the Frobenius norm of a user's matrix.
+        device: where it is added up.
+    """
+    rows = histories.rows()
+    squared_norms = np.bincount(
+        rows, weights=scale[histories.items] ** 2, minlength=histories.num_users
+    )
+    shares = np.sqrt(clip.factors(squared_norms))
+    gram = torch.zeros(histories.num_items, histories.num_items, dtype=torch.float64, device=device)
+    for start in range(0, histories.num_users, _USERS_AT_ONCE):
+        stop = min(start + _USERS_AT_ONCE, histories.num_users)
+        block = histories.block(start, stop).matrix().to(device).double()
+        weighted = block * torch.from_numpy(shares[start:stop, None]).to(device)
+        gram.addmm_(weighted.T, weighted)
+    return gram.cpu().numpy() * scale[:, None] * scale

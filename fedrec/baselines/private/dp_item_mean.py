@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Item means under user-level differential privacy, plus the user's own mean: the floor for private
+rating prediction.
+
+One release: every training user's ratings, mapped to [-1, 1], and its indicators of rated items,
+one vector, are clipped together, and their sum gets noise once, by the same plan and accountant as
+a federated round. No two such vectors point away from each other, so under replace-one it costs
+sqrt(2) S (`fedrec.neighbourhood.means`). An item's mean is its noisy sum over its noisy count. On
+top of it comes the mean of the user's own deviations, which the device knows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.baselines.base import RatingBaseline, Ratings
+from fedrec.baselines.neighbourhood._neighbours import ScaleConfig, profiles_of, user_deviations
+from fedrec.errors import ExperimentError
+from fedrec.neighbourhood.means import means_of, rating_sums, scaled
+from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.mechanisms import add_noise, source_of
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.question import report
+from fedrec.privacy.stated import Stated
+from fedrec.rng import stream
+
+
+class DpItemMeanConfig(ScaleConfig):
+    """Settings of private item means."""
+
+    epsilon: float = Field(default=1.0, gt=0)
+    """Of the one release."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """Probability with which the guarantee may fail."""
+    clip_norm: float = Field(default=7.5, gt=0)
+    """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
+    sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
+    most_ratings: int | None = Field(default=None, ge=1)
+    """Of users with more ratings so many are kept, at random, before clipping; default: all."""
+    adjacency: Adjacency = "replace-one"
+    """Neighbours: one user's data exchanged for another's, or there or not."""
+    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    """Accountant."""
+    damping: float = Field(default=20.0, ge=0)
+    """Number of ratings, each in the middle of all, that every item has beside its noisy count."""
+    user_damping: float = Field(default=5.0, ge=0)
+    """Number of ratings without deviation that every user has beside its own; on the device, free
+    of charge."""
+    seed: int = Field(default=0, ge=0)
+    """Of the noise."""
+
+
+class DpItemMean(RatingBaseline):
+    """Noisy item means and users' own means."""
+
+    Config = DpItemMeanConfig
+    config: DpItemMeanConfig
+
+    def plan(self, users: int) -> Plan:
+        """Clip, noise and cost of the release for so many training users."""
+        own = self.config.model_dump(
+            include={"epsilon", "delta", "clip_norm", "adjacency", "backend"}
+        )
+        return Plan.of(PrivacyConfig(**own), "full", {}, users, 1, contributions="non-negative")
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Add up clipped users, and add the noise.
+
+        Raises:
+            ExperimentError: there is nobody.
+        """
+        config, profiles = self.config, profiles_of(ratings)
+        if config.most_ratings is not None:
+            profiles = profiles.at_most(
+                config.most_ratings, stream(config.seed, "baseline-dp-item-mean")
+            )
+        present = int((profiles.counts > 0).sum())
+        if not present:
+            raise ExperimentError("there is nobody to learn from", expected="ratings", got="none")
+        plan = self._plan = self.plan(present)
+        squares = np.square(scaled(profiles.values, config.scale)) + 1
+        norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
+        shares = Clip(plan.clip_norm, plan.norm_order).factors(norms)
+        sums = rating_sums(profiles, config.scale, shares)
+        noisy = add_noise(
+            {"sums": sums}, plan.noise_scale, source_of("reproducible", config.seed), 1
+        )["sums"]
+        self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`."""
+        own = user_deviations(profiles_of(known), self._means, self.config.user_damping)
+        return self.config.within(self._means[items] + own[users])
+
+    def stated(self) -> Stated | None:
+        """What is said of its privacy, once it is fitted; None: nothing, it has none. The plan's
+        own, which holds."""
+        told = report(self._plan)
+        return Stated(
+            self.config.epsilon, told.epsilon, f"one user, at delta {told.delta:g}", told.caveats
+        )

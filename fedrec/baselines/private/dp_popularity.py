@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Popularity under user-level differential privacy: the floor for a system that is private itself.
+
+One release: every training user's indicator vector of liked items is clipped, the sum gets noise
+once. The noise is calibrated by the same plan and accountant as that of a federated run, for every
+user taking part and one round. Counts have no signs, so under replace-one Gaussian noise is that of
+a sensitivity of sqrt(2) S (`fedrec.privacy.adjacency`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+
+
+class DpPopularityConfig(PrivateConfig):
+    """Settings of private popularity."""
+
+    clip_norm: float = Field(default=8.0, gt=0)
+    """Bound on the norm of a user's counts (L2; L1 for Laplace): sqrt(n), or n, for n liked
+    items."""
+    mechanism: Literal["gaussian", "laplace"] = "gaussian"
+    """Distribution of the noise."""
+
+    def privacy(self, clip_norm: float) -> PrivacyConfig:
+        """The same in the terms of an experiment's `[privacy]` table, for one clip norm."""
+        return super().privacy(clip_norm).model_copy(update={"mechanism": self.mechanism})
+
+
+class DpPopularity(PrivateBaseline):
+    """Scores an item by its noisy number of likers."""
+
+    Config = DpPopularityConfig
+    config: DpPopularityConfig
+
+    def parts(self) -> tuple[Part, ...]:
+        """The counts."""
+        return (Part("counts", self.config.clip_norm, contributions="non-negative"),)
+
+    def plan(self, users: int) -> Plan:
+        """Clip, noise and cost of the release for so many training users."""
+        return self.plans(users)["counts"]
+
+    def fit(self, histories: Histories) -> None:
+        """Count clipped users, and add the noise."""
+        releases = self.releases(histories.num_users)
+        counts = clipped_counts(
+            histories.distinct(), Clip(self.config.clip_norm, releases.plans["counts"].norm_order)
+        )
+        self._counts = torch.from_numpy(releases.release("counts", counts))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """The same noisy counts for every user, as `float32 [users, items]` (a view; do not write
+        to it)."""
+        return self._counts.expand(histories.num_users, -1)
+
+
+def clipped_counts(histories: Histories, clip: Clip) -> np.ndarray:
+    """`float64 [items]`: sum of the users' indicator vectors, each clipped.
+
+    Args:
+        histories: each item at most once per user.
+        clip: the bound.
+    """
+    likes = np.diff(histories.offsets).astype(np.float64)
+    shares = clip.factors(np.sqrt(likes) if clip.order == 2 else likes)
+    return np.bincount(
+        histories.items,
+        weights=np.repeat(shares, np.diff(histories.offsets)),
+        minlength=histories.num_items,
+    )

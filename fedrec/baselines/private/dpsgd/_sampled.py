@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private systems that are trained by DP-SGD on users: draw some, clip each one's gradient, add
+noise to the sum, step.
+
+In every step some users are drawn, each user's gradient is clipped to norm S over all parameters
+together, the sum gets Gaussian noise once, and Adam moves the parameters (Abadi et al. 2016 with
+users for examples, as McMahan et al. 2018). Cohorts are of fixed size under replace-one, and
+Poisson under add-remove, which is what their amplification is proven for. Gradients have signs, so
+replace-one costs 2 S.
+
+With `clip = "optimal"` S is the clip norm of DP-VAE's algorithm 2 ("DP-O" in its table 11), sought
+in every step among the norms of the cohort's gradients. It comes from private gradients and can be
+read off the noise, so that such a system is charged as not private.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
+from fedrec.baselines.private.dpsgd._outer import OuterGradients
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.mechanisms import secure_fixed_size, secure_poisson
+from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
+from fedrec.rng import stream, torch_stream
+
+_KIND = "gradients"
+_WHY = "the clip norm of each step is chosen by algorithm 2 from private gradients"
+
+
+class SampledConfig(PrivateConfig):
+    """Settings of every system that is trained by DP-SGD on users."""
+
+    steps: int = Field(default=100, ge=1)
+    """Gradient steps, each of which is a release."""
+    cohort: int = Field(default=500, ge=1)
+    """Users per step, expected under add-remove; at most all."""
+    clip: Literal["constant", "optimal"] = "constant"
+    """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, whose epsilon is infinite."""
+    clip_norm: float = Field(default=1.0, gt=0)
+    """S, bound on the L2 norm of a user's gradient."""
+    learning_rate: float = Field(default=0.003, gt=0)
+    """Step size of Adam."""
+
+    @model_validator(mode="after")
+    def _noise_to_choose_by(self) -> Self:
+        if self.clip == "optimal" and not self.noise:
+            raise ValueError(
+                "clip = 'optimal' with noise = true only: it weighs clipping against the noise"
+            )
+        return self
+
+
+class SampledBaseline(PrivateBaseline):
+    """Moves parameters by noisy sums of clipped gradients of users; a subclass has the model.
+
+    Attributes:
+        stream: names what is drawn for it.
+    """
+
+    config: SampledConfig
+    stream: str
+
+    def parts(self) -> tuple[Part, ...]:
+        """One sum of gradients per step."""
+        unfounded = _WHY if self.config.clip == "optimal" else ""
+        return (
+            Part(_KIND, self.config.clip_norm, releases=self.config.steps, unfounded=unfounded),
+        )
+
+    def sampler(self, users: int) -> tuple[str, dict[str, float]]:
+        """How the users of a release are drawn out of so many: a sampler and its settings;
+        everybody by default."""
+        name = "fixed-size" if self.config.adjacency == "replace-one" else "poisson"
+        return name, {"cohort": min(self.config.cohort, users)}
+
+    @abstractmethod
+    def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, on the device."""
+
+    @abstractmethod
+    def gradients(
+        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+    ) -> OuterGradients:
+        """Gradients of some users' losses.
+
+        Args:
+            parameters: as they are before the step.
+            rows: binary `float32 [users, items]`.
+            generator: of whatever the model draws.
+        """
+
+    def fit(self, histories: Histories) -> None:
+        """Train from fresh parameters."""
+        config, generator = self.config, torch_stream(self.config.own_seed, self.stream)
+        releases = self.releases(histories.num_users)
+        self._parameters = self.start(histories, generator)
+        adam = torch.optim.Adam(self._parameters.values(), lr=config.learning_rate)
+        plan = releases.plans[_KIND]
+        for step in range(config.steps):
+            rows = histories.take(self._cohort(histories.num_users, step)).matrix().to(self.device)
+            found = self.gradients(self._parameters, rows, generator)
+            bound = config.clip_norm
+            if config.clip == "optimal":
+                bound = (
+                    chosen_clip(found, plan.noise_scale / plan.clip_norm / plan.denominator)
+                    or bound
+                )
+            total = clipped_sum(found, bound)
+            flat = torch.cat([total[name].flatten() for name in self._parameters]).cpu().numpy()
+            noisy = releases.release(_KIND, flat, clip_norm=bound) / np.float32(plan.denominator)
+            parts = torch.from_numpy(noisy).to(self.device)
+            pieces = parts.split([value.numel() for value in self._parameters.values()])
+            for value, piece in zip(self._parameters.values(), pieces, strict=True):
+                value.grad = piece.view_as(value)
+            adam.step()
+        self._parameters = {name: value.detach() for name, value in self._parameters.items()}
+
+    def _cohort(self, users: int, step: int) -> np.ndarray:
+        name, settings = self.sampler(users)
+        everybody, cohort = np.arange(users), int(settings["cohort"])
+        if self.config.mode == "secure":
+            return (
+                secure_fixed_size(everybody, cohort)
+                if name == "fixed-size"
+                else secure_poisson(everybody, cohort / users)
+            )
+        random = stream(self.config.own_seed, f"{self.stream}/cohort", step)
+        if name == "fixed-size":
+            return np.sort(random.choice(users, cohort, replace=False))
+        return np.flatnonzero(random.random(users) < cohort / users)
+
+
+def clipped_sum(gradients: OuterGradients, bound: float) -> dict[str, Tensor]:
+    """Sum of users' gradients, each clipped to a norm over all parameters together, by parameter
+    and in its shape."""
+    norms = gradients.norms()
+    factors = torch.from_numpy(Clip(bound).factors(norms.cpu().numpy())).to(norms.device)
+    return gradients.weighted_sum(factors)
+
+
+def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
+    """The norm that algorithm 2 finds among those of the users' gradients; 0 where all are zero.
+
+    Args:
+        gradients: of a cohort. Users whose gradient is zero or has no norm are left out: a bound of
+            0 would move nothing.
+        noise_multiplier: standard deviation of the noise in the mean of the cohort, over S.
+    """
+    norms = gradients.norms()
+    kept = torch.isfinite(norms) & (norms > 0)
+    if not bool(kept.any()):
+        return 0.0
+    if noise_decides(noise_multiplier, gradients.coordinates):
+        return float(norms[kept].min())
+    pairs = {name: (left[kept], right[kept]) for name, (left, right) in gradients.pairs.items()}
+    return optimal_clip(OuterGradients(pairs).whole(), noise_multiplier)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A denoising autoencoder trained centrally by DP-SGD on users (DPAE of Fang et al. 2022, tables 8
+and 11).
+
+A user's loss is the multinomial one over its whole history. The user enters every affine layer
+once, as one row x, so that its gradient is an outer product x^T g, and no user's gradient is ever
+made (Goodfellow 2015).
+
+Where this differs from the paper: Fang et al. give every user an epsilon of its own and noise of
+its own for one upload (`clients/steps/dpvae.py` with model `ae` does that, with the paper's clip
+norm from private gradients as an option); here one epsilon is for all steps and holds for all data
+of a user. Adam instead of plain gradient descent.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private.dpsgd._outer import OuterGradients
+from fedrec.baselines.private.dpsgd._sampled import SampledBaseline, SampledConfig
+from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
+from fedrec.models.ae import Ae, AeConfig
+
+
+class DpAeConfig(SampledConfig):
+    """Settings of the private autoencoder."""
+
+    hidden: int = Field(default=80, ge=1)
+    """Width of the hidden layers of encoder and decoder."""
+    latent: int = Field(default=20, ge=1)
+    """Width of the code (paper: 20, 30 and 50)."""
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    """Share of a user's items that are hidden from the encoder while it trains."""
+
+
+class DpAe(SampledBaseline):
+    """Trained on clipped gradients of users, under noise."""
+
+    Config = DpAeConfig
+    paper = "DP-VAE (Fang et al. 2022), tables 8 and 11, DPAE"
+    config: DpAeConfig
+    stream = "baseline-dpae"
+
+    def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, on the device."""
+        config = self.config
+        network = AeConfig(hidden=config.hidden, latent=config.latent, dropout=config.dropout)
+        schema = Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking")
+        self._model = Ae(network, schema)
+        return {
+            name: value.to(self.device) for name, value in self._model.initial(generator).items()
+        }
+
+    @torch.no_grad()
+    def scores(self, histories: Histories) -> Tensor:
+        """Logits of the items, `float32 [users, items]`."""
+        parameters = {name: value.unsqueeze(0) for name, value in self._parameters.items()}
+        return self._model.history_scores(
+            parameters, histories.matrix().to(self.device).unsqueeze(0)
+        )[0]
+
+    def gradients(
+        self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
+    ) -> OuterGradients:
+        """Gradients of some users' losses. The generator draws dropout."""
+        inputs, outputs = {}, {}
+
+        def record(name: str, entering: Tensor, leaving: Tensor) -> Tensor:
+            inputs[name], outputs[name] = entering.detach()[0], leaving
+            return leaving
+
+        leaves = {
+            name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
+        }
+        draw = self._model.draw((1, len(rows)), generator).to(self.device)
+        log_chances, _ = self._model.parts(leaves, rows.unsqueeze(0), draw, tap=record)
+        loss = -(log_chances[0] * rows).sum()
+        found = torch.autograd.grad(loss, list(outputs.values()))
+        pairs, once = {}, rows.new_ones(len(rows), 1)
+        for name, gradient in zip(outputs, found, strict=True):
+            pairs[f"{name}.weight"], pairs[f"{name}.bias"] = (
+                (inputs[name], gradient[0]),
+                (gradient[0], once),
+            )
+        return OuterGradients(pairs)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Item mean: every user's rating of an item is the mean of the training ratings of that item.
+
+The floor that a rating predictor must leave. With `damping` k an item has k more ratings equal to
+the mean of all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.baselines.base import RatingBaseline, Ratings
+from fedrec.config import Config
+
+
+class ItemMeanConfig(Config):
+    """Settings of the item mean."""
+
+    damping: float = Field(default=0.0, ge=0)
+    """Number of ratings, each equal to the mean of all, that every item has beside its own."""
+
+
+class ItemMean(RatingBaseline):
+    """Predicts an item's mean rating; an item without one gets the mean of all."""
+
+    Config = ItemMeanConfig
+    config: ItemMeanConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Take the means."""
+        mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
+        counts = np.bincount(ratings.items, minlength=ratings.num_items) + self.config.damping
+        sums = (
+            np.bincount(ratings.items, ratings.values, ratings.num_items)
+            + self.config.damping * mean
+        )
+        self._means = np.divide(
+            sums, counts, out=np.full(ratings.num_items, mean), where=counts > 0
+        )
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. The known ratings are not looked at."""
+        return self._means[items]

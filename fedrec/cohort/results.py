@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trained block gives: per-client norms, weighted sums of updates, or one client's whole
+parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.cohort.block import Block
+from fedrec.protocol.sparse_update import SparseAccumulator
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The trained parameters of a block of C clients.
+
+    Attributes:
+        start: the global parameters, without cohort dimension; those that are not in `values`
+            stayed as they are.
+        block: the clients.
+        values: `[C, ...]` per parameter; of an item table only the touched rows, `[C, R, d]`.
+        item_tables: names of the parameters that are compact.
+        untouched: `[C]`, factor between the start and the end of a row that no batch touched; 1
+            without weight decay.
+        last_losses: `float64 [C]`, mean loss over each client's last epoch; NaN where it had
+            nothing to learn from.
+    """
+
+    start: Mapping[str, Tensor]
+    block: Block
+    values: dict[str, Tensor]
+    item_tables: tuple[str, ...]
+    untouched: Tensor
+    last_losses: np.ndarray
+
+    def losses(self) -> list[float]:
+        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
+        or tells none."""
+        return self.last_losses.tolist()
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm of each client's whole update, sparse and dense parts together.
+
+        Args:
+            names: the parameters that count; None: all.
+            order: 2 for the L2 norm, 1 for L1.
+        """
+        total = torch.zeros(len(self.block), dtype=torch.float64)
+        for name, value in self.values.items():
+            if names is not None and name not in names:
+                continue
+            table = name in self.item_tables
+            total += (
+                self._table_powers(name, order)
+                if table
+                else _powers(value, self.start[name], order)
+            ).cpu()
+        return total.sqrt() if order == 2 else total
+
+    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
+        """Add, over the clients, share times update of parameters that are no item tables.
+
+        Args:
+            totals: `float64` by parameter, of the parameter's shape, which are added to; those that
+                did not change may be among them.
+            shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+        """
+        counted = shares != 0
+        for name, total in totals.items():
+            if name not in self.values:
+                continue
+            values, start = self.values[name], self.start[name]
+            if values.is_cpu:
+                from fedrec.nn.update_sums import (
+                    add_dense,  # Numba, which who reads a block need not wait for
+                )
+
+                flat = values.view(len(self.block), -1).numpy()
+                add_dense(total.view(-1).numpy(), start.reshape(-1).numpy(), flat, shares.numpy())
+            else:  # of a client that does not count not even NaN may enter
+                moved = values[counted.to(values.device)].double() - start
+                total.add_(torch.tensordot(shares[counted].to(values.device), moved, dims=1))
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """The same of an item table, by rows.
+
+        Args:
+            name: the table.
+            total: the running sum of its changes.
+            shares: `float64 [C]`.
+        """
+        if name not in self.values:
+            return
+        if bool((self.untouched == 1).all()) and self.values[name].is_cpu:
+            self._add_touched_rows(name, total, shares)
+            return
+        drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
+        items, client, moved = self._moved(name, shares != 0)
+        change = moved.double().mul_(shares.to(client.device)[client, None])
+        if drifts.any():
+            change -= self.start[name][items].double() * drifts.to(client.device)[client, None]
+        total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
+
+    def _add_touched_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """See `add_rows`, where no other rows moved."""
+        from fedrec.nn.update_sums import add_rows
+
+        counts = np.array(self.block.touched_counts, dtype=np.int64)
+        total.reserve(int(counts.sum()))
+        sums, block = (total.values, total.slots, total.rows), self.block.touched.numpy()
+        given = self.start[name].numpy(), block, counts, self.values[name].numpy(), shares.numpy()
+        total.used = add_rows(*sums, total.used, *given)
+
+    def parameters_of(self, place: int) -> dict[str, Tensor]:
+        """One client's whole parameters, `[1, ...]` each, item tables at full size."""
+        own = {
+            name: value.unsqueeze(0)
+            for name, value in self.start.items()
+            if name not in self.values
+        }
+        own |= {
+            name: value[place : place + 1]
+            for name, value in self.values.items()
+            if name not in self.item_tables
+        }
+        count = self.block.touched_counts[place]
+        for name in self.item_tables:
+            table = self.start[name] * self.untouched[place]
+            table[self.block.touched[place, :count]] = self.values[name][place, :count]
+            own[name] = table.unsqueeze(0)
+        return own
+
+    def _moved(self, name: str, counted: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """What clients changed in the rows they touched: items `int64 [n]`, places of clients
+        `int64 [n]`, `[n, d]`.
+
+        Args:
+            name: an item table.
+            counted: `bool [C]`, the clients that are wanted; None: all.
+        """
+        touched, width = self.block.touched, self.block.touched.shape[1]
+        real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]
+        wanted = real if counted is None else real & counted.cpu()[:, None]
+        places = wanted.flatten().nonzero()[:, 0].to(touched.device)
+        items, moved = (
+            touched.flatten()[places],
+            self.values[name].flatten(0, 1).index_select(0, places),
+        )
+        return items, places // width, moved.sub_(self.start[name].index_select(0, items))
+
+    def _table_powers(self, name: str, order: int) -> Tensor:
+        """`float64 [C]`: sum over a table's coordinates of the change's square (order 2) or
+        magnitude (1)."""
+        items, client, moved = self._moved(name)
+        drift = (self.untouched.double() - 1).to(client.device)
+        total = torch.zeros(len(self.block), dtype=torch.float64, device=client.device)
+        total.index_add_(0, client, _norms(moved, order) ** order)
+        if (drift != 0).any():
+            whole = _norms(self.start[name], order) ** order
+            rest = whole.sum() - torch.zeros_like(total).index_add_(0, client, whole[items])
+            total += torch.where(drift != 0, drift.abs() ** order * rest, 0.0)
+        return total
+
+
+def _powers(values: Tensor, start: Tensor, order: int) -> Tensor:
+    """`float64 [C]`: sum of squares (order 2) or magnitudes (1) of `[C, ...]` less the start, added
+    in float64."""
+    if not values.is_cpu:
+        return _norms(values.flatten(1) - start.flatten(), order) ** order
+    from fedrec.nn.update_sums import powers
+
+    return torch.from_numpy(
+        powers(start.reshape(-1).numpy(), values.view(len(values), -1).numpy(), order)
+    )
+
+
+def _norms(rows: Tensor, order: int) -> Tensor:
+    """`float64 [n]`: the norm of each row of `[n, d]`."""
+    return torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Naming the component at fault: its class, the file that it is in, and what it did wrong.
+
+A plug-in is other people's code and may fail in any way. Whoever calls one says what it was doing,
+so that its failure is an error with a name, a file and a reason, and not a traceback through
+fedrec.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from traceback import extract_tb
+from typing import Any
+
+import numpy as np
+
+from fedrec.errors import ComponentError, FedrecError
+
+
+def file_of(component: object) -> str:
+    """The file that defines a component (a class or an object of it); empty where there is none."""
+    cls = component if inspect.isclass(component) else type(component)
+    try:
+        return inspect.getfile(cls)
+    except (TypeError, OSError):
+        return ""
+
+
+def named(kind: str, component: object) -> str:
+    """A component for people: its kind, its class and its file."""
+    cls = component if inspect.isclass(component) else type(component)
+    file = file_of(cls)
+    return f"{kind} {cls.__name__!r}" + (f" ({file})" if file else "")
+
+
+def line_of(error: BaseException) -> str:
+    """File and line that an exception comes from, as deep as it goes; empty where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen")
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+@contextmanager
+def blaming(kind: str, component: object, doing: str) -> Iterator[None]:
+    """What fails within is the component's fault.
+
+    Args:
+        kind: its kind, such as `"strategy"`.
+        component: the component or its class.
+        doing: what it was asked for, such as `"in round 3"`.
+
+    Raises:
+        ComponentError: anything but an error that explains itself (`FedrecError`) was raised
+            within.
+    """
+    try:
+        yield
+    except FedrecError:
+        raise
+    except Exception as error:
+        place = line_of(error)
+        raise ComponentError(
+            f"{named(kind, component)} failed {doing}",
+            got=f"{type(error).__name__}: {error}"
+            + (f" ({place})" if place and place[:1] != "<" else ""),
+            fix="fix that file; fedrec --debug shows the whole traceback",
+        ) from error
+
+
+def refuse_wrong(kind: str, component: object, doing: str, *, expected: str, got: str) -> None:
+    """Say what a component gave instead of what it had to give.
+
+    Raises:
+        ComponentError: always.
+    """
+    raise ComponentError(
+        f"{named(kind, component)} gave what it must not {doing}",
+        expected=expected,
+        got=got,
+        fix="fix that file; the contract tests of fedrec.testing find such faults",
+    )
+
+
+def refuse_other_arrays(
+    kind: str, component: object, doing: str, found: Any, expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse named arrays (or tensors) that are not those of the expected names and shapes.
+
+    Raises:
+        ComponentError: they are not.
+    """
+    shapes = (
+        {str(n): tuple(getattr(v, "shape", ())) for n, v in found.items()}
+        if isinstance(found, Mapping)
+        else None
+    )
+    if shapes == dict(expected):
+        return
+    if shapes is None:
+        refuse_wrong(
+            kind,
+            component,
+            doing,
+            expected=f"arrays by name: {dict(expected)}",
+            got=type(found).__name__,
+        )
+        return
+    wrong = [n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)]
+    told = [{n: table[n] for n in wrong if n in table} for table in (dict(expected), shapes)]
+    refuse_wrong(
+        kind,
+        component,
+        doing,
+        expected=f"the shapes {told[0]}",
+        got=f"{told[1] or 'nothing of these names'}",
+    )
+
+
+def finite(values: Any) -> bool:
+    """Whether an array or a tensor holds numbers only."""
+    with np.errstate(all="ignore"):
+        total = float(
+            values.sum()
+        )  # any NaN or infinity makes the sum one; a sum can also overflow
+    return bool(np.isfinite(total)) or bool(np.isfinite(np.asarray(values)).all())
+
+
+class Unchanged:
+    """Notices whether arrays were changed by somebody who had them only to read.
+
+    Args:
+        arrays: by name.
+        whole: gives copies to compare with; None keeps sums alone, which cost one pass and no
+            memory.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Any], whole: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.arrays = dict(arrays)
+        self._before = (
+            {name: _digest(value) for name, value in self.arrays.items()} if whole is None else {}
+        )
+        self._copies = (
+            {} if whole is None else {name: whole(value) for name, value in self.arrays.items()}
+        )
+
+    def changed(self) -> list[str]:
+        """Names of the arrays that are not what they were."""
+        moved = [
+            name for name, digest in self._before.items() if _digest(self.arrays[name]) != digest
+        ]
+        for name, copy in self._copies.items():
+            if not np.array_equal(np.asarray(copy), np.asarray(self.arrays[name]), equal_nan=True):
+                moved.append(name)
+        return moved
+
+    def refuse(self, kind: str, component: object, doing: str) -> None:
+        """Refuse changed arrays.
+
+        Raises:
+            ComponentError: some were changed.
+        """
+        moved = self.changed()
+        if moved:
+            shown = ", ".join(map(repr, moved))
+            refuse_wrong(
+                kind,
+                component,
+                doing,
+                expected="its inputs left as they are",
+                got=f"changed {shown} in place",
+            )
+
+
+def _digest(value: Any) -> str:
+    array = np.asarray(value)
+    with np.errstate(all="ignore"):
+        return (
+            f"{array.sum(dtype=np.float64)!r}"
+            f" {array.ravel()[: 1 << 16].std() if array.size else 0!r}"
+        )

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name -> class, for every kind of component.
+
+A name is resolved in this order:
+
+1. `"package.module:Class"`: that class, from anywhere on `sys.path`;
+2. a built-in: the file of that name in the kind's home package or in a folder below it (`"ml-1m"`
+   is `fedrec/data/readers/ml_1m.py`, `"ease"` is `fedrec/baselines/factorisation/ease.py`);
+3. an entry point of the group `fedrec.<kind>` that an installed package declares.
+
+There is no list to edit: a new built-in is a new file. Homes and base classes are named by strings
+because this core library must not import the packages above it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from fedrec.components.contract_check import refuse_unusable
+from fedrec.components.errors import line_of
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of component: where its built-ins live, what they derive from, and the table that
+    names one."""
+
+    name: str
+    home: str
+    base: str
+    table: str = ""
+
+    @property
+    def group(self) -> str:
+        """Entry-point group through which installed packages add components of this kind."""
+        return f"fedrec.{self.name}"
+
+    @property
+    def key(self) -> str:
+        """Name of its table in an experiment."""
+        return self.table or self.name
+
+
+DATASET = Kind("dataset", "fedrec.data.readers", "fedrec.data.reader:Reader")
+SPLIT = Kind("split", "fedrec.data.splits", "fedrec.data.split:Split")
+MODEL = Kind("model", "fedrec.models", "fedrec.models.base:Model")
+STEP = Kind("step", "clients.steps", "clients.step:Step")
+STRATEGY = Kind("strategy", "strategies", "flwr.serverapp.strategy:Strategy")
+SAMPLER = Kind("sampler", "server.samplers", "server.samplers.base:Sampler")
+BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
+CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
+PERTURBATION = Kind(
+    "perturbation",
+    "fedrec.perturb.members",
+    "fedrec.data.perturbation:Perturbation",
+    table="perturb",
+)
+ATTACK = Kind("attack", "fedrec.attacks.members", "fedrec.attacks.base:Attack")
+
+KINDS = (DATASET, SPLIT, MODEL, STEP, STRATEGY, SAMPLER, PERTURBATION, BASELINE, CALLBACK, ATTACK)
+
+_NOT_COMPONENTS = {  # modules beside components that hold what these share
+    "base",
+    "callback_list",
+    "dp",
+    "evaluation",
+    "protocol",
+    "similarity",
+    "triples",
+    "user_rows",
+    "warp_steps",
+}
+
+
+def resolve(kind: Kind, name: str) -> type:
+    """The class that `name` stands for.
+
+    Raises:
+        ExperimentError: the name is unknown, or its module cannot be imported, or holds no class of
+            this kind.
+    """
+    if ":" in name:
+        return _from_path(kind, name)
+    if name in _builtins(kind):
+        return _class_of(kind, _builtins(kind)[name])
+    place = place_of(kind, name)
+    if place is not None:
+        return _from_path(kind, place)
+    raise ExperimentError(
+        f"unknown {kind.name} {name!r}",
+        expected=f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'",
+        got=repr(name),
+        fix=did_you_mean(name, available_names(kind)),
+    )
+
+
+def place_of(kind: Kind, name: str) -> str | None:
+    """Where an installed package has the component of a name, as `package.module:Class`; nothing is
+    imported."""
+    return next(
+        (entry.value for entry in entry_points(group=kind.group) if entry.name == name), None
+    )
+
+
+def ours(kind: Kind, component: type) -> bool:
+    """Whether a class is a built-in of its kind and no plug-in."""
+    return component.__module__.startswith(f"{kind.home}.")
+
+
+def builtin_names(kind: Kind) -> list[str]:
+    """Names of the built-ins of a kind, without importing them."""
+    return sorted(_builtins(kind))
+
+
+@functools.lru_cache  # a node asks in every round, and listing the folders takes half a millisecond
+def _builtins(kind: Kind) -> dict[str, str]:
+    """Name -> dotted module of each built-in, without importing any."""
+    spec = importlib.util.find_spec(kind.home)
+    modules = _modules(kind.home, list(spec.submodule_search_locations or []) if spec else [])
+    leaves = ((module, module.rpartition(".")[2]) for module in modules)
+    return {
+        leaf.replace("_", "-"): module
+        for module, leaf in leaves
+        if not leaf.startswith("_") and leaf not in _NOT_COMPONENTS
+    }
+
+
+def _modules(package: str, locations: list[str]) -> Iterator[str]:
+    """The modules in a package's folders and in those below, by dotted name."""
+    for module in pkgutil.iter_modules(locations):
+        name = f"{package}.{module.name}"
+        if module.ispkg and not module.name.startswith("_"):
+            below = [str(Path(location, module.name)) for location in locations]
+            yield from _modules(name, below)
+        elif not module.ispkg:
+            yield name
+
+
+def available_names(kind: Kind) -> list[str]:
+    """Names of built-ins and of installed plug-ins."""
+    return sorted({*builtin_names(kind), *(entry.name for entry in entry_points(group=kind.group))})
+
+
+def available(kind: Kind) -> Iterator[tuple[str, type | ExperimentError]]:
+    """Every available component of a kind: its name and its class, or the error that keeps it from
+    loading."""
+    for name in available_names(kind):
+        try:
+            yield name, resolve(kind, name)
+        except ExperimentError as error:
+            yield name, error
+
+
+def _from_path(kind: Kind, path: str) -> type:
+    module_name, _, class_name = path.partition(":")
+    module = _import(kind, module_name)
+    found = getattr(module, class_name, None)
+    if not (inspect.isclass(found) and issubclass(found, _base_of(kind))):
+        raise ExperimentError(
+            f"{path!r} is not a {kind.name}",
+            expected=f"a class derived from {kind.base}",
+            got="no such name" if found is None else repr(found),
+            fix=(
+                f"check the spelling, and that {class_name} derives from"
+                f" {kind.base.partition(':')[2]}"
+            ),
+        )
+    refuse_unusable(kind.name, found, _base_of(kind))
+    return found
+
+
+def _class_of(kind: Kind, module_name: str) -> type:
+    """The one public class of the kind that the module defines."""
+    module = _import(kind, module_name)
+    base = _base_of(kind)
+    own = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module_name
+        if not name.startswith("_") and not inspect.isabstract(value)
+    ]
+    if len(own) != 1:
+        raise ExperimentError(
+            f"module {module_name!r} does not define exactly one {kind.name}",
+            expected=f"one public class derived from {kind.base}",
+            got=", ".join(cls.__name__ for cls in own) or "none",
+            fix="one concept, one file: move the others",
+        )
+    return own[0]
+
+
+def file_of(kind: Kind, name: str) -> str:
+    """The file that a name leads to, without importing it; empty where that cannot be told."""
+    path = name if ":" in name else place_of(kind, name) or ""
+    module_name = path.partition(":")[0] or _builtins(kind).get(name, "")
+    if not module_name:
+        return ""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except Exception:  # a package above it may fail in any way when it is imported
+        return ""
+    return (spec.origin or "") if spec else ""
+
+
+def _base_of(kind: Kind) -> type:
+    module_name, _, class_name = kind.base.partition(":")
+    return getattr(importlib.import_module(module_name), class_name)
+
+
+def _import(kind: Kind, module_name: str):
+    try:
+        return importlib.import_module(module_name)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a plug-in may fail in any way; the rest of fedrec goes on
+        place = line_of(error)
+        beyond = place and not place.startswith((__file__, importlib.__file__))
+        raise ExperimentError(
+            f"cannot import {module_name!r} for a {kind.name}" + (f" ({place})" if beyond else ""),
+            expected="an importable module",
+            got=f"{type(error).__name__}: {error}",
+            fix=f"python -c 'import {module_name}' shows the whole traceback",
+        ) from error

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Populations that this process holds: read once, whoever asks, or given by another process of the
+run."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+
+from fedrec.data.population import Population
+from fedrec.data.reader import data_directory
+from fedrec.experiment.schema import Experiment
+from fedrec.runtime.heap import release_free_heap
+
+_MOST = 2  # populations held at once
+
+
+class Kept:
+    """A few populations, the least recently asked for dropped first."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Population] = OrderedDict()
+
+    def population(self, experiment: Experiment) -> Population:
+        """The population of an experiment; read now if nobody asked before.
+
+        Raises:
+            DataError: the dataset is missing or damaged.
+        """
+        key = _key(experiment)
+        if key not in self._held:
+            self.hold(experiment, Population.of(experiment))
+            release_free_heap()  # reading takes much more than what is read
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def held(self, experiment: Experiment) -> Population | None:
+        """The population of an experiment, if it is held; nothing is read."""
+        return self._held.get(_key(experiment))
+
+    def hold(self, experiment: Experiment, population: Population) -> None:
+        """Take a population that was read elsewhere."""
+        self._held[_key(experiment)] = population
+        while len(self._held) > _MOST:
+            self._held.popitem(last=False)
+
+
+KEPT = Kept()
+
+
+def _key(experiment: Experiment) -> str:
+    """What a population is a function of, and where its data lie."""
+    table = experiment.table()
+    parts = {
+        name: table.get(name)
+        for name in ("dataset", "split", "seed", "task", "positive-above", "perturb")
+    }
+    return json.dumps([parts, str(data_directory())], sort_keys=True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one client knows, and what it is tested on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrec.data.time_weighting import time_weighted
+from fedrec.experiment.schema import Masked
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's own training data.
+
+    Attributes:
+        client: the client's id (its user index).
+        features: per user feature the client's category codes, `int64 [codes]`.
+        items: `int64 [n]`, the items of its training rows.
+        labels: `float32 [n]`; ranking: 1 positive, 0 not; rating: the rating.
+        positives: `int64`, ascending, distinct: the positive items among them. Negatives are drawn
+            outside of these, and of nothing else: an item held out for testing must be as likely a
+                negative as one never seen.
+        times: `int64 [n]`, when each training row happened; None where the dataset has no times.
+        ratings: `float32 [n]`, its rating; None where the dataset has none.
+        avoided: `int64`, ascending, distinct: what negatives are drawn outside of where that is
+            more than the positives, see `Partition.leaky_negatives`; None: it is not.
+    """
+
+    client: int
+    features: tuple[np.ndarray, ...]
+    items: np.ndarray
+    labels: np.ndarray
+    positives: np.ndarray
+    times: np.ndarray | None = None
+    ratings: np.ndarray | None = None
+    avoided: np.ndarray | None = None
+
+    @property
+    def never_negative(self) -> np.ndarray:
+        """`int64`, ascending, distinct: the items that negatives are drawn outside of."""
+        return self.positives if self.avoided is None else self.avoided
+
+    def order(self) -> np.ndarray:
+        """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order
+        without times.
+
+        Rows of the same time keep the source's order.
+        """
+        return (
+            np.arange(len(self.items))
+            if self.times is None
+            else np.argsort(self.times, kind="stable")
+        )
+
+    def amounts(self, rated: bool) -> np.ndarray:
+        """`float32`, how much each of the positives is liked: 1, or where `rated` its ratings
+        weighted by time."""
+        if not rated:
+            return np.ones(len(self.positives), dtype=np.float32)
+        rows = np.flatnonzero(self.labels > 0)
+        ratings, times = (
+            None if part is None else part[rows] for part in (self.ratings, self.times)
+        )
+        return time_weighted(np.zeros_like(rows), self.items[rows], ratings, times)[2]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What a block of users is tested on, as masks and weights over the catalogue.
+
+    Attributes:
+        seen: `bool [users, items]`, items the user interacted with in any part.
+        known: `bool [users, items]`, items of the training part.
+        learned: `bool [users, items]`, items of the rows that are learned from; `known` where
+            nothing is perturbed.
+        relevant: `bool [users, items]`, held-out positives.
+        weight: `int64 [users, items]`, how many held-out positive rows each has, or None when none
+            repeats.
+    """
+
+    seen: np.ndarray
+    known: np.ndarray
+    learned: np.ndarray
+    relevant: np.ndarray
+    weight: np.ndarray | None
+
+    def masked(self, how: Masked) -> np.ndarray:
+        """`bool [users, items]`: items that are left out of whole lists (`evaluation.masked`)."""
+        return (
+            {"real": self.known, "learned": self.learned}[how]
+            if how != "both"
+            else self.known | self.learned
+        )

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which columns of somebody's table are users, items, ratings and times: by their names, then by
+what is in them. What was found, and why, is told in words, and each can be named instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedrec.data.files.tables import read_columns, table_columns
+from fedrec.errors import DataError
+
+ROLES = ("user", "item", "rating", "time")
+_NAMES = {
+    "user": "user users userid uid u customer customerid client clientid buyer buyerid member "
+    "memberid visitor visitorid person reviewer reviewerid account accountid session "
+    "sessionid author",
+    "item": "item items itemid iid i product productid movie movieid film book bookid isbn track "
+    "trackid song songid artist artistid asin sku article articleid place placeid poi venue "
+    "venueid location locationid game gameid app appid parentasin content contentid stockcode url",
+    "rating": "rating ratings rate score stars star overall value reviewoverall bookrating grade",
+    "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
+    "ratedat when eventtime orderdate invoicedate purchasedate timestampms",
+}
+_SEPARATORS = (",", "\t", ";", "|")
+_SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
+_TOP = 100.0
+_FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a table's columns are.
+
+    Attributes:
+        separator: of a CSV file.
+        columns: name of the column of each role; `rating` and `time` only where there is one.
+        reasons: by role, why.
+        positive_above: a row is positive when its rating is above this; None: every row is.
+        rows: number of rows.
+        users: number of distinct users.
+        items: number of distinct items.
+        ignored: the other columns.
+    """
+
+    separator: str
+    columns: dict[str, str]
+    reasons: dict[str, str]
+    positive_above: float | None
+    rows: int
+    users: int
+    items: int
+    ignored: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The findings in plain words, one per line."""
+        said = [
+            f"{role}: column {self.columns[role]!r} ({self.reasons[role]})"
+            for role in ROLES
+            if role in self.columns
+        ]
+        said += [f"no column of {role}s" for role in ROLES if role not in self.columns]
+        if self.ignored:
+            said.append(f"not used: {', '.join(map(repr, self.ignored))}")
+        liked = (
+            "every row counts as liked"
+            if self.positive_above is None
+            else f"ratings above {self.positive_above:g} count as liked"
+        )
+        counts = f"{self.rows:,} rows, {self.users:,} users, {self.items:,} items"
+        return [*said, f"{counts}; {liked}"]
+
+
+def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
+    """Look at a table of interactions.
+
+    Args:
+        path: a CSV file with a first line of names, or a Parquet file.
+        given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
+
+    Raises:
+        DataError: there is no such file, a named column is missing, or users and items cannot be
+            told.
+    """
+    if not path.is_file():
+        raise DataError(
+            "there is no table",
+            expected="a CSV or Parquet file",
+            got=f"{path}, which is {'a folder' if path.is_dir() else 'not there'}",
+            fix="give the path of a file with one interaction per row",
+        )
+    given = {role: name for role, name in (given or {}).items() if name}
+    separator = _separator(path)
+    names = table_columns(path, separator=separator)
+    _refuse_numbers(path, names)
+    frame = read_columns(
+        path,
+        {name: "--data" for name in names},
+        separator=separator,
+        inferred=names,
+    )
+    return _settled(path, separator, names, frame, given)
+
+
+def _settled(
+    path: Path,
+    separator: str,
+    names: list[str],
+    frame: Mapping[str, pd.Series],
+    given: Mapping[str, str],
+) -> Recognised:
+    columns: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for role, name in given.items():
+        if name not in names:
+            raise DataError(
+                f"{path} has no column {name!r}",
+                expected=f"one of {', '.join(map(repr, names))}",
+                got=f"--{role} {name}",
+                fix=f"give the name of the column of {role}s",
+            )
+        columns[role], reasons[role] = name, "as you said"
+    for role in ROLES:
+        for name in names:
+            if role not in columns and name not in columns.values() and _named(role, name):
+                if role in ("rating", "time") and not _fits(role, frame[name]):
+                    continue
+                columns[role], reasons[role] = name, "by its name"
+    known = {"user", "item"} <= set(columns)
+    for role in ("time", "rating") if known else ("time",):  # small numbers may be ids too
+        left = [name for name in names if name not in columns.values()]
+        found = [name for name in left if role not in columns and _looks(role, frame[name])]
+        if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
+            columns[role], reasons[role] = found[0], f"its values look like {role}s"
+    _by_content(path, names, frame, columns, reasons)
+    rating = columns.get("rating")
+    return Recognised(
+        separator=separator,
+        columns={role: columns[role] for role in ROLES if role in columns},
+        reasons=reasons,
+        positive_above=None if rating is None else _threshold(frame[rating]),
+        rows=len(frame[columns["user"]]),
+        users=int(frame[columns["user"]].nunique()),
+        items=int(frame[columns["item"]].nunique()),
+        ignored=tuple(name for name in names if name not in columns.values()),
+    )
+
+
+def _by_content(
+    path: Path,
+    names: list[str],
+    frame: Mapping[str, pd.Series],
+    columns: dict[str, str],
+    reasons: dict[str, str],
+) -> None:
+    """Users and items among what is left: the only column left, or of two the first one."""
+    left = [name for name in names if name not in columns.values()]
+    ids = [name for name in left if 1 < frame[name].nunique() < len(frame[name]) or len(left) <= 2]
+    missing = [role for role in ("user", "item") if role not in columns]
+    if not missing:
+        return
+    if len(ids) != len(missing):
+        raise DataError(
+            f"cannot tell which column of {path} holds the {missing[0]}s",
+            expected="names such as user_id and item_id",
+            got=f"columns {', '.join(map(repr, names))}",
+            fix="say it with " + " ".join(f"--{role} COLUMN" for role in missing),
+        )
+    for role, name in zip(missing, ids, strict=True):
+        columns[role] = name
+        reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
+
+
+def _separator(path: Path) -> str:
+    """The character that separates the first line into most columns."""
+    if path.suffix in (".parquet", ".pq"):
+        return ","
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+        counts = {one: len(next(csv.reader([first], delimiter=one), [])) for one in _SEPARATORS}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path} is not text", expected="a CSV or Parquet file", got=str(error)
+        ) from None
+    return max(_SEPARATORS, key=lambda one: counts[one])
+
+
+def _refuse_numbers(path: Path, names: list[str]) -> None:
+    """A first line of numbers is a row, not names."""
+    if len(names) > 1 and all(re.fullmatch(r"-?\d+(\.\d+)?", name.strip()) for name in names):
+        raise DataError(
+            f"{path} has no names of columns",
+            expected="a first line such as user,item,rating,time",
+            got=", ".join(names),
+            fix="write the names of the columns into a first line",
+        )
+    if len(names) < 2:
+        raise DataError(
+            f"{path} has one column",
+            expected="a column of users and a column of items, separated by , ; | or tabs",
+            got=", ".join(names),
+        )
+
+
+def _named(role: str, name: str) -> bool:
+    return re.sub(r"[^a-z]", "", name.lower()) in _NAMES[role].split()
+
+
+def _fits(role: str, column: pd.Series) -> bool:
+    """Whether a column by that name can be read as such."""
+    numeric = pd.api.types.is_numeric_dtype(column) and not column.isna().any()
+    return numeric or (role == "time" and _dates(column))
+
+
+def _looks(role: str, column: pd.Series) -> bool:
+    if role == "rating":
+        return _fits(role, column) and column.nunique() > 1 and _threshold(column) is not None
+    if pd.api.types.is_numeric_dtype(column):
+        return not column.isna().any() and float(column.min()) > _FIRST_TIME
+    return _dates(column)
+
+
+def _dates(column: pd.Series) -> bool:
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return True
+    some = column.dropna().head(1000).astype(str)
+    if some.empty or not some.str.match(r"\d{4}-\d{2}").all():
+        return False
+    return bool(pd.to_datetime(some, utc=True, errors="coerce", format="ISO8601").notna().all())
+
+
+def _threshold(ratings: pd.Series) -> float | None:
+    """The middle of a rating scale; None where the numbers are none: constant, counts or prices."""
+    values = np.unique(ratings.to_numpy(dtype=np.float64))
+    if not 1 < len(values) <= _SCALE or values[0] < -_TOP or values[-1] > _TOP:
+        return None
+    return float((values[0] + values[-1]) / 2)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of CSV and Parquet files, and what ids, numbers and times in them may look like."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedrec.data.files.delimited import missing_column
+from fedrec.errors import DataError
+
+_PARQUET = (".parquet", ".pq")
+
+
+def table_columns(path: Path, *, separator: str) -> list[str]:
+    """Names of the columns of a table.
+
+    Raises:
+        DataError: the file is empty or not readable, or pyarrow is needed and missing.
+    """
+    if path.suffix in _PARQUET:
+        return list(_parquet(path).schema.names)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            names = next(csv.reader(file, delimiter=separator), [])
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise _unreadable(path, error) from None
+    if not names:
+        raise DataError(
+            f"{path} is empty", expected="a first line with the names of the columns", got="nothing"
+        )
+    return names
+
+
+def read_columns(
+    path: Path, columns: Mapping[str, str], *, separator: str, inferred: Sequence[str] = ()
+) -> dict[str, pd.Series]:
+    """The wanted columns of a table; empty values are missing values.
+
+    Args:
+        path: a `.parquet` file, or any other for CSV.
+        columns: name -> the setting that asked for it, for the error message.
+        separator: of a CSV file.
+        inferred: columns of a CSV file that may be numbers; the others stay text, so that "007" is
+            not 7.
+
+    Raises:
+        DataError: a column is missing or given twice, the file has no rows or is malformed, or
+            pyarrow is missing.
+    """
+    present = table_columns(path, separator=separator)
+    for column, setting in columns.items():
+        if column not in present:
+            raise missing_column(path, column, present, setting=setting)
+        if present.count(column) > 1:
+            raise DataError(
+                f"{path} has two columns {column!r}",
+                expected="distinct names",
+                got=", ".join(present),
+            )
+    if path.suffix in _PARQUET:
+        frame = _parquet(path).read(columns=list(columns)).to_pandas()
+    else:
+        text = [column for column in columns if column not in inferred]
+        frame = _read_csv(
+            path, separator, text, list(columns) if set(columns) != set(present) else None
+        )
+    if frame.empty:
+        raise DataError(f"{path} has no rows", expected="at least one row", got="none")
+    return {column: pd.Series(frame[column]) for column in columns}
+
+
+def _read_csv(path: Path, separator: str, text: list[str], some: list[str] | None) -> pd.DataFrame:
+    kinds: dict = dict.fromkeys(text, str)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error", pd.errors.ParserWarning
+            )  # a first line with too many values only warns
+            return pd.read_csv(
+                path,
+                sep=separator,
+                usecols=some,  # pyright: ignore[reportArgumentType]
+                dtype=kinds,
+                encoding="utf-8-sig",
+                keep_default_na=False,
+                na_values=[""],
+                index_col=False,
+                low_memory=False,
+            )
+    except (ValueError, pd.errors.ParserWarning) as error:
+        raise _unreadable(path, error) from None
+
+
+def _parquet(path: Path):
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            f"{path.name} is a Parquet file, and reading Parquet needs pyarrow",
+            expected="the optional package pyarrow",
+            got="it is not installed",
+            fix="pip install 'fedrec[parquet]', or save the table as CSV",
+        ) from None
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} cannot be read as a table",
+        expected="one value per column and line",
+        got=str(error).removeprefix("Error tokenizing data. C error: ").strip(),
+        fix="check the separator (dataset.separator) and the named line",
+    )
+
+
+def ids_of(column: pd.Series, path: Path) -> np.ndarray:
+    """Ids of users or items, one per row: `int64` when all are plain whole numbers, else text.
+
+    Raises:
+        DataError: an id is missing.
+    """
+    codes, names = pd.factorize(column)
+    _require_all(column, codes >= 0, path, "an id")
+    texts = np.array([str(name) for name in names], dtype=object)
+    whole = all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in texts)
+    return (texts.astype(np.int64) if whole else texts)[codes]
+
+
+def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
+    """Finite numbers, `float32`, one per row.
+
+    Raises:
+        DataError: a value is missing or not a finite number.
+    """
+    values = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
+    _require_all(column, np.isfinite(values), path, "a finite number")
+    return values.astype(np.float32)
+
+
+def times_of(column: pd.Series, path: Path) -> np.ndarray:
+    """Times, `int64`, one per row: numbers as they are, ISO dates as seconds since 1970.
+
+    A column is of the one or of the other: beside dates, "1005" might be a year or a second.
+
+    Raises:
+        DataError: a value is missing, neither, of the other kind, or beyond 64 bits.
+    """
+    if pd.api.types.is_bool_dtype(column):
+        _require_all(column, np.zeros(len(column), dtype=bool), path, "a number or an ISO date")
+    if pd.api.types.is_numeric_dtype(column):
+        return _numeric_times(column, path)
+    form = None if pd.api.types.is_datetime64_any_dtype(column) else "ISO8601"
+    numeric = np.zeros(len(column), dtype=bool)
+    if form is not None:
+        numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
+        numeric = np.asarray(numbers.notna())
+        if len(numeric) and numeric.all():
+            return _numeric_times(numbers, path)
+    dates = pd.Series(pd.to_datetime(column, utc=True, errors="coerce", format=form))
+    _require_all(column, numeric | np.asarray(dates.notna()), path, "a number or an ISO date")
+    _require_all(column, ~numeric, path, "an ISO date, as other rows have dates")
+    return np.asarray(dates.dt.tz_localize(None), dtype="datetime64[s]").astype(np.int64)
+
+
+def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:
+    """Whole numbers do not pass through float64, which holds only 53 bits of them."""
+    values = np.asarray(column, dtype=np.float64)
+    whole = pd.api.types.is_integer_dtype(column)
+    fits = np.isfinite(values) & (whole | (np.abs(values) < 2.0**63))
+    if whole:
+        fits &= np.asarray((column <= np.iinfo(np.int64).max).fillna(False), dtype=bool)
+    _require_all(column, fits, path, "a time of at most 63 bits")
+    return np.asarray(column if whole else values, dtype=np.int64)
+
+
+def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str) -> None:
+    if good.all():
+        return
+    row = int((~good).argmax())
+    value = column.iloc[row]
+    raise DataError(
+        f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
+        f" {column.name!r}",
+        expected=expected,
+        got="nothing" if pd.isna(value) else repr(value),
+    )

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments from TOML files, by name, and from Flower's run configuration."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError
+from fedrec.experiment.overrides import override
+from fedrec.experiment.schema import Experiment
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+    """Read, override, check and resolve an experiment.
+
+    Args:
+        source: a TOML file, the name of a shipped experiment, or a table.
+        overrides: texts such as `"strategy.server-lr=0.5"`; values in TOML syntax, bare words are
+            strings.
+
+    Raises:
+        ExperimentError: the file is missing or not TOML, or a key or value is wrong.
+    """
+    return Experiment.parse(read(source, overrides)).resolve()
+
+
+def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The table of an experiment with overrides, as it is written: unchecked, and without defaults.
+
+    Args:
+        source: a TOML file, the name of a shipped experiment, or a table.
+        overrides: as those of `load`.
+
+    Raises:
+        ExperimentError: the file is missing or not TOML, or an override cannot be read.
+    """
+    table = dict(source) if isinstance(source, Mapping) else _read(source)
+    for text in overrides:
+        table = override(table, text)
+    return table
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
+    """The experiment that a Flower run configuration names.
+
+    Keys: `resolved` (a whole experiment as JSON, from our own engines), or `experiment` (a TOML
+    file or the name of a shipped experiment) and `overrides` (like `--set`, separated by `;`).
+
+    Raises:
+        ExperimentError: no experiment is named, or it is wrong.
+    """
+    if run_config.get("resolved"):
+        return Experiment.parse(json.loads(str(run_config["resolved"])))
+    if not run_config.get("experiment"):
+        raise ExperimentError(
+            "the run configuration names no experiment",
+            expected="a TOML file (absolute path) or the name of a shipped experiment",
+            got="experiment = ''",
+            fix="flwr run . --run-config 'experiment=\"privrec-synthetic\"'",
+        )
+    overrides = [part for part in str(run_config.get("overrides", "")).split(";") if part.strip()]
+    return load(str(run_config["experiment"]), overrides)
+
+
+def shipped_experiments() -> dict[str, Path]:
+    """Name -> file of the experiments that come with fedrec."""
+    folder = Path(__file__).resolve().parents[2] / "simulations" / "experiments"
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    try:
+        path = Path(source).expanduser()
+        found = path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, or the home of nobody
+        path, found = Path(), False
+    if not found:
+        shipped = shipped_experiments()
+        if str(source) not in shipped:
+            raise ExperimentError(
+                f"there is no experiment {str(source)[:200]!r}",
+                expected="a TOML file, or the name of a shipped experiment",
+                got="a folder" if path.is_dir() else "no such file",
+                fix=did_you_mean(str(source), shipped),
+            )
+        path = shipped[str(source)]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise ExperimentError(
+            f"{path} is not TOML", expected="TOML text", got=str(error), fix="correct it"
+        ) from None

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changing one key of an experiment's tables, as `--set key=value` asks."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from fedrec.errors import ExperimentError
+
+
+def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A table with one key changed.
+
+    Args:
+        table: nested tables.
+        text: such as `"strategy.server-lr=0.5"`; the value in TOML syntax, a bare word is a string.
+            Another name for a component, such as `"strategy.name=fedavg"`, drops the settings of
+            the one before; engines have the same.
+
+    Raises:
+        ExperimentError: the text is not of that form, or a part of the key is not a table.
+    """
+    key, equals, written = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise ExperimentError(
+            f"cannot read the override {text!r}",
+            expected="key=value",
+            got=text,
+            fix="--set strategy.server-lr=0.5",
+        )
+    try:
+        value = tomllib.loads(f"value = {written}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = written.strip()  # a bare word, as people write it on a command line
+    chosen = table.get(path[0])
+    if (
+        path[1:] == ["name"]
+        and path[0] != "engine"
+        and isinstance(chosen, Mapping)
+        and chosen.get("name") != value
+    ):
+        return {
+            **table,
+            path[0]: {"name": value},
+        }  # the settings of one component mean nothing to another
+    return _with(table, path, value, text)
+
+
+def _with(table: Mapping[str, Any], path: list[str], value: Any, text: str) -> dict[str, Any]:
+    head, *rest = path
+    if not rest:
+        return {**table, head: value}
+    inner = table.get(head, {})
+    if not isinstance(inner, Mapping):
+        raise ExperimentError(
+            f"cannot apply the override {text!r}",
+            expected=f"{head!r} to be a table",
+            got=repr(inner),
+            fix="check the key",
+        )
+    return {**table, head: _with(inner, rest, value, text)}

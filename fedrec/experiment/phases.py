@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The phases of an experiment's training: which rounds each has, and what clients do in it.
+
+Server and nodes read them off the experiment, each for itself, so that a node need not take the
+server's word for the step and the protection of a round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedrec.components import registry
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.privacy.adjacency import Contributions
+
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of training.
+
+    Attributes:
+        name: its name, as in `privacy.phases`, in the ledger and in the report.
+        step: name and settings of the local step.
+        last: number of its last round; None: it goes on to the end.
+        volunteers: whether it is for clients alone who have agreed to it.
+    """
+
+    name: str
+    step: Mapping[str, Any]
+    last: int | None = None
+    volunteers: bool = False
+
+    def has_step(self, step: Mapping[str, Any]) -> bool:
+        """Whether that is its step, in every setting."""
+        return _text(self.step) == _text(step)
+
+
+def step_table(section: Section) -> dict[str, Any]:
+    """Name and settings of a step, as an order carries them."""
+    return {"name": section.name, **section.options}
+
+
+def contributions_of(step: str) -> Contributions:
+    """What clients contribute in a step, by its name; `signed` unless the step says otherwise."""
+    return getattr(registry.resolve(registry.STEP, step), "contributions", "signed")
+
+
+def phases_of(experiment: Experiment, *, nested: bool = True) -> tuple[Phase, ...]:
+    """The phases of a resolved experiment, the first one first.
+
+    Args:
+        experiment: the experiment.
+        nested: whether its strategy is asked; else it has one phase, with the experiment's own
+            step.
+    """
+    step = step_table(experiment.step)
+    if nested:
+        strategy = registry.resolve(registry.STRATEGY, experiment.strategy.name)
+        if hasattr(strategy, "schedule"):  # Flower's own have none
+            return tuple(
+                strategy.schedule(component_settings(registry.STRATEGY, experiment.strategy), step)
+            )
+    return (Phase(MAIN, step),)
+
+
+def phase_at(phases: Sequence[Phase], round_number: int) -> Phase:
+    """The phase that a round belongs to."""
+    return next(phase for phase in phases if phase.last is None or round_number <= phase.last)
+
+
+def _text(step: Mapping[str, Any]) -> str:
+    return json.dumps(step, sort_keys=True)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One TOML file is one whole experiment: strict, frozen, resolved before anything runs.
+
+A section such as `[strategy]` names a component and carries its settings; they are checked by the
+component's own configuration class. `resolve` fills in every default, so the copy in a run folder
+says everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from fedrec.components import registry
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import (
+    Section,
+    component_settings,
+    nested_sections,
+    resolved_section,
+)
+from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.privacy.config import PrivacyConfig
+
+Masked: TypeAlias = Literal["real", "learned", "both"]
+
+
+class EvaluationConfig(Config):
+    """When, on whom and how the system is evaluated."""
+
+    held_out: Literal["test", "validation"] = "test"
+    """Which held-out rows are ranked; choose settings on `validation`, report on `test`."""
+    protocol: Literal["reconstruction"] | None = None
+    """`reconstruction`: the whole catalogue against the whole history, which the model was mostly
+    given; no measure of recommendation, and its figures have names of their own. Default: held-out
+    items, those known left out."""
+    masked: Masked = "real"
+    """Which known items whole lists leave out (recall, precision, ndcg-list, mrr), where training
+    rows are perturbed: those of the `real` training rows, of the `learned` ones, or of `both`. A
+    held-out item left out is missed."""
+    every: int = Field(default=1, ge=0)
+    """Evaluate every so many rounds on a sample of users; 0 = only after the last round."""
+    users: int = Field(default=200, ge=1)
+    """Number of held-out users in evaluations during training, the same ones each time."""
+    final_users: int | None = Field(default=None, ge=1)
+    """Number of held-out users in the last evaluation, and in that of the baselines; default:
+    all."""
+    ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(5, 10, 20, 30), min_length=1)
+    """Cut-offs of the ranking metrics."""
+    fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})
+    """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the
+    shared model."""
+    sampled_items: int | None = Field(default=None, ge=1)
+    """Also rank each held-out positive among so many drawn never-seen items (99 in NCF), in
+    expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: among all of them only."""
+    inactive_below: int = Field(default=20, ge=0)
+    """Users with fewer known interactions than this form the group `activity=inactive`."""
+    baselines: tuple[str | Section, ...] = ("popularity", "ease")
+    """Centralised recommenders evaluated beside the system under the same protocol: names, or
+    tables with settings such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` is what one
+    is called in tables, so that one name may be there with several settings."""
+
+    def baseline_settings(self) -> dict[str, dict[str, Any]]:
+        """Settings of each baseline by its label, which is its name unless it has another; then
+        `name` is among them.
+
+        Raises:
+            ExperimentError: two have one label, or a label is no text.
+        """
+        sections = [
+            Section(name=entry) if isinstance(entry, str) else entry for entry in self.baselines
+        ]
+        labels = [section.options.get("label", section.name) for section in sections]
+        for label in labels:
+            if not isinstance(label, str) or not label.strip(" .") or "/" in label:
+                raise ExperimentError(
+                    "wrong label in evaluation.baselines",
+                    expected="a text without '/', which is also the name of a folder",
+                    got=repr(label),
+                    fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
+                )
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ExperimentError(
+                f"baseline {twice[0]!r} is named twice",
+                expected="distinct names, or labels, in evaluation.baselines",
+                got=", ".join(labels),
+                fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
+            )
+        return {
+            label: _named(section, label) for section, label in zip(sections, labels, strict=True)
+        }
+
+
+def _named(section: Section, label: str) -> dict[str, Any]:
+    """A baseline's settings, with its name among them where it goes by another."""
+    settings = {key: value for key, value in section.options.items() if key != "label"}
+    return settings if label == section.name else {"name": section.name, **settings}
+
+
+Precision: TypeAlias = Literal["float32", "bf16"]
+
+
+class EngineConfig(Config):
+    """Where and on what the clients run. Nothing but `precision` changes what is computed, up to
+    summation order."""
+
+    name: Literal["serial", "ray", "flower"] = "serial"
+    """`serial`: in this process; `ray`: Ray actors; `flower`: Flower's own simulation through
+    `flwr run`."""
+    nodes: int | None = Field(default=None, ge=1)
+    """Number of nodes that host the clients; default: 1 for serial, one per core (or GPU)
+    otherwise."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    precision: Precision = "float32"
+    """Of the matrix products in local training: `float32`, or `bf16` on CUDA; parameters and sums
+    stay float32."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads per node; default: 1, as batches of one client are too small to share and waiting
+    costs time."""
+    path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
+    """How clients are trained, equal up to rounding: `kernel` in native code, refused where it does
+    not fit; `blocks` many clients at once by autograd; `reference` one by one; `auto`: the fastest
+    that fits."""
+    memory_gib: float = Field(default=1.0, gt=0)
+    """Memory in GiB that a node may use for the clients that it trains at once."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster; default: a local one is started."""
+    timeout: float = Field(default=3600.0, gt=0)
+    """Seconds to wait for the replies of a round."""
+    max_failures: float = Field(default=0.0, ge=0, le=1)
+    """Largest tolerated share of failed replies in a round; beyond it the run stops with the first
+    client error."""
+
+
+class CheckpointConfig(Config):
+    """How often the state is saved."""
+
+    every: int = Field(default=1, ge=1)
+    """Save after every so many rounds (and after the last)."""
+    keep: int = Field(default=3, ge=2)
+    """Number of checkpoints kept; at least 2, so that a damaged one has one before it."""
+
+
+class Experiment(Config):
+    """A whole experiment."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Short name; run folders start with it. Lower-case letters, digits, '.', '_' and '-'."""
+    title: str = ""
+    """One line for people."""
+    paper: str = ""
+    """The paper and the table that this reproduces."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """The one seed; every random decision has its own stream below it."""
+    rounds: int = Field(default=0, ge=1)
+    """Number of training rounds (E1 in PrivRec). Left out, the experiment is of
+    `evaluation.baselines` alone, without a federated system and its tables, such as `[model]`."""
+    task: Literal["ranking", "rating"] = "ranking"
+    """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear
+    and squared error."""
+    positive_above: float | None = None
+    """A row is positive when its rating is above this; without it every row is positive."""
+    dataset: Section
+    """Dataset and the options of its reader."""
+    split: Section = Section(name="user-holdout")
+    """What is learned from and what is held out."""
+    model: Section = Section(name="privrec")
+    """The recommender."""
+    step: Section = Section(name="sgd")
+    """What a client does with its data."""
+    strategy: Section = Section(name="reptile")
+    """How the server combines updates; also `flwr.serverapp.strategy:FedAdam` and the like."""
+    sampler: Section = Section(name="fixed-size")
+    """How the cohort of a round is drawn."""
+    callbacks: tuple[Section, ...] | None = None
+    """Who watches the run and may end it, besides the command line; default: nobody."""
+    train_config: dict[str, str | float | int | bool] | None = None
+    """What nodes that run another Flower ClientApp find in their `config`, such as `lr`; default:
+    nothing more."""
+    privacy: PrivacyConfig | None = None
+    """User-level differential privacy; default: none, epsilon is infinite."""
+    perturb: Section | None = None
+    """What training rows are turned into before anything learns from them; default: nothing, they
+    stay as they are."""
+    secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
+    """`true`, or a table of settings: the server sees the sum over nodes only, each masks its own;
+    default: it sees the sum of each node."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation."""
+    engine: EngineConfig = EngineConfig()
+    """Engine."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any], *, at: str = "") -> Self:
+        """Validate `settings`; `at` is the full key of the table they came from. A section without
+        a name means its default component, so `--set step.epochs=1` works."""
+        table = dict(settings)
+        for key in ("secure-aggregation", "secure_aggregation"):
+            if table.get(key) is True:
+                table[key] = {}
+            if isinstance(
+                table.get(key), Mapping
+            ):  # by itself, so that its faults are told without alternatives
+                table[key] = SecureAggregationConfig.parse(
+                    table[key], at="secure-aggregation"
+                ).table()
+        for key, field in cls.model_fields.items():
+            given = table.get(key)
+            if (
+                isinstance(field.default, Section)
+                and isinstance(given, Mapping)
+                and "name" not in given
+            ):
+                table[key] = {"name": field.default.name, **given}
+        return super().parse(table, at=at)
+
+    @property
+    def federated(self) -> bool:
+        """Whether there is a federated system; else the experiment is of centralised ones alone."""
+        return self.rounds > 0
+
+    def table(self) -> dict[str, Any]:
+        """The settings as a TOML table (kebab-case keys, no empty values). Without what only a
+        federated system would use, where there is none."""
+        table = super().table()
+        unused = () if self.federated else ("rounds", *FEDERATED)
+        return {key: value for key, value in table.items() if key not in unused}
+
+    @model_validator(mode="after")
+    def _is_of_something(self) -> Self:
+        given = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
+        if not self.federated and given:
+            raise ValueError(
+                f"rounds = 1 or more with [{given[0]}]; without rounds there is no federated system"
+            )
+        if not self.federated and not self.evaluation.baselines:
+            raise ValueError("rounds = 1 or more, or centralised systems in evaluation.baselines")
+        return self
+
+    @model_validator(mode="after")
+    def _rating_has_no_threshold(self) -> Self:
+        if self.task == "rating" and self.positive_above is not None:
+            raise ValueError(
+                "task = 'rating' without positive-above (ratings themselves are predicted)"
+            )
+        return self
+
+    def resolve(self) -> Experiment:
+        """The same experiment with every section checked by its component and every default filled
+        in.
+
+        Raises:
+            ExperimentError: a component or one of its settings is unknown or wrong.
+        """
+        sections = {}
+        for kind in SECTIONS if self.federated else CENTRAL_SECTIONS:
+            sections[kind.name] = resolved_section(kind, getattr(self, kind.name), seed=self.seed)
+        if self.callbacks is not None:
+            places = enumerate(self.callbacks)
+            sections["callbacks"] = tuple(
+                resolved_section(registry.CALLBACK, one, at=f"callbacks.{n}") for n, one in places
+            )
+        if self.perturb is not None:
+            sections["perturb"] = resolved_section(
+                registry.PERTURBATION, self.perturb, seed=self.seed
+            )
+        resolved = self.model_copy(update=sections)
+        if self.federated:
+            component_settings(registry.STEP, resolved.fine_tune_step(), at="evaluation.fine-tune")
+        for name, options in resolved.evaluation.baseline_settings().items():
+            section = Section.model_validate({"name": name, **options})
+            component_settings(registry.BASELINE, section, at=f"baselines.{name}")
+        return resolved
+
+    def fine_tune_step(self) -> Section:
+        """The local step with the settings of on-device fine-tuning laid over it."""
+        return Section.model_validate(
+            {"name": self.step.name, **self.step.options, **self.evaluation.fine_tune}
+        )
+
+    def steps(self) -> list[Section]:
+        """Every local step that clients may be ordered to take: the experiment's own, and those of
+        its strategy."""
+        nested = nested_sections(self.settings(registry.STRATEGY))
+        return [self.step, *(section for kind, section in nested if kind is registry.STEP)]
+
+    def settings(self, kind: registry.Kind) -> Any:
+        """Settings of the component in the section of that kind: its `Config`, or keyword arguments
+        without one."""
+        return component_settings(kind, getattr(self, kind.key))
+
+    def toml(self) -> str:
+        """The experiment as TOML text."""
+        import tomli_w
+
+        return tomli_w.dumps(self.table())
+
+    def digest(self) -> str:
+        """SHA-256 of the experiment: equal digests mean equal settings."""
+        return hashlib.sha256(json.dumps(self.table(), sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS = (
+    registry.DATASET,
+    registry.SPLIT,
+    registry.MODEL,
+    registry.STEP,
+    registry.STRATEGY,
+    registry.SAMPLER,
+)
+CENTRAL_SECTIONS = (registry.DATASET, registry.SPLIT)
+FEDERATED = (
+    *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
+    "train-config",
+    "privacy",
+    "secure-aggregation",
+)
+"""Keys of an experiment that only a federated system uses."""

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables that name a component and carry its settings, checked by the component's own class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ConfigDict
+
+from fedrec.components import registry
+from fedrec.config import Config, did_you_mean
+from fedrec.errors import ExperimentError
+
+
+class Section(Config):
+    """A table that names a component and carries its settings, such as `[model]`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """Built-in name, installed plug-in, or `package.module:Class`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The component's settings, without its name."""
+        return dict(self.model_extra or {})
+
+
+def component_settings(
+    kind: registry.Kind, section: Section, *, at: str | None = None, seed: int | None = None
+) -> Any:
+    """Check a section against its component.
+
+    Args:
+        kind: of the component.
+        section: names it and carries its settings.
+        at: full key of the section, for errors.
+        seed: of the experiment, for components whose own seed is left out (`Config.seeded`); None:
+            they stay out.
+
+    Returns:
+        The component's `Config`, or plain keyword arguments when its class has none (Flower's own
+        strategies).
+
+    Raises:
+        ExperimentError: the component is unknown, or a setting is unknown or wrong.
+    """
+    at = at or kind.key
+    cls = registry.resolve(kind, section.name)
+    config_class = getattr(cls, "Config", None)
+    if config_class is not None:
+        return _with_nested(config_class.parse(section.options, at=at), at, seed)
+    parameters = inspect.signature(cls).parameters
+    arguments = {key.replace("-", "_"): value for key, value in section.options.items()}
+    for key in arguments:
+        if key not in parameters:
+            known = [name.replace("_", "-") for name in parameters]
+            shown = key.replace("_", "-")
+            raise ExperimentError(
+                f"unknown key '{at}.{shown}'", got=shown, fix=did_you_mean(shown, known)
+            )
+    for name, parameter in parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if needed and name not in arguments:
+            shown = name.replace("_", "-")
+            raise ExperimentError(
+                f"missing key '{at}.{shown}'", expected=f"a value, {section.name} has no default"
+            )
+    return arguments
+
+
+def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
+    """The sections that a component's settings hold themselves, and the kind of component that each
+    names.
+
+    A field that holds one is annotated with the kind:
+    `inner: Annotated[Section, registry.STRATEGY]`.
+    """
+    if not isinstance(settings, Config):
+        return
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        for kind in field.metadata:
+            if isinstance(kind, registry.Kind) and isinstance(value, Section):
+                yield kind, value
+        if not isinstance(value, Section):
+            yield from sections_within(value)
+
+
+def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
+    """The same at any depth: with the sections within the settings of those."""
+    for kind, section in sections_within(settings):
+        yield kind, section
+        yield from nested_sections(component_settings(kind, section))
+
+
+def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
+    """The same settings with the sections within them checked by their components and every default
+    filled in."""
+    settings = settings if seed is None else settings.seeded(seed)
+    changes: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value, key = getattr(settings, name), f"{at}.{name.replace('_', '-')}"
+        kind = next((kind for kind in field.metadata if isinstance(kind, registry.Kind)), None)
+        if kind is not None and isinstance(value, Section):
+            changes[name] = resolved_section(kind, value, at=key, seed=seed)
+        elif isinstance(value, Config):
+            changes[name] = _with_nested(value, key, seed)
+    return settings.model_copy(update=changes) if changes else settings
+
+
+def resolved_section(
+    kind: registry.Kind, section: Section, *, at: str | None = None, seed: int | None = None
+) -> Section:
+    """The same section with every default filled in; for arguments and errors see
+    `component_settings`."""
+    settings = component_settings(kind, section, at=at, seed=seed)
+    table = settings.table() if isinstance(settings, Config) else settings
+    return Section.model_validate({"name": section.name, **table})

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A noisy Gram matrix denoised with what is public of the items.
+
+Which items are liked together follows in good part from how popular they are and from their public
+features: G is close to U F B F^T U, where U holds the items' popularities, F is their features and
+B is small. Noise of standard deviation s (on the diagonal of a symmetric matrix of m items) has
+eigenvalues up to s sqrt(2 m), but within a subspace of q dimensions only up to s sqrt(2 q). So with
+an orthonormal basis Q of U F, G is taken apart into
+
+    Q^T G Q              symmetric, q x q        noise edge s sqrt(2 q)
+    Q^T G (I - Q Q^T)    q x m                   noise edge s (sqrt(q) + sqrt(m)) / sqrt(2)
+    the rest             symmetric, m x m        noise edge s sqrt(2 m)
+
+and the eigenvalues (singular values) of each part that lie beyond its edge are shrunk as is best
+for such noise (Gavish and Donoho 2017: of a spiked symmetric matrix in operator norm, of a
+rectangular one in Frobenius norm); the others are cut. This is post-processing of one release,
+with public data: it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.data.features import FeatureTable
+
+_NEGLIGIBLE = 1e-6  # of the largest singular value; below it a direction is a combination of others
+
+
+def public_directions(features: FeatureTable) -> np.ndarray:
+    """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
+    columns = [np.ones((features.rows, 1))]
+    for feature in features.features:
+        codes = feature.padded()
+        table = np.zeros((features.rows, len(feature.categories)))
+        for place in range(codes.shape[1]):
+            known = codes[:, place] >= 0
+            table[np.flatnonzero(known), codes[known, place]] = 1.0
+        columns.append(table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0))
+    return np.concatenate(columns, axis=1)
+
+
+def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
+    """Orthonormal basis of the directions, each item's times its popularity.
+
+    Args:
+        directions: `float64 [m, f]`, see `public_directions`.
+        popularity: `float64 [m]`, >= 0: about the root of each item's diagonal in the Gram matrix,
+            up to a factor, under whatever scale the matrix has.
+
+    Returns:
+        `float64 [m, q]`, q <= f.
+    """
+    weighted = torch.from_numpy(popularity[:, None] * directions).double()
+    vectors, values, _ = torch.linalg.svd(weighted, full_matrices=False)
+    return vectors[:, values > _NEGLIGIBLE * values.max()]
+
+
+def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
+    """The Gram matrix without most of its noise, positive semi-definite `float64 [m, m]`.
+
+    Args:
+        gram: symmetric, `float64 [m, m]`; unchanged.
+        std: standard deviation s of the noise on its diagonal, that off it / sqrt(2); 0: no noise,
+            and the matrix comes back as it is.
+        basis: orthonormal, `float64 [m, q]`.
+    """
+    if std == 0:
+        return gram.clone()
+    items, width = basis.shape
+    across = basis.T @ gram
+    inside = across @ basis
+    outside = across - inside @ basis.T
+    rest = gram - basis @ across - across.T @ basis.T + basis @ inside @ basis.T
+    kept = basis @ _shrunk(inside, std * (2 * width) ** 0.5) @ basis.T
+    kept += _shrunk(rest, std * (2 * items) ** 0.5)
+    joined = basis @ _shrunk_rectangle(outside, std)
+    return _semidefinite(kept + joined + joined.T)
+
+
+def _shrunk(matrix: Tensor, edge: float) -> Tensor:
+    """Eigenvalues beyond the noise edge, shrunk to what they were before the noise pushed them."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    inside = (values.square() - edge**2).clamp(min=0).sqrt()
+    clean = torch.where(values > edge, (values + inside) / 2, torch.zeros_like(values))
+    return (vectors * clean) @ vectors.T
+
+
+def _shrunk_rectangle(matrix: Tensor, std: float) -> Tensor:
+    """The same for singular values; each entry has noise of standard deviation s / sqrt(2)."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    short, long = (std**2 / 2 * side for side in matrix.shape)
+    inside = ((values.square() - short - long).square() - 4 * short * long).clamp(min=0).sqrt()
+    beyond = values > short**0.5 + long**0.5
+    clean = torch.where(beyond, inside / values.clamp(min=1e-12), torch.zeros_like(values))
+    return (left * clean) @ right
+
+
+def _semidefinite(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    return (vectors * values.clamp(min=0)) @ vectors.T

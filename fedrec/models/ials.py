@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Implicit matrix factorization whose users are solved for on their devices (FCF, Ammad-ud-din et
+al. 2019).
+
+    score(u, i) = x_u . y_i
+
+The item factors y_i are shared. A device solves for its own x_u (Hu, Koren and Volinsky 2008),
+which never leaves it, and sends sums from which the server moves the item factors (step `als`,
+strategies `fcf` and `fed-als`). These sums have parameters of their own here, zero on the server
+before every round:
+
+    user.gram     x_u x_u^T
+    item.right    one row per item that the user likes
+    item.moments  x_u x_u^T again, for each item that the user likes; only where `moments` says so
+
+The Gram matrix Y^T Y travels with the item factors (`item.gram`), so that a device needs no more of
+the catalogue than the rows of its own items.
+
+Where this differs from the paper: devices there hold the whole item matrix and send a gradient for
+each item; what is sent here has the same sum, from the liked items and a matrix of `factors`^2
+numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.data.schema import Schema
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.layers import gather_rows
+
+
+class IalsConfig(Config):
+    """Settings of implicit matrix factorization."""
+
+    factors: int = Field(default=64, ge=1)
+    """Width d of x_u and y_i."""
+    spread: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial item factors, times the root of their width."""
+    moments: bool = False
+    """Whether clients send second moments for each of their items, d (d + 1) / 2 numbers, as
+    `fed-als` needs them."""
+
+
+class Ials(Model):
+    """Factors of items, and of one user."""
+
+    Config = IalsConfig
+    paper = "FCF (Ammad-ud-din et al. 2019); Hu et al. 2008"
+    item_tables = ("item.factors", "item.right")
+    config: IalsConfig
+
+    def __init__(self, config: IalsConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if config.moments:
+            self.item_tables = ("item.factors", "item.right", "item.moments")  # type: ignore[misc]  # of this model
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal item factors and their Gram matrix; zeros for the user and for all sums."""
+        items, width = self.schema.num_items, self.config.factors
+        factors = torch.randn(items, width, generator=generator) * (self.config.spread / width**0.5)
+        drawn = {
+            "item.factors": factors,
+            "item.gram": factors.T @ factors,
+            "user.factors": torch.zeros(width),
+            "user.gram": torch.zeros(width, width),
+            "item.right": torch.zeros(items, width),
+        }
+        if self.config.moments:
+            drawn["item.moments"] = torch.zeros(items, width * (width + 1) // 2)
+        return drawn
+
+    def predict(
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Predictions before the output activation. Users' features are not looked at."""
+        rows = items if rows is None else rows
+        own = parameters["user.factors"].unsqueeze(-1)
+        return torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(-1)

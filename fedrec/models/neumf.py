@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeuMF as a federated model (FedNCF, Perifanis and Efraimidis 2022; He et al. 2017): users' rows
+stay on devices.
+
+    logit(u, i) = h . [p_u * q_i ; tower([p'_u ; q'_i])] + b
+
+with ReLU behind each layer of the tower. p_u and p'_u are one user's, private
+(`step.private-parameters = ["user.*"]`); items' rows, tower and h are shared. A device that was
+never in a round starts from the shared values of its rows, which are equal for all and never
+change. Without a tower it is GMF, without factors MLP.
+
+Where this differs from the paper: items' rows of the product and of the tower are two tables, as in
+He et al.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.data.schema import Schema
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.layers import gather_rows, perceptron
+
+
+class NeumfConfig(Config):
+    """Settings of NeuMF."""
+
+    factors: int = Field(default=16, ge=0)
+    """Width of the product; 0: there is none."""
+    tower: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
+    """Widths of the tower: of the two rows together, an even number, and of each layer; none: there
+    is no tower."""
+    spread: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial rows."""
+
+    @model_validator(mode="after")
+    def _has_a_part(self) -> Self:
+        if not self.factors and not self.tower:
+            raise ValueError("factors or a tower")
+        if self.tower and (len(self.tower) < 2 or self.tower[0] % 2):
+            raise ValueError("a tower of an even width and at least one layer")
+        return self
+
+
+class Neumf(Model):
+    """A product of factors and a tower of layers, joined."""
+
+    Config = NeumfConfig
+    paper = "FedNCF (Perifanis and Efraimidis 2022); He et al. 2017"
+    config: NeumfConfig
+
+    def __init__(self, config: NeumfConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        parts = (["factors"] if config.factors else []) + (["tower"] if config.tower else [])
+        self.item_tables = tuple(f"item.{part}" for part in parts)  # type: ignore[misc]  # of this model, not its class
+        self._layers = range(max(0, len(config.tower) - 1))
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal rows, Glorot-uniform layers `[in, out]`, zero biases."""
+        config, found = self.config, dict[str, Tensor]()
+        widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
+        for part, width in widths.items():
+            if width:
+                found[f"user.{part}"] = torch.randn(width, generator=generator) * config.spread
+                rows = torch.randn(self.schema.num_items, width, generator=generator)
+                found[f"item.{part}"] = rows * config.spread
+        for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
+            found[f"tower{layer}.weight"] = _glorot(before, after, generator)
+            found[f"tower{layer}.bias"] = torch.zeros(after)
+        last = config.factors + (config.tower[-1] if config.tower else 0)
+        return found | {"output.weight": _glorot(last, 1, generator), "output.bias": torch.zeros(1)}
+
+    def predict(
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Predictions before the output activation. Users' features are not looked at."""
+        rows, config = items if rows is None else rows, self.config
+        weight, total = parameters["output.weight"], parameters["output.bias"]
+        if config.factors:
+            own = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(-1)
+            total = total + torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(
+                -1
+            )
+        if config.tower:
+            parts = [
+                [parameters["user.tower"].unsqueeze(1)],
+                [gather_rows(parameters["item.tower"], rows)],
+            ]
+            weights = [parameters[f"tower{layer}.weight"] for layer in self._layers]
+            biases = [parameters[f"tower{layer}.bias"] for layer in self._layers]
+            hidden = perceptron(parts, weights, biases, "relu").view(*rows.shape, -1).relu()
+            total = total + torch.bmm(hidden, weight[:, config.factors :]).squeeze(-1)
+        return total
+
+
+def _glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    bound = (6 / (rows + columns)) ** 0.5
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1) * bound

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PFedRec's model (Zhang et al. 2023): shared item embeddings, and a score function of each user's
+own.
+
+    logit(u, i) = w_u . v_i + b_u
+
+There is no user embedding: what is personal is the score function, which never leaves the device
+(step `pfedrec`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.declaration import KernelModel, Layer
+from fedrec.nn.layers import gather_rows
+
+
+class PfedrecConfig(Config):
+    """Settings of the model."""
+
+    embedding: int = Field(default=32, ge=1)
+    """Width of the item embeddings (paper's code: 32)."""
+    spread: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial item embeddings."""
+
+
+class Pfedrec(Model):
+    """Item embeddings under a linear score function."""
+
+    Config = PfedrecConfig
+    paper = "PFedRec (Zhang et al. 2023)"
+    item_tables = ("item.id",)
+    config: PfedrecConfig
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings, a uniform score function without offset."""
+        width = self.config.embedding
+        items = self.config.spread * torch.randn(self.schema.num_items, width, generator=generator)
+        weight = (2 * torch.rand(width, 1, generator=generator) - 1) / math.sqrt(width)
+        return {"item.id": items, "score.weight": weight, "score.bias": torch.zeros(1)}
+
+    def predict(
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Predictions before the output activation. Users' features are not looked at."""
+        own = gather_rows(parameters["item.id"], items if rows is None else rows)
+        return torch.bmm(own, parameters["score.weight"]).squeeze(-1) + parameters["score.bias"]
+
+    def kernel(self) -> KernelModel:
+        """What the model is, for training in native code; None: nothing that native code knows. One
+        layer on the item's embedding."""
+        return KernelModel(
+            layers=(Layer("score.weight", "score.bias"),),
+            activation="identity",
+            loss="logistic" if self.schema.task == "ranking" else "squared",
+            item_table="item.id",
+        )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model declares so that native code can train it: a perceptron on embeddings, or a
+factorization.
+
+The prediction for item i of a user is
+
+    y = b_i + sum of offsets + MLP([m_1, ..., m_U, q_i, n_1, ..., n_F])
+
+where m_u is the mean of the rows of a table that the user's u-th feature names, q_i the item's row
+in the item table, n_f the mean of the rows of a table that the item's f-th feature names, and b_i
+the item's bias. The last layer of the MLP has one output. With one layer, no features and the
+user's factors as its weight, y is a matrix factorization.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+Activation = Literal["identity", "relu", "sigmoid", "tanh"]
+Loss = Literal["logistic", "squared"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An affine layer.
+
+    Attributes:
+        weight: name of the parameter `[in, out]`; `[in]` will do for one output.
+        bias: name of the parameter `[out]`; None: there is none.
+    """
+
+    weight: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ItemFeature:
+    """A public feature of the items that enters by an embedding.
+
+    Attributes:
+        table: name of the parameter `[categories, d]`.
+        codes: `int64 [items, width]`, the categories of each item, -1 for none.
+    """
+
+    table: str
+    codes: np.ndarray
+
+    @cached_property
+    def categories(self) -> int:
+        """The least number of categories that holds all codes; found once, as it takes a look at
+        every item."""
+        return int(self.codes.max(initial=-1)) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class KernelModel:
+    """A model in the form that native code trains. All names are of parameters.
+
+    Attributes:
+        layers: the affine layers of the MLP, in order; the last has one output.
+        activation: between layers, not behind the last.
+        loss: `logistic` (cross-entropy of the logit y) or `squared` (of the rating y), averaged
+            over a batch.
+        user_tables: one table `[categories, d]` per feature of the users, in the order of the
+            features; none: they are not looked at.
+        item_table: the item table `[items, d]`; None: items are known by their features alone.
+        item_features: features of the items.
+        item_bias: the table `[items, 1]` of biases; None: there is none.
+        offsets: parameters of one number that are added to every prediction.
+    """
+
+    layers: tuple[Layer, ...]
+    activation: Activation
+    loss: Loss
+    user_tables: tuple[str, ...] = ()
+    item_table: str | None = None
+    item_features: tuple[ItemFeature, ...] = ()
+    item_bias: str | None = None
+    offsets: tuple[str, ...] = ()
+
+    @property
+    def item_tables(self) -> tuple[str, ...]:
+        """The parameters with one row per item."""
+        return tuple(name for name in (self.item_table, self.item_bias) if name is not None)
+
+    @property
+    def dense(self) -> tuple[str, ...]:
+        """All other parameters, in the order in which they lie in memory."""
+        layers = [
+            name for layer in self.layers for name in (layer.weight, layer.bias) if name is not None
+        ]
+        return (
+            *self.user_tables,
+            *(feature.table for feature in self.item_features),
+            *layers,
+            *self.offsets,
+        )
+
+    @cached_property
+    def item_codes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Codes of all features side by side, of each feature the real ones first, and one over
+        their number.
+
+        Returns:
+            `int64 [items, width]`, -1 for none, and `float32 [items, F]`.
+        """
+        codes = [-np.sort(-feature.codes, axis=1) for feature in self.item_features]
+        if not codes:
+            return np.zeros((0, 0), dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
+        counts = np.stack([(own >= 0).sum(1) for own in codes], axis=1)
+        return np.ascontiguousarray(np.concatenate(codes, axis=1)), (
+            1 / np.maximum(counts, 1)
+        ).astype(np.float32)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers with a leading cohort dimension: one table or weight per client, one operation for all of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.nn.declaration import Activation
+
+_ACTIVATIONS = {
+    "identity": lambda values: values,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`."""
+    cohort, rows, width = table.shape
+    if (
+        cohort == 1 or table.stride(0) == 0
+    ):  # one table for all: expanding it must not copy it per client
+        return F.embedding(index, table[0])
+    shift = torch.arange(cohort, device=index.device).view(-1, *[1] * (index.dim() - 1)) * rows
+    return F.embedding(index + shift, table.reshape(cohort * rows, width))
+
+
+def pooled_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Mean of the rows named by the last dimension of `index`, -1 skipped: `[C, R, d]`,
+    `[C, ..., w]` -> `[C, ..., d]`.
+
+    An index that names nothing gives zeros. For tables of few rows
+    `mixed_rows([row_shares(index, R)], [table])` gives the same faster.
+    """
+    present = (index >= 0).unsqueeze(-1)
+    rows = gather_rows(table, index.clamp(min=0)) * present
+    return rows.sum(-2) / present.sum(-2).clamp(min=1)
+
+
+def row_shares(index: Tensor, rows: int) -> Tensor:
+    """How much each row of a table counts in the mean of the rows that an index names, -1 skipped.
+
+    Args:
+        index: `int64 [..., w]`.
+        rows: number of rows of the table, R.
+
+    Returns:
+        `float32 [..., R]`, sums to 1 or, for an index that names nothing, to 0.
+    """
+    every = torch.arange(rows, device=index.device)
+    shares = (index[..., :1] == every).float()
+    if index.shape[-1] > 1:
+        for place in range(1, index.shape[-1]):
+            shares += index[..., place : place + 1] == every
+        shares /= (index >= 0).sum(-1, keepdim=True).clamp(min=1)
+    return shares
+
+
+def mixed_rows(shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
+    """Weighted sums of the rows of tables, joined: each `[C, B, R]` and `[C, R, d]` give
+    `[C, B, sum of d]`."""
+    return joined([torch.bmm(s.to(t.dtype), t) for s, t in zip(shares, tables, strict=True)])
+
+
+def perceptron(
+    parts: Sequence[Sequence[Tensor]],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: Activation,
+) -> Tensor:
+    """A multi-layer perceptron per client; the activation stands between layers, not behind the
+    last.
+
+    Args:
+        parts: groups of inputs `[C, B, i]` whose join, in order, is the input of the first layer. A
+            group may have B = 1, such as what belongs to the user: its product is then taken once
+            and added to all others.
+        weights: `[C, in, out]` of each layer.
+        biases: `[C, out]` of each layer.
+        activation: between the layers.
+
+    Returns:
+        `[C, B, out]` of the last layer; `[C, B]` if it has one output.
+    """
+    hidden = _first_product([joined(group) for group in parts], weights[0], biases[0])
+    for weight, bias in zip(weights[1:], biases[1:], strict=True):
+        hidden = torch.baddbmm(bias.unsqueeze(1), _ACTIVATIONS[activation](hidden), weight)
+    return hidden.squeeze(-1)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum over the last dimension of the cross-entropy of logits, `[..., B] -> [...]`."""
+    logits = logits.to(torch.promote_types(logits.dtype, labels.dtype))  # bfloat16 becomes float32
+    # Not by way of torch.nn.functional, whose checks take longer than the work.
+    return torch.binary_cross_entropy_with_logits(logits, labels, weights, None, 0).sum(-1)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts `[..., i]` side by side, `[..., sum of i]`; one alone is given back."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
+
+
+def _first_product(groups: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
+    hidden = bias.unsqueeze(1)
+    for group in sorted(range(len(groups)), key=lambda place: groups[place].shape[1]):
+        start = sum(other.shape[2] for other in groups[:group])
+        hidden = torch.baddbmm(
+            hidden, groups[group], weight[:, start : start + groups[group].shape[2]]
+        )
+    return hidden

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of what clients changed in compiled code, without the large tensors in between."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedrec.runtime.compilation import compiled
+
+_SPAN = 512  # numbers of the sum that stay in the nearest cache while all clients are added
+
+
+@compiled
+def add_dense(totals, start, values, shares):
+    """Add, over the clients, share times (values - start) to the totals.
+
+    Args:
+        totals: `float64 [n]`.
+        start: `float32 [n]`.
+        values: `float32 [C, n]`.
+        shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+    """
+    for begin in range(0, totals.size, _SPAN):
+        end = min(begin + _SPAN, totals.size)
+        sums, before = totals[begin:end], start[begin:end]
+        for client in range(len(shares)):
+            share, own = shares[client], values[client, begin:end]
+            if share != 0:
+                for i in range(sums.size):
+                    sums[i] += share * (np.float64(own[i]) - np.float64(before[i]))
+
+
+@compiled
+def add_rows(totals, slots, rows, used, start, touched, counts, values, shares):
+    """Add, over the clients and the rows that each touched, share times (row - its row of start) to
+    a sum.
+
+    Args:
+        totals: `float64 [slots, d]`; 0 in those that are not used yet.
+        slots: `int64 [items]`, the slot of each item, -1 for none; an item that has none gets the
+            next.
+        rows: `int64 [slots]`, the item of each slot, written.
+        used: number of slots that are used.
+        start: `float32 [items, d]`.
+        touched: `int64 [C, R]`, items of the rows.
+        counts: `int64 [C]`, how many of them are real, the first.
+        values: `float32 [C, R, d]`.
+        shares: `float64 [C]`; a client of share 0 adds nothing, whatever it holds.
+
+    Returns:
+        Number of slots that are used now.
+    """
+    for client in range(len(shares)):
+        share = shares[client]
+        if share == 0:
+            continue
+        for place in range(counts[client]):
+            item = touched[client, place]
+            if slots[item] < 0:
+                slots[item], rows[used] = used, item
+                used += 1
+            total, before, own = totals[slots[item]], start[item], values[client, place]
+            for i in range(total.size):
+                total[i] += share * (np.float64(own[i]) - np.float64(before[i]))
+    return used
+
+
+@compiled
+def powers(start, values, order):
+    """Sums over n of squares (order 2) or magnitudes (1) of values - start: `float32 [n]`,
+    `[C, n] -> float64 [C]`."""
+    found = np.zeros(len(values))
+    for client in range(len(values)):
+        own, total = values[client], 0.0
+        if order == 2:
+            for i in range(start.size):
+                total += np.float64(own[i] - start[i]) ** 2
+        else:
+            for i in range(start.size):
+                total += abs(np.float64(own[i] - start[i]))
+        found[client] = total
+    return found

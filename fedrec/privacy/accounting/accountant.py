@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accountant: counts events, and says what they cost together.
+
+Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
+each phase is still told, as what that phase would cost if everything else were public.
+`Volunteered` events cost nothing: the total is that of everybody else, and no epsilon is told of
+their phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedrec.components.registry import Kind, resolve
+from fedrec.errors import ComponentError, ExperimentError
+from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.events import (
+    Event,
+    NonPrivate,
+    Release,
+    Volunteered,
+    from_record,
+    to_record,
+)
+
+BACKEND = Kind(
+    "accountant", "fedrec.privacy.accounting.backends", "fedrec.privacy.accounting.backend:Backend"
+)
+
+_GRID = 2e-3  # relative error of numbers that are found on a grid
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a number of releases costs.
+
+    Attributes:
+        epsilon: upper bound; infinite when something was not private.
+        delta: probability with which the bound may fail.
+        method: how it was found, in words.
+        order: Rényi order at which it was found; None for other methods.
+        attack: epsilon that the best known attack reaches, a lower bound; None when it was not
+            asked for.
+        phases: epsilon of each phase alone; without those that learned from volunteers only.
+        events: number of events.
+        caveats: what the number does not say, in words.
+    """
+
+    epsilon: float
+    delta: float
+    method: str
+    order: float | None
+    attack: float | None
+    phases: dict[str, float]
+    events: int
+    caveats: tuple[str, ...] = ()
+
+
+class Accountant:
+    """Counts events under one adjacency.
+
+    Args:
+        backend: name of the method (`autodp`, `tight-rdp`, `pld`, `paper`), or one that exists
+            already.
+    """
+
+    def __init__(self, backend: str | Backend = "autodp") -> None:
+        self.backend: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
+        self._counts: Counter[Event] = Counter()
+
+    def step(self, event: Event, n: int = 1) -> None:
+        """Count an event n times.
+
+        Raises:
+            ExperimentError: n is negative, or the event's adjacency is not that of the events
+                before.
+        """
+        if n < 0:
+            raise ExperimentError(
+                "privacy cannot be given back", expected="a count >= 0", got=str(n)
+            )
+        _refuse_mixed([*self._counts, event])
+        self._counts[event] += n
+
+    def epsilon(self, delta: float, *, attack: bool = False, caveats: Iterable[str] = ()) -> Report:
+        """What all events so far cost.
+
+        Args:
+            delta: in [0, 1); at 0 only Laplace noise has a finite epsilon.
+            attack: also compute what the best known attack reaches (a fraction of a second).
+            caveats: what the report is to say beside the number.
+
+        Raises:
+            ExperimentError: delta is out of range, or the backend has no bound for an event.
+        """
+        _check(delta)
+        epsilon, order = self._bound(self._counts, delta)
+        told = [phase for phase in self.phases if not self._of_volunteers(phase)]
+        phases = {phase: self._bound(self._of(phase), delta)[0] for phase in told[1:] and told}
+        phases = phases or dict.fromkeys(told, epsilon)
+        reached = None
+        if attack:
+            from fedrec.privacy.accounting.backends.pld import attack_epsilon
+
+            reached = self._attacked(attack_epsilon(releases_of(self._counts), delta), epsilon)
+        said = tuple(caveats)
+        return Report(
+            epsilon, delta, self.backend.method, order, reached, phases, self._counts.total(), said
+        )
+
+    def _attacked(self, reached: float, bound: float) -> float:
+        """What an attack reaches, which no bound may be below; both are numbers of a grid, to about
+        three digits.
+
+        Raises:
+            ComponentError: it is beyond the bound, which is then none.
+        """
+        if reached > bound * (1 + _GRID) + _GRID**2:
+            raise ComponentError(
+                f"accountant {self.backend.method!r} is wrong: an attack reaches more than the"
+                " bound that it gives",
+                expected=f"an epsilon of at least {reached:.6g}",
+                got=f"{bound:.6g}",
+                fix="take another privacy.backend, and report this",
+            )
+        return min(reached, bound)
+
+    def epsilons(self, event: Event, rounds: Iterable[int], delta: float) -> np.ndarray:
+        """Epsilon after each number of further events of one kind, `float64 [len(rounds)]`.
+
+        For the RDP backends all of them cost milliseconds once the event's curve is known.
+        """
+        _check(delta)
+        numbers = np.asarray(list(rounds), dtype=np.int64)
+        _refuse_mixed([*self._counts, event])
+        if self._not_private(self._counts):
+            return np.full(len(numbers), math.inf)
+        if isinstance(event, Volunteered):
+            return np.full(len(numbers), self._bound(self._counts, delta)[0])
+        if isinstance(event, NonPrivate):
+            return np.where(numbers > 0, math.inf, self._bound(self._counts, delta)[0])
+        return self.backend.epsilons(releases_of(self._counts), event.release, numbers, delta)
+
+    def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
+        """Whether the total would exceed a budget after n more such events."""
+        return bool(self.epsilons(event, [n], delta)[0] > budget)
+
+    @property
+    def phases(self) -> list[str]:
+        """Phases with events, in the order in which they began."""
+        return list(dict.fromkeys(event.phase for event in self._counts))
+
+    @property
+    def state(self) -> list[dict[str, Any]]:
+        """All events with their counts as JSON; `Accountant.restored` takes it back exactly."""
+        return [
+            {"event": to_record(event), "count": count} for event, count in self._counts.items()
+        ]
+
+    @classmethod
+    def restored(
+        cls, state: Iterable[Mapping[str, Any]], backend: str | Backend = "autodp"
+    ) -> Accountant:
+        """An accountant with the events of a `state`."""
+        accountant = cls(backend)
+        for entry in state:
+            accountant.step(from_record(entry["event"]), entry["count"])
+        return accountant
+
+    def _of_volunteers(self, phase: str) -> bool:
+        return all(isinstance(event, Volunteered) for event in self._of(phase))
+
+    def _of(self, phase: str) -> dict[Event, int]:
+        return {event: count for event, count in self._counts.items() if event.phase == phase}
+
+    def _bound(self, counts: Mapping[Event, int], delta: float) -> tuple[float, float | None]:
+        if self._not_private(counts):
+            return math.inf, None
+        bound = self.backend.epsilon(releases_of(counts), delta)
+        return bound.epsilon, bound.order
+
+    @staticmethod
+    def _not_private(counts: Mapping[Event, int]) -> bool:
+        return any(isinstance(event, NonPrivate) and count for event, count in counts.items())
+
+
+def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
+    """How often each release took place, over all phases; events without noise are not among
+    them."""
+    releases: Counter[Release] = Counter()
+    for event, count in counts.items():
+        if not isinstance(event, NonPrivate | Volunteered) and count:
+            releases[event.release] += count
+    return dict(releases)
+
+
+def _refuse_mixed(events: Iterable[Event]) -> None:
+    found = {event.adjacency for event in events if not isinstance(event, NonPrivate | Volunteered)}
+    if len(found) > 1:
+        raise ExperimentError(
+            "events under different adjacencies do not add up to a guarantee",
+            expected="replace-one for all events, or add-remove for all",
+            got=" and ".join(sorted(found)),
+            fix="use one adjacency for the whole run",
+        )
+
+
+def _check(delta: float) -> None:
+    if not 0 <= delta < 1:
+        raise ExperimentError(
+            "wrong value for delta", expected="a probability, 0 <= delta < 1", got=f"{delta}"
+        )

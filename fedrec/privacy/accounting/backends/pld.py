@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Privacy loss distributions of the pairs that dominate a round
+(`fedrec/privacy/accounting/dominating_pairs.py`): the tightest bound here.
+
+Sampling without replacement and replace-one have one pair, whose composition is an upper bound.
+Poisson sampling and add-remove have two, one for a client that leaves and one for a client that
+joins; the larger epsilon counts, and it is reached, so that bound is also what the best attack
+achieves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from fedrec.privacy.accounting.backend import Backend, Bound
+from fedrec.privacy.accounting.dominating_pairs import Pair
+from fedrec.privacy.accounting.events import Release
+from fedrec.privacy.accounting.loss_distribution import (
+    Losses,
+    compose,
+    connect_the_dots,
+    epsilon_of,
+)
+from fedrec.privacy.accounting.rdp import pure_epsilon
+
+_STEP = 1e-4
+_LARGEST_GRID = 2**19
+_CUT = 1e-5  # share of delta that all truncations together may take
+LossesOf = Callable[[Release, str, float, float], Losses]
+
+
+class Pld(Backend):
+    """Composed privacy loss distributions."""
+
+    method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
+
+    def __init__(self) -> None:
+        # A run asks for each round twice, before it and after it, and the releases of a run are of
+        # few kinds.
+        self._losses_of: LossesOf = lru_cache(maxsize=8)(_losses)
+        self._bound = lru_cache(maxsize=32)(self._found)
+
+    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
+        """Smallest epsilon that the method proves for all releases together."""
+        return self._bound(
+            tuple((release, count) for release, count in releases.items() if count), delta
+        )
+
+    def _found(self, releases: tuple[tuple[Release, int], ...], delta: float) -> Bound:
+        counted = dict(releases)
+        return Bound(
+            max(_composed(counted, delta, side, self._losses_of) for side in _sides_of(counted))
+        )
+
+
+def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float:
+    """Epsilon that the best known attack reaches, to about three digits: no valid bound can be
+    below it.
+
+    0, which says nothing, for losses so wide that the grid would be too coarse for three digits.
+
+    Without replacement and replace-one: all other clients upload -S, the target S or -S. Poisson
+    and add-remove: the target uploads S, all others nothing.
+    """
+    counted = {release: count for release, count in releases.items() if count}
+    if counted and delta > 0 and not _step(counted, _CUT * delta / sum(counted.values()))[1]:
+        return 0.0
+    return max(_composed(releases, delta, sides) for sides in ("leaves", "joins"))
+
+
+def _sides_of(releases: Mapping[Release, int]) -> tuple[str, ...]:
+    replace_one = any(release.adjacency == "replace-one" for release in releases)
+    return ("replaced",) if replace_one else ("leaves", "joins")
+
+
+def _composed(
+    releases: Mapping[Release, int], delta: float, side: str, losses_of: LossesOf | None = None
+) -> float:
+    counted = {release: count for release, count in releases.items() if count}
+    pure = sum(count * pure_epsilon(release) for release, count in counted.items())
+    if not counted or delta == 0:
+        return pure
+    # Rounded up, so that the distributions of one release stay the same over many rounds.
+    cut = _CUT * delta / 2.0 ** (sum(counted.values()) - 1).bit_length()
+    step, _ = _step(counted, cut)
+    parts = [
+        ((losses_of or _losses)(release, side, step, cut), count)
+        for release, count in counted.items()
+    ]
+    composed, more = compose(parts, _CUT * delta)
+    return min(epsilon_of(composed, delta - more), pure)
+
+
+def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
+    """A grid step far below the spread of the losses, as far as the points fit; and whether they
+    did."""
+    span = whole = mean = variance = 0.0
+    for release, count in counted.items():
+        low, high = Pair(release).range(cut)
+        moments = _moments(release)
+        span, whole = max(span, high - low), whole + count * (high - low)
+        mean, variance = mean + count * moments[0], variance + count * moments[1]
+    needed = max(span, min(whole, 16 * math.sqrt(variance) + 2 * mean)) / _LARGEST_GRID
+    finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release in counted) / 8)
+    coarser = 2.0 ** (
+        math.ceil(4 * math.log2(needed)) / 4
+    )  # a step that many numbers of rounds share
+    return (finest, True) if finest >= needed else (coarser, False)
+
+
+def _moments(release: Release) -> tuple[float, float]:
+    """Rough mean and variance of one release's loss: those without sampling, or those of a small
+    rate if less."""
+    inverse = 1 / release.noise_multiplier
+    mean, variance = (
+        (inverse, inverse**2) if release.mechanism == "laplace" else (inverse**2 / 2, inverse**2)
+    )
+    sampled = release.sampling.rate**2 * math.expm1(min(inverse**2, 50.0))  # q^2 (E_Q[(P/Q)^2] - 1)
+    return min(mean, sampled / 2), min(variance, sampled)
+
+
+def _losses(release: Release, side: str, step: float, cut: float) -> Losses:
+    """Loss distribution of one release, seen from one side."""
+    pair = Pair(release)
+    low, high = pair.range(cut)
+    if side == "replaced":
+        return _replaced(pair, step, math.ceil(high / step) + 1)
+    if side == "leaves":
+        first, last = (
+            math.floor(low / step) - 1,
+            math.ceil(high / step) + 1,
+        )  # one more: a loss may lie on the edge
+        mix, q = pair.masses(np.arange(first, last + 1) * step)
+        return _finished(first, step, mix, q)
+    # A client that joins: the loss is ln(Q/mix), the grid runs the other way.
+    first, last = math.floor(-high / step) - 1, math.ceil(-low / step) + 1
+    mix, q = pair.masses(np.arange(-last, -first + 1) * step)
+    return _finished(first, step, q[::-1], mix[::-1])
+
+
+def _replaced(pair: Pair, step: float, points: int) -> Losses:
+    """Positive losses of (mix, Q), negative losses of (Q, mix), and the rest at 0."""
+    mix, q = pair.masses(np.arange(points + 1) * step)
+    up = connect_the_dots(0, step, mix, q)
+    down = connect_the_dots(-points, step, q[::-1], mix[::-1])
+    mass = np.append(down[:-1], down[-1] + up[0])
+    mass = np.append(mass, up[1:])
+    half = pair.place(np.zeros(1))  # where the loss is 0
+    of_mix = (1 - pair.release.sampling.rate) * pair.noise.above(half, 0.0)
+    of_mix = float((of_mix + pair.release.sampling.rate * pair.noise.above(half, 1.0))[0])
+    of_q = float(pair.noise.above(half, 0.0)[0])
+    mass[points] += max(0.0, 1 - of_mix - of_q)
+    infinite = max(0.0, of_mix - float(mix.sum()))
+    mass[0] += max(0.0, of_q - float(q.sum()))
+    return Losses(step, -points, mass, infinite)
+
+
+def _finished(first: int, step: float, ours: np.ndarray, theirs: np.ndarray) -> Losses:
+    """What is not on the grid counts as infinite loss, whichever end it is beyond."""
+    mass = connect_the_dots(first, step, ours, theirs)
+    return Losses(step, first, mass, max(0.0, 1 - float(mass.sum())))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest noise that keeps a number of rounds within an epsilon, never less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from fedrec.components.registry import resolve
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.accountant import BACKEND
+from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.events import Release
+
+_LEAST, _MOST = 0.05, 1e4
+
+
+def calibrate(
+    epsilon: float,
+    delta: float,
+    rounds: int | Mapping[float, int],
+    release: Release,
+    *,
+    backend: str | Backend = "autodp",
+    tolerance: float = 1e-4,
+) -> float:
+    """Noise multiplier (noise scale / sensitivity) for a target.
+
+    Args:
+        epsilon: target for all rounds together, > 0.
+        delta: in [0, 1).
+        rounds: number of rounds (T); or, of rounds whose noise differs, the number by noise
+            multiplier / that returned.
+        release: what a round releases; its noise multiplier is not looked at.
+        backend: accountant that has to agree.
+        tolerance: the multiplier is at most this share above the smallest one that keeps the
+            target.
+
+    Returns:
+        A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target.
+
+    Raises:
+        ExperimentError: no noise up to 10,000 keeps the target.
+    """
+    accountant: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
+    mix = {1.0: rounds} if isinstance(rounds, int) else rounds
+
+    def keeps(multiplier: float) -> bool:
+        releases = {
+            replace(release, noise_multiplier=multiplier * factor): count
+            for factor, count in mix.items()
+        }
+        return accountant.epsilon(releases, delta).epsilon <= epsilon
+
+    if not keeps(_MOST):
+        raise ExperimentError(
+            "no noise reaches that epsilon by this accountant",
+            expected=(
+                "a target that can be proven: Rényi orders up to 64 prove none below about 0.1 at"
+                " delta 1e-5"
+            ),
+            got=f"epsilon {epsilon:g} at delta {delta:g}",
+            fix="raise epsilon or delta, or use the backend pld",
+        )
+    low, high = _bracket(keeps)
+    while high > low * (1 + tolerance):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high  # the only one of the two that was seen to keep the target
+
+
+def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
+    """A multiplier that is too small and one that keeps the target, at most a factor of 2 apart."""
+    if keeps(1.0):
+        high = 1.0
+        while high > _LEAST and keeps(high / 2):
+            high /= 2
+        return (max(high / 2, _LEAST), high) if high > _LEAST else (_LEAST, _LEAST)
+    low = 1.0
+    while not keeps(2 * low):
+        low *= 2
+    return low, 2 * low

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a round's cohort is drawn, as far as privacy depends on it.
+
+Amplification by sampling is a statement about a sampler and an adjacency together: sampling a fixed
+number without replacement goes with replace-one (the number of clients is public and stays),
+Poisson sampling with add-remove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy.adjacency import Adjacency
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every client takes part in every round, or it is known who does: no amplification."""
+
+    @property
+    def rate(self) -> float:
+        """Probability that a given client takes part."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A cohort of fixed size, uniformly without replacement.
+
+    Attributes:
+        cohort: clients per round (M).
+        clients: clients that may be drawn (N).
+    """
+
+    cohort: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cohort <= self.clients:
+            raise _wrong_cohort(f"1 to {self.clients} clients", self.cohort)
+
+    @property
+    def rate(self) -> float:
+        """M / N."""
+        return self.cohort / self.clients
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every client takes part independently with the same probability.
+
+    Attributes:
+        rate: the probability q, in (0, 1].
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise _wrong_cohort("a probability to take part in (0, 1]: cohort / clients", self.rate)
+
+
+Sampling = Full | FixedSize | Poisson
+NAMES: dict[str, type[Full] | type[FixedSize] | type[Poisson]] = {
+    "full": Full,
+    "fixed-size": FixedSize,
+    "poisson": Poisson,
+}
+
+
+def name_of(sampling: Sampling) -> str:
+    """Name of a way of sampling, as the samplers are called."""
+    return next(name for name, kind in NAMES.items() if isinstance(sampling, kind))
+
+
+def simplest(sampling: Sampling) -> Sampling:
+    """The same sampling; `Full` when everybody is drawn."""
+    return Full() if sampling.rate == 1 else sampling
+
+
+def to_record(sampling: Sampling) -> dict[str, Any]:
+    """As a JSON object."""
+    return {"name": name_of(sampling), **asdict(sampling)}
+
+
+def from_record(record: dict[str, Any]) -> Sampling:
+    """From a JSON object that `to_record` gave."""
+    settings = dict(record)
+    return NAMES[settings.pop("name")](**settings)
+
+
+def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:
+    """Refuse a sampler and an adjacency for which fedrec has no proven bound.
+
+    Raises:
+        ExperimentError: Poisson with replace-one, or a fixed size with add-remove.
+    """
+    if isinstance(sampling, Poisson) and adjacency == "replace-one" and sampling.rate < 1:
+        raise ExperimentError(
+            "Poisson sampling and replace-one adjacency have no proven bound here",
+            expected="the bounds for Poisson sampling are for one client more or less",
+            got="sampler poisson, adjacency replace-one",
+            fix="set adjacency to add-remove, or the sampler to fixed-size",
+        )
+    if isinstance(sampling, FixedSize) and adjacency == "add-remove" and sampling.rate < 1:
+        raise ExperimentError(
+            "a cohort of fixed size and add-remove adjacency have no proven bound here",
+            expected=(
+                "with a fixed size, one client more or less also changes everybody else's chance to"
+                " be drawn"
+            ),
+            got="sampler fixed-size, adjacency add-remove",
+            fix="set adjacency to replace-one, or the sampler to poisson",
+        )
+
+
+def of_sampler(name: str, settings: dict[str, Any], clients: int) -> tuple[Sampling, float]:
+    """The sampling that a sampler of an experiment does, and the fixed number that sums are divided
+    by.
+
+    Args:
+        name: name of the sampler.
+        settings: its settings; `cohort` is the (expected) number of clients per round; `full` needs
+            none.
+        clients: number of clients that may be drawn (N).
+
+    Returns:
+        The sampling, and M for a fixed size, qN for Poisson or N for all.
+
+    Raises:
+        ExperimentError: the sampler is not one of these three, or its cohort does not fit.
+    """
+    if name == "full":
+        return Full(), float(clients)
+    known = {"fixed-size": "a fixed number of clients", "poisson": "independent coin flips"}
+    if name not in known or "cohort" not in settings:
+        raise ExperimentError(
+            f"no privacy amplification is proven for the sampler {name!r}",
+            expected="; ".join(
+                f"{sampler!r} ({how}) with its cohort" for sampler, how in known.items()
+            ),
+            got=f"{name!r} with {settings!r}",
+            fix="set sampler.name = 'fixed-size' and sampler.cohort",
+        )
+    cohort = settings["cohort"]
+    if name == "fixed-size":
+        if int(cohort) != cohort:
+            raise _wrong_cohort("a whole number of clients", cohort)
+        return simplest(FixedSize(int(cohort), clients)), float(cohort)
+    return simplest(Poisson(cohort / clients)), float(cohort)
+
+
+def _wrong_cohort(expected: str, got: float) -> ExperimentError:
+    return ExperimentError(
+        "a cohort of that size cannot be drawn",
+        expected=expected,
+        got=f"{got:g}",
+        fix="choose another cohort",
+    )

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of noise that each user adds on its own device, and what one upload under it costs that
+user.
+
+A step whose settings are of this kind makes the server keep accounts of single users. All here
+follows from the settings and the user's id, never from data.
+
+Where this differs from DP-VAE (Fang et al. 2022): see `fedrec.privacy.personal.budgets`. A clip
+norm that follows the gradients is had without looking at them bare: each upload carries one noisy
+number, the share of the user's gradients within the bound, and the shared bound follows a quantile
+of it (Andrew et al. 2021, there under central noise).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.privacy.adjacency import Adjacency, sensitivity
+from fedrec.privacy.personal.budgets import PersonalBudget, drawn_budget, gdp_parameter
+from fedrec.privacy.personal.priors import PriorsConfig
+
+PAPER_MODE = "no finite guarantee: the clip norm comes from private data"
+
+
+class QuantileConfig(Config):
+    """A clip norm that follows a quantile of the users' gradient norms, told under noise."""
+
+    quantile: float = Field(default=0.5, ge=0, le=1)
+    """Share of gradients that are meant to stay unclipped."""
+    rate: float = Field(default=0.2, gt=0)
+    """Step of S <- S exp(-rate (share unclipped - quantile)); the server's learning rate multiplies
+    it."""
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of what an upload costs, in squared sensitivity over noise, that the noisy number
+    takes."""
+
+
+class PersonalNoise(Config):
+    """Noise of a user's own."""
+
+    mode: Literal["sound", "paper"] = "sound"
+    """Clip norm that is fixed or found under noise, or the paper's, from private data, which
+    guarantees nothing."""
+    clip_norm: float = Field(default=1.5, gt=0)
+    """S with mode `sound` (paper: constant bounds of 1.5 and 2); the first one with `quantile`."""
+    epsilon: float = Field(default=1.0, gt=0)
+    """The users' epsilon, or the largest where they are drawn (paper: 1)."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """The users' delta (paper: 1 / number of training rows)."""
+    budgets: Literal["uniform", "equal"] = "uniform"
+    """Whether each user's epsilon is drawn from (0, epsilon] (paper), or is the same for all."""
+    budget_seed: int | None = Field(default=None, ge=0)
+    """Of the drawn budgets and of noise on the priors; default: the experiment's seed."""
+    participations: int | None = Field(default=None, ge=1)
+    """Uploads that epsilon_k is to pay for, all together; a device makes no more. None: the paper's
+    noise, for one upload alone, and no limit."""
+    quantile: QuantileConfig | None = None
+    """With mode `sound`: a clip norm that follows a noisy quantile; default: it stays."""
+    priors: PriorsConfig | None = None
+    """Priors of the users' codes from their metadata (equation 11); default: standard normal."""
+    noise: Literal["reproducible", "secure"] = "reproducible"
+    """`reproducible`: from the seed, a simulation; `secure`: from the operating system's
+    generator."""
+
+    @model_validator(mode="after")
+    def _noise_fits(self) -> Self:
+        if self.mode == "paper" and self.quantile is not None:
+            raise ValueError(
+                "no quantile with mode = 'paper', whose clip norm is that of algorithm 2"
+            )
+        if self.noise == "secure" and self.noisy_priors is not None:
+            raise ValueError(
+                "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"
+                " not kept on the device; priors that stay on the device need none"
+            )
+        return self
+
+    def seeded(self, seed: int) -> Self:
+        """The same settings, with seeds of their own that were left out taken from the experiment's
+        seed."""
+        return (
+            self if self.budget_seed is not None else self.model_copy(update={"budget_seed": seed})
+        )
+
+    @property
+    def own_seed(self) -> int:
+        """The seed of budgets and priors; settings outside an experiment have 0."""
+        return self.budget_seed or 0
+
+    @property
+    def noisy_priors(self) -> PriorsConfig | None:
+        """The priors, if noise is put on them; else they never leave the device."""
+        return self.priors if self.priors is not None and self.priors.noise else None
+
+    def budget(self, client: int) -> PersonalBudget:
+        """What a user asked for."""
+        if self.budgets == "equal":
+            return PersonalBudget(self.epsilon, self.delta)
+        return drawn_budget(self.own_seed, client, self.epsilon, self.delta)
+
+    def noise_multiplier(self, client: int) -> float:
+        """Standard deviation / S of noise that alone costs what a whole upload may cost."""
+        budget = self.budget(client)
+        if self.participations is None:
+            return budget.paper_multiplier
+        left = 1.0 if self.noisy_priors is None else 1 - self.noisy_priors.share
+        return budget.multiplier(self.participations) / math.sqrt(left)
+
+    def gradient_multiplier(self, client: int) -> float:
+        """Standard deviation / S of the noise on a user's gradient."""
+        return self.noise_multiplier(client) / math.sqrt(
+            1.0 if self.quantile is None else 1 - self.quantile.share
+        )
+
+    def share_std(self, client: int) -> float:
+        """Standard deviation of the noise on the share of gradients within the bound, which is in
+        [0, 1]."""
+        share = 0.0 if self.quantile is None else self.quantile.share
+        return self.noise_multiplier(client) / (2 * math.sqrt(share)) if share else 0.0
+
+    def prior_multiplier(self, client: int) -> float:
+        """Standard deviation / L2 sensitivity of the noise on a user's prior, mean and variance as
+        one release."""
+        priors, budget = self.noisy_priors, self.budget(client)
+        if priors is None:
+            return 0.0
+        if self.participations is None:
+            return budget.paper_multiplier
+        return 1 / (gdp_parameter(budget.epsilon, budget.delta) * math.sqrt(priors.share))
+
+    def cost(self, client: int, adjacency: Adjacency, uploads: int) -> float:
+        """Squared parameter mu of all releases of a user together, see
+        `fedrec.privacy.personal.budgets`; infinite for any upload with mode `paper`. Priors are
+        released with the first upload."""
+        if not uploads:
+            return 0.0
+        if self.mode == "paper":
+            return math.inf
+        total = uploads * (sensitivity(1.0, adjacency) / self.gradient_multiplier(client)) ** 2
+        if self.quantile is not None:
+            total += uploads / self.share_std(client) ** 2
+        if self.noisy_priors is not None:
+            total += self.prior_multiplier(client) ** -2
+        return total
+
+    def weight(self, client: int) -> float:
+        """Precision of a user's noise over that of the most generous budget, in (0, 1]; public, as
+        budgets are."""
+        generous = PersonalBudget(self.epsilon, self.delta)
+        if self.participations is None:
+            return (generous.paper_multiplier / self.budget(client).paper_multiplier) ** 2
+        return (generous.multiplier(1) / self.budget(client).multiplier(1)) ** 2

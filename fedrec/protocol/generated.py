@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that a server generates for each client by itself, and what clients say that they need
+of them.
+
+A client touches few items, so of an item table only the rows that it names are generated and sent.
+The rows of all clients of a message lie one behind the other; nothing is padded and no client is an
+object of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_VALUE, _ROW = "value/", "row/"
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """The items whose rows some clients need.
+
+    Attributes:
+        clients: `int64 [C]`, ascending.
+        offsets: `int64 [C + 1]`; client c needs `items[offsets[c]:offsets[c + 1]]`.
+        items: `int64 [P]`, ascending and distinct for each client.
+    """
+
+    clients: np.ndarray
+    offsets: np.ndarray
+    items: np.ndarray
+
+    @classmethod
+    def of(cls, clients: np.ndarray, lists: Sequence[np.ndarray]) -> Wanted:
+        """From one list of items per client, ascending and distinct."""
+        offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
+        items = np.concatenate([np.empty(0, dtype=np.int64), *lists])
+        return cls(np.asarray(clients, dtype=np.int64), offsets, items.astype(np.int64, copy=False))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        return {"clients": self.clients, "offsets": self.offsets, "items": self.items}
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, np.ndarray]) -> Wanted:
+        """From named arrays as `arrays` gave them."""
+        return cls(arrays["clients"], arrays["offsets"], arrays["items"])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Wanted]) -> Wanted:
+        """The clients of several parts, ascending."""
+        clients = np.concatenate([np.empty(0, dtype=np.int64), *(part.clients for part in parts)])
+        items = np.concatenate([np.empty(0, dtype=np.int64), *(part.items for part in parts)])
+        counts = np.concatenate(
+            [np.empty(0, dtype=np.int64), *(np.diff(part.offsets) for part in parts)]
+        )
+        return cls(clients, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items).take(
+            np.argsort(clients)
+        )
+
+    def rows_of(self, places: np.ndarray) -> np.ndarray:
+        """`int64`: which of the P rows belong to the clients at some places, in the order of
+        these."""
+        starts, counts = self.offsets[places], self.offsets[places + 1] - self.offsets[places]
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(starts, counts) + within
+
+    def take(self, places: np.ndarray) -> Wanted:
+        """The clients at some places."""
+        counts = self.offsets[places + 1] - self.offsets[places]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Wanted(self.clients[places], offsets, self.items[self.rows_of(places)])
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """Generated parameters of some clients, or the gradients of these.
+
+    Attributes:
+        wanted: the clients, and the items that `rows` are of.
+        values: `[C, ...]` per parameter.
+        rows: `[P, ...]` per item table, of the wanted items alone. A table that is whole is among
+            `values`.
+    """
+
+    wanted: Wanted
+    values: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        named = {f"{_VALUE}{name}": value for name, value in self.values.items()}
+        return (
+            self.wanted.arrays()
+            | named
+            | {f"{_ROW}{name}": value for name, value in self.rows.items()}
+        )
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, np.ndarray]) -> Generated:
+        """From named arrays as `arrays` gave them."""
+
+        def under(prefix: str) -> dict[str, np.ndarray]:
+            return {
+                name.removeprefix(prefix): v
+                for name, v in arrays.items()
+                if name.startswith(prefix)
+            }
+
+        return cls(Wanted.read(arrays), under(_VALUE), under(_ROW))
+
+    def take(self, places: np.ndarray) -> Generated:
+        """The clients at some places."""
+        rows = self.wanted.rows_of(places)
+        return Generated(
+            self.wanted.take(places),
+            {name: value[places] for name, value in self.values.items()},
+            {name: value[rows] for name, value in self.rows.items()},
+        )
+
+    def padded(self, width: int) -> dict[str, np.ndarray]:
+        """All parameters with a leading cohort dimension, the rows of each client filled up to
+        `[C, width, ...]`."""
+        real = self.real(width)
+        found = dict(self.values)
+        for name, value in self.rows.items():
+            found[name] = np.zeros((*real.shape, *value.shape[1:]), dtype=value.dtype)
+            found[name][real] = value
+        return found
+
+    def real(self, width: int) -> np.ndarray:
+        """`bool [C, width]`: which rows of `padded` are no padding."""
+        return np.arange(width) < np.diff(self.wanted.offsets)[:, None]

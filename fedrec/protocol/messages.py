@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only words that server and client say to each other, as Flower records.
+
+Every order carries `arrays` (the shared parameters) and `config`; every answer carries `arrays` and
+`metrics`. An order that names no clients means "all clients you host" and is answered in Flower's
+standard form (new parameters and `num-examples`), which is what Flower's own strategies expect. An
+order that names clients is answered with a sum of updates, so that a round costs one answer per
+node and not one per client. A strategy whose server generates the parameters of each client asks
+first which items' rows they need (`WANTED`), sends all clients of a node their parameters in one
+message, and gets the gradients of each in one answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedrec.errors import RefusalError
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.orders import (
+    EvaluateOrder,
+    Presence,
+    TrainEach,
+    TrainOrder,
+    TrainSum,
+    WantedOrder,
+)
+from fedrec.protocol.records import ARRAYS, CONFIG, METRICS, config_of, own_arrays, read_arrays
+from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder
+from fedrec.protocol.sparse_update import Change, SparseUpdate
+from fedrec.protocol.zero_copy import to_record
+
+HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
+SECURE_CHANNEL, SECURE_SHARES, SECURE_UNMASK = (
+    "query.secure_channel",
+    "query.secure_shares",
+    "query.secure_unmask",
+)
+_ROWS, _VALUES, _TABLE = (
+    "#rows",
+    "#values",
+    "#table",
+)  # a table of which only some rows changed, in three arrays
+_SECURE = "secure-"  # marks what of a training order's settings is for secure aggregation
+OVERRIDES = ("proximal-mu",)
+"""Settings that some of Flower's strategies send beside."""
+# a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
+GROUP = "group:"
+
+AnyOrder = TypeVar("AnyOrder")
+
+
+_ORDER = frozenset({"server-round", "clients", "step"})
+_KEYS: Mapping[str, frozenset[str]] = {
+    "train": _ORDER
+    | {"weighting", "protection", "each", *OVERRIDES}
+    | {_SECURE + field.name for field in fields(MaskOrder)},
+    "evaluate": _ORDER | {"each"},
+    WANTED: _ORDER | {"purpose"},
+    SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
+    SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
+}
+"""By the type of a message, the settings that it may carry."""
+
+
+def strange_keys(kind: str, content: RecordDict) -> list[str]:
+    """Keys that no order of a kind has, of all its settings.
+
+    Args:
+        kind: the type of the message.
+        content: its content.
+    """
+    known = _KEYS.get(kind, frozenset())
+    return sorted(
+        {str(key) for record in content.config_records.values() for key in record} - known
+    )
+
+
+def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
+    """The content of a training message; `arrays` is shared between the messages of a round, not
+    copied."""
+    config = _order_config(order.round, order.clients, order.step)
+    config["weighting"] = order.weighting
+    if order.protection is not None:
+        config["protection"] = order.protection.text()
+    config["each"] = order.each
+    if order.secure is not None:
+        config.update({_SECURE + name: value for name, value in order.secure.fields().items()})
+    return RecordDict({ARRAYS: arrays, CONFIG: config})
+
+
+def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
+    """Parameters and order of a training message, of ours or of any Flower strategy."""
+    return own_arrays(content), unpack_train_order(content)
+
+
+def _refuses_nonsense(unpack: Callable[[RecordDict], AnyOrder]) -> Callable[[RecordDict], AnyOrder]:
+    """What unpacks an order, with a refusal of what is none that quotes the order alone."""
+
+    @functools.wraps(unpack)
+    def unpacked(content: RecordDict) -> AnyOrder:
+        try:
+            return unpack(content)
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            got = f"{type(error).__name__}: {error}"[:300]
+            raise RefusalError(
+                "the order cannot be read", expected="one that fedrec sent", got=got
+            ) from None
+
+    return unpacked
+
+
+@_refuses_nonsense
+def unpack_train_order(content: RecordDict) -> TrainOrder:
+    """The order of a training message alone; its parameters are not looked at."""
+    config = config_of(content)
+    masking = {
+        key.removeprefix(_SECURE): value for key, value in config.items() if key.startswith(_SECURE)
+    }
+    overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore[arg-type]
+    return TrainOrder(
+        round=int(config.get("server-round", 0)),  # type: ignore[arg-type]
+        clients=_clients_of(config),
+        weighting=str(config.get("weighting", "uniform")),  # type: ignore[arg-type]
+        step=_step_of(config),
+        overrides=overrides,
+        protection=Protection.read(str(config["protection"])) if "protection" in config else None,
+        each=bool(config.get("each", False)),
+        secure=MaskOrder.read(masking) if masking else None,
+    )
+
+
+def pack_sum(reply: TrainSum) -> RecordDict:
+    """The answer to a training message that named clients."""
+    metrics = MetricRecord(
+        {
+            "num-clients": int(reply.clients),
+            "num-examples": int(reply.examples),
+            "weight": float(reply.weight),
+            "loss-sum": float(reply.loss),
+            "loss-count": int(reply.losses),
+            "unclipped": int(reply.unclipped),
+        }
+    )
+    arrays = {
+        key: array for name, change in reply.total.items() for key, array in _spelled(name, change)
+    }
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
+
+
+def unpack_sum(content: RecordDict) -> TrainSum:
+    """A node's sum of updates."""
+    metrics: Any = content[METRICS]
+    return TrainSum(
+        total=_changes(read_arrays(content)),
+        clients=int(metrics["num-clients"]),
+        weight=float(metrics["weight"]),
+        examples=int(metrics["num-examples"]),
+        loss=float(metrics["loss-sum"]),
+        losses=int(metrics["loss-count"]),
+        unclipped=int(metrics["unclipped"]),
+    )
+
+
+def pack_each(reply: TrainEach) -> RecordDict:
+    """The answer to a training message that wanted each client's own."""
+    arrays = {**reply.gradients.arrays(), "examples": reply.examples, "losses": reply.losses}
+    return RecordDict(
+        {
+            ARRAYS: to_record(arrays),
+            METRICS: MetricRecord({"num-examples": int(reply.examples.sum())}),
+        }
+    )
+
+
+def unpack_each(content: RecordDict) -> TrainEach:
+    """Each client's gradients of a node."""
+    arrays = read_arrays(content)
+    return TrainEach(Generated.read(arrays), arrays["examples"], arrays["losses"])
+
+
+def pack_wanted_order(order: WantedOrder) -> RecordDict:
+    """The question which items' rows clients need."""
+    config = _order_config(order.round, order.clients, order.step)
+    config["purpose"] = order.purpose
+    return RecordDict({CONFIG: config})
+
+
+@_refuses_nonsense
+def unpack_wanted_order(content: RecordDict) -> WantedOrder:
+    """The question of `pack_wanted_order`."""
+    config: Any = config_of(content)
+    clients = np.asarray(config["clients"], dtype=np.int64)
+    return WantedOrder(
+        int(config["server-round"]), clients, config["purpose"], json.loads(config["step"])
+    )
+
+
+def pack_wanted(wanted: Wanted) -> RecordDict:
+    """The answer to it."""
+    return RecordDict({ARRAYS: to_record(wanted.arrays())})
+
+
+def unpack_wanted(content: RecordDict) -> Wanted:
+    """The items that a node's clients need."""
+    return Wanted.read(read_arrays(content))
+
+
+def pack_standard(
+    arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]
+) -> RecordDict:
+    """An answer in Flower's standard form: new parameters (training only) and metrics with
+    `num-examples`."""
+    records: dict[str, Any] = {METRICS: MetricRecord(dict(metrics))}
+    if arrays is not None:
+        records[ARRAYS] = to_record(arrays)
+    return RecordDict(records)
+
+
+def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
+    """The content of an evaluation message."""
+    config = _order_config(order.round, order.clients, order.step)
+    config["each"] = order.each
+    return RecordDict({ARRAYS: arrays, CONFIG: config})
+
+
+@_refuses_nonsense
+def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
+    """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
+    config = config_of(content)
+    each, number = bool(config.get("each", False)), int(config.get("server-round", 0))  # type: ignore[arg-type]
+    return own_arrays(content), EvaluateOrder(number, _clients_of(config), _step_of(config), each)
+
+
+def pack_table(table: pd.DataFrame) -> RecordDict:
+    """The answer to an evaluation message that named clients: one row per client, one column per
+    metric."""
+    arrays = {"clients": table.index.to_numpy(np.int64), "values": table.to_numpy(np.float64)}
+    config = ConfigRecord({"columns": [str(column) for column in table.columns]})
+    return RecordDict(
+        {
+            ARRAYS: to_record(arrays),
+            CONFIG: config,
+            METRICS: MetricRecord({"num-examples": len(table)}),
+        }
+    )
+
+
+def unpack_table(content: RecordDict) -> pd.DataFrame:
+    """A node's table of metrics, indexed by client."""
+    arrays = own_arrays(content)
+    columns = list(config_of(content)["columns"])  # type: ignore[arg-type]
+    return pd.DataFrame(
+        arrays["values"], index=pd.Index(arrays["clients"], name="client"), columns=columns
+    )
+
+
+def pack_presence(presence: Presence) -> RecordDict:
+    """The answer to a hello."""
+    arrays = {"training": presence.training, "evaluated": presence.evaluated}
+    if presence.work is not None:
+        arrays["work"] = presence.work
+    metrics = MetricRecord({"partition-id": presence.partition, "memory-mib": presence.memory_mib})
+    config = ConfigRecord({"paths": json.dumps(dict(presence.paths))})
+    return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics, CONFIG: config})
+
+
+def unpack_presence(content: RecordDict) -> Presence:
+    """What a node says of itself."""
+    arrays, metrics = own_arrays(content), content[METRICS]
+    partition = int(metrics["partition-id"])  # type: ignore[index]
+    memory = float(metrics["memory-mib"])  # type: ignore[index]
+    paths = json.loads(str(config_of(content).get("paths", "{}")))
+    return Presence(
+        partition, arrays["training"], arrays["evaluated"], arrays.get("work"), memory, paths
+    )
+
+
+def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
+    """The answer to a request for initial parameters."""
+    return RecordDict({ARRAYS: to_record(arrays)})
+
+
+def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
+    """Initial parameters from a node; not necessarily writable."""
+    return read_arrays(content)
+
+
+def _spelled(name: str, change: Change) -> list[tuple[str, np.ndarray]]:
+    if not isinstance(change, SparseUpdate):
+        return [(name, change)]
+    table = np.array([*change.shape, change.drift], dtype=np.float64)
+    return [(name + _ROWS, change.rows), (name + _VALUES, change.values), (name + _TABLE, table)]
+
+
+def _changes(arrays: dict[str, np.ndarray]) -> dict[str, Change]:
+    """Totals from the arrays that spell them."""
+    found: dict[str, Change] = {}
+    for key, array in arrays.items():
+        name, mark, _ = key.rpartition("#")
+        if not mark:
+            found[key] = array
+        elif key.endswith(_TABLE):
+            *shape, drift = array.tolist()
+            rows, values = arrays[name + _ROWS], arrays[name + _VALUES]
+            found[name] = SparseUpdate(tuple(int(length) for length in shape), rows, values, drift)
+    return found
+
+
+def _order_config(
+    round_number: int, clients: np.ndarray | None, step: dict[str, Any] | None
+) -> ConfigRecord:
+    config = ConfigRecord({"server-round": int(round_number)})
+    if clients is not None:
+        config["clients"] = [int(client) for client in clients]
+    if step is not None:
+        config["step"] = json.dumps(step, sort_keys=True)
+    return config
+
+
+def _clients_of(config: ConfigRecord) -> np.ndarray | None:
+    return np.asarray(config["clients"], dtype=np.int64) if "clients" in config else None
+
+
+def _step_of(config: ConfigRecord) -> dict[str, Any] | None:
+    step = json.loads(str(config["step"])) if "step" in config else None
+    if not isinstance(step, dict | None):
+        raise TypeError(f"a step is a table, not {type(step).__name__}")
+    return step

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server asks of nodes, and what they give back, before it is packed into records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.generated import Generated
+from fedrec.protocol.secure import MaskOrder
+from fedrec.protocol.sparse_update import Change
+
+Weighting = Literal["uniform", "examples"]
+
+
+Purpose = Literal["train", "evaluate"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainOrder:
+    """What a node is asked to do in a training round.
+
+    Attributes:
+        round: number of the round, from 1; 0 when the server gives none.
+        clients: `int64`, which of its clients train; None: all training clients it hosts, answered
+            in standard form.
+        weighting: an update enters the sum with weight 1 (`uniform`) or with its number of
+            examples.
+        step: name and settings of the local step; None: the experiment's own.
+        overrides: settings that some of Flower's strategies send beside, such as FedProx's
+            `proximal-mu`.
+        protection: what is done to each client's update before it is added; then every client
+            counts the same.
+        each: the parameters are generated ones, of each client its own, and gradients of each are
+            wanted, not their sum.
+        secure: how the sum is masked, under secure aggregation.
+    """
+
+    round: int
+    clients: np.ndarray | None
+    weighting: Weighting = "uniform"
+    step: dict[str, Any] | None = None
+    overrides: Mapping[str, float] | None = None
+    protection: Protection | None = None
+    each: bool = False
+    secure: MaskOrder | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainEach:
+    """What a node gives back for clients whose own answers are wanted.
+
+    Attributes:
+        gradients: of each client's mean loss with respect to its generated parameters.
+        examples: `int64 [C]`, number of examples of each client.
+        losses: `float64 [C]`, each one's mean loss; NaN without examples.
+    """
+
+    gradients: Generated
+    examples: np.ndarray
+    losses: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class WantedOrder:
+    """What a node is asked to say before parameters are generated for its clients.
+
+    Attributes:
+        round: number of the round.
+        clients: `int64`, ascending.
+        purpose: the items that they train on in this round, or those of their held-out rows.
+        step: name and settings of the local step.
+    """
+
+    round: int
+    clients: np.ndarray
+    purpose: Purpose
+    step: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainSum:
+    """What a node gives back for the clients it was asked to train.
+
+    Attributes:
+        total: weighted sum of the clients' updates, per parameter; of a table with few changed rows
+            these alone.
+        clients: number of clients in it.
+        weight: sum of their weights.
+        examples: sum of their numbers of examples.
+        loss: sum of their losses, over those that had something to learn from.
+        losses: how many those are.
+        unclipped: number of clients whose update was within the clip norm, if the order asked for
+            it.
+    """
+
+    total: dict[str, Change]
+    clients: int
+    weight: float
+    examples: int
+    loss: float
+    losses: int
+    unclipped: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateOrder:
+    """What a node is asked to evaluate.
+
+    Attributes:
+        round: number of the round after which this is.
+        clients: `int64`, which of its clients; None: all it hosts that have held-out rows, answered
+            in standard form.
+        step: the local step of on-device fine-tuning; None: the experiment's own.
+        each: the parameters are generated ones, of each client its own.
+    """
+
+    round: int
+    clients: np.ndarray | None
+    step: dict[str, Any] | None = None
+    each: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Presence:
+    """What a node says of itself.
+
+    Attributes:
+        partition: the node's place among the nodes.
+        training: `int64`, clients it hosts that may be sampled for training.
+        evaluated: `int64`, clients it hosts that have held-out rows.
+        work: `int64`, number of training rows of each of `training`, said only by nodes of a
+            simulation that hold all clients' data: they may train each other's clients. None: only
+            the host can train a client.
+        memory_mib: memory that its process has held at most, if it says so.
+        paths: how it trains the clients of each of the experiment's steps, by the step's name, if
+            it says so.
+    """
+
+    partition: int
+    training: np.ndarray
+    evaluated: np.ndarray
+    work: np.ndarray | None = None
+    memory_mib: float = 0.0
+    paths: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What server and nodes tell each other in a session of secure aggregation;
+`fedrec.protocol.messages` makes messages of it.
+
+Everything that there is one of per node lies in the order of the nodes' places, end to end; a node
+that is not there any more has zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+SESSION_BYTES, SEED_BYTES, KEY_BYTES = 16, 16, 32
+COUNT_BYTES = 4
+NONCE_BYTES, _TAG_BYTES = 12, 16  # of ChaCha20-Poly1305
+SEALED_BYTES = NONCE_BYTES + 2 * SEED_BYTES + KEY_BYTES + _TAG_BYTES
+"""Length of what one node sends another: a nonce, two shares, its public mask key, and a tag."""
+_LENGTH_BYTES = 4
+
+
+class Words:
+    """Base of the words: plain fields, of text, integers and bytes."""
+
+    def fields(self) -> dict[str, int | bytes]:
+        """By name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Self:
+        """From what `fields` gave; it is untrusted input.
+
+        Raises:
+            ValueError: a field is missing or of another type.
+        """
+        kinds = {field.name: {"int": int, "bytes": bytes}[str(field.type)] for field in fields(cls)}  # type: ignore[arg-type]
+        for name, kind in kinds.items():
+            if type(found.get(name)) is not kind:
+                raise ValueError(f"{name!r} is no {kind.__name__}")
+        return cls(**{name: found[name] for name in kinds})
+
+
+@dataclass(frozen=True)
+class ShareOrder(Words):
+    """A session begins: who is in it, and its terms, which are the same for all.
+
+    Attributes:
+        session: 16 bytes that no other session has.
+        place: the place of the node that reads this.
+        channels: public channel keys, 32 bytes per node.
+        proofs: by whom each of them is, see `listed`; empty where nodes do not prove it.
+        counts: number of clients that each node is asked for, 4 bytes per node.
+        bits: binary digits behind the point.
+    """
+
+    session: bytes
+    place: int
+    channels: bytes
+    proofs: bytes
+    counts: bytes
+    bits: int
+
+
+@dataclass(frozen=True)
+class ShareReply(Words):
+    """A node's part in a session.
+
+    Attributes:
+        mask_key: its public mask key.
+        commitment: of the seed of its self-mask.
+        sealed: 92 bytes for each node, zeros for itself: shares of its secrets.
+    """
+
+    mask_key: bytes
+    commitment: bytes
+    sealed: bytes
+
+
+@dataclass(frozen=True)
+class MaskOrder(Words):
+    """Goes with a training order: how the sum that answers it is masked.
+
+    Attributes:
+        session: the session.
+        mask_keys: public mask keys, 32 bytes per node; zeros for one that is no longer there.
+        sealed: 92 bytes from each node for the one that reads this.
+    """
+
+    session: bytes
+    mask_keys: bytes
+    sealed: bytes
+
+
+@dataclass(frozen=True)
+class UnmaskOrder(Words):
+    """Who sent a masked sum.
+
+    Attributes:
+        session: the session.
+        survivors: one byte per node, 1 if its masked sum is there.
+    """
+
+    session: bytes
+    survivors: bytes
+
+
+@dataclass(frozen=True)
+class UnmaskReply(Words):
+    """Shares of one secret of each node.
+
+    Attributes:
+        shares: 16 bytes per node: of a survivor's self-mask, of another's mask key, zeros for who
+            had gone before.
+    """
+
+    shares: bytes
+
+
+def pieces(joined: bytes, size: int) -> list[bytes]:
+    """Pieces of equal size that lie end to end.
+
+    Raises:
+        ValueError: the length is no multiple of the size.
+    """
+    if len(joined) % size:
+        raise ValueError(f"Expected a multiple of {size} bytes, got {len(joined)}.")
+    return [joined[start : start + size] for start in range(0, len(joined), size)]
+
+
+def joined(parts: Mapping[int, bytes], nodes: int, size: int) -> bytes:
+    """Pieces by place, end to end; zeros where there is none."""
+    return b"".join(parts.get(place, bytes(size)) for place in range(nodes))
+
+
+def there(parts: Iterable[bytes]) -> dict[int, bytes]:
+    """By place, the pieces that are not zeros."""
+    return {place: part for place, part in enumerate(parts) if any(part)}
+
+
+def listed(parts: Iterable[bytes]) -> bytes:
+    """Pieces of any length, end to end, each after its length."""
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
+
+
+def unlisted(text: bytes) -> list[bytes]:
+    """What `listed` was given.
+
+    Raises:
+        ValueError: it was given something else.
+    """
+    found, place = [], 0
+    while place < len(text):
+        start = place + _LENGTH_BYTES
+        place = start + int.from_bytes(text[place:start], "little")
+        if start > len(text) or place > len(text):
+            raise ValueError("a list of pieces is cut off")
+        found.append(text[start:place])
+    return found
+
+
+def counted(numbers: Iterable[int]) -> bytes:
+    """Numbers of clients, end to end."""
+    return b"".join(number.to_bytes(COUNT_BYTES, "little") for number in numbers)
+
+
+def counts_in(text: bytes) -> list[int]:
+    """What `counted` was given.
+
+    Raises:
+        ValueError: the length is none.
+    """
+    return [int.from_bytes(piece, "little") for piece in pieces(text, COUNT_BYTES)]

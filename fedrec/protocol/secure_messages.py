@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of secure aggregation."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from fedrec.protocol.records import ARRAYS, CONFIG, config_of, read_arrays
+from fedrec.protocol.secure import KEY_BYTES, Words
+from fedrec.protocol.zero_copy import to_record
+
+_MOST_PROOF = 8192  # bytes
+
+
+AnyWords = TypeVar("AnyWords", bound=Words)
+
+
+def pack_masked(numbers: np.ndarray) -> RecordDict:
+    """The answer to a training message under secure aggregation: `uint64 [n]`, masked, and nothing
+    beside it."""
+    return RecordDict({ARRAYS: to_record({"masked": numbers})})
+
+
+def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
+    """A node's masked sum, which is untrusted input.
+
+    Raises:
+        ValueError: it is not `uint64` of that length.
+    """
+    numbers = read_arrays(content)["masked"]
+    if numbers.dtype != np.uint64 or numbers.shape != (length,):
+        raise ValueError(f"expected uint64 [{length}], got {numbers.dtype} {list(numbers.shape)}")
+    return numbers
+
+
+def pack_words(words: Words) -> RecordDict:
+    """An order or an answer of secure aggregation."""
+    return RecordDict({CONFIG: ConfigRecord(words.fields())})  # type: ignore[arg-type]
+
+
+def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
+    """What `pack_words` was given, which is untrusted input.
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    return kind.read(config_of(content))
+
+
+def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:
+    """A node's public channel key, and a proof that it is that node's."""
+    return RecordDict({CONFIG: ConfigRecord({"channel": key, "proof": proof})})
+
+
+def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
+    """A node's public channel key and its proof, which is untrusted input.
+
+    Raises:
+        ValueError: it is none.
+    """
+    config = config_of(content)
+    key, proof = config.get("channel"), config.get("proof")
+    if (
+        not isinstance(key, bytes)
+        or len(key) != KEY_BYTES
+        or not isinstance(proof, bytes)
+        or len(proof) > _MOST_PROOF
+    ):
+        raise ValueError(
+            f"expected a key of {KEY_BYTES} bytes, and a proof of at most {_MOST_PROOF}"
+        )
+    return key, proof

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several arrays as one string of bytes: a length, a list of what is in it, and the arrays' own
+bytes.
+
+Flower asks for every array, and for every piece of one, in a call of its own. A round of a small
+model is then a few hundred calls, which cost more than what they carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_LENGTH_BYTES = 8
+
+
+class Part(NamedTuple):
+    """One array: its name, its type and shape, the format of its bytes, and these."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+def packed(parts: Iterable[Part]) -> bytes:
+    """The parts as bytes, in their order."""
+    parts = list(parts)
+    table = [
+        [part.name, part.dtype, list(part.shape), part.stype, len(part.data)] for part in parts
+    ]
+    header = json.dumps(table).encode()
+    return b"".join(
+        [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(part.data for part in parts)]
+    )
+
+
+def opened(data: bytes) -> list[Part]:
+    """The arrays in bytes of `packed`, which is untrusted input.
+
+    Raises:
+        ValueError: it is cut off, has something left over, or names a part twice.
+        Exception: they are nothing of the kind.
+    """
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    parts: list[Part] = []
+    for name, dtype, shape, stype, length in json.loads(data[_LENGTH_BYTES:start]):
+        if not isinstance(length, int) or not 0 <= length <= len(data) - start:
+            raise ValueError(
+                f"array {name!r} is cut off: expected {length} bytes, got {len(data) - start}"
+            )
+        parts.append(
+            Part(
+                str(name),
+                str(dtype),
+                tuple(map(int, shape)),
+                str(stype),
+                data[start : start + length],
+            )
+        )
+        start += length
+    if start != len(data) or len({part.name for part in parts}) != len(parts):
+        raise ValueError(f"{len(data) - start} bytes too many, or a name twice")
+    return parts

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a table with one row per item, of which a cohort touches few: sums that name the
+touched rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from fedrec.runtime.distinct import distinct
+from fedrec.runtime.shared_memory import SharedArray
+
+_PIECE = 2**14  # numbers
+
+
+@dataclass(frozen=True, eq=False)
+class SparseUpdate:
+    """A change of a table `[items, d]`: `drift` times the table, and `values` added to some of its
+    rows.
+
+    Attributes:
+        shape: shape of the table.
+        rows: `int64 [R]`, ascending, distinct.
+        values: `[R, d]`.
+        drift: weight decay moves every row, named or not, by a factor; this is the sum of those
+            factors less one.
+    """
+
+    shape: tuple[int, ...]
+    rows: np.ndarray
+    values: np.ndarray
+    drift: float = 0.0
+
+    def dense(self, table: np.ndarray) -> np.ndarray:
+        """The change as a whole table, float64; `table` is what it applies to."""
+        whole = self.drift * table.astype(np.float64) if self.drift else np.zeros(self.shape)
+        whole[self.rows] += self.values
+        return whole
+
+    def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
+        """Add `rate` times the change to a table, in place; gives the table."""
+        rows, factor = np.asarray(table)[self.rows], 1 + rate * self.drift
+        moved = rate * self.values.astype(np.float64, copy=False)
+        moved += factor * rows.astype(np.float64) if self.drift else rows
+        if self.drift:
+            table *= table.dtype.type(factor)
+        table[self.rows] = moved
+        return table
+
+    def __add__(self, other: SparseUpdate) -> SparseUpdate:
+        """Both changes; the order of the operands does not matter beyond the last float64 digit."""
+        rows = distinct(np.concatenate([self.rows, other.rows]))
+        values = np.zeros((len(rows), *self.shape[1:]))
+        values[np.searchsorted(rows, self.rows)] = self.values
+        values[np.searchsorted(rows, other.rows)] += other.values
+        return SparseUpdate(self.shape, rows, values, self.drift + other.drift)
+
+
+Change: TypeAlias = "np.ndarray | SparseUpdate"
+
+
+def added(one: Change, other: Change, table: np.ndarray) -> Change:
+    """Sum of two changes of a table, float64; it names rows when both do."""
+    if isinstance(one, SparseUpdate) and isinstance(other, SparseUpdate):
+        return one + other
+    whole = (own.dense(table) if isinstance(own, SparseUpdate) else own for own in (one, other))
+    return np.add(*whole, dtype=np.float64)  # without a float64 copy of each
+
+
+def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
+    """A change as a whole table, float64."""
+    return (
+        change.dense(table)
+        if isinstance(change, SparseUpdate)
+        else change.astype(np.float64, copy=False)
+    )
+
+
+def apply_changes(
+    theta: Mapping[str, np.ndarray], changes: Mapping[str, Change], rate: float
+) -> dict[str, np.ndarray]:
+    """Parameters plus `rate` times their changes.
+
+    Tables whose change names rows are changed in place, so the cost does not depend on their size,
+    and so are those in shared memory: `theta` is used up.
+    """
+    moved = {}
+    for name, value in theta.items():
+        change = changes[name]
+        if isinstance(change, SparseUpdate):
+            moved[name] = change.apply(value, rate)
+        elif isinstance(value, SharedArray):  # elsewhere the nodes could no longer see it
+            _add(np.asarray(value).reshape(-1), rate, np.ascontiguousarray(change).reshape(-1))
+            moved[name] = value
+        else:
+            moved[name] = (value + rate * change).astype(value.dtype, copy=False)
+    return moved
+
+
+def _add(values: np.ndarray, rate: float, changes: np.ndarray) -> None:
+    """Add rate times changes, piece by piece, so that what is in between stays in the caches."""
+    for start in range(0, len(values), _PIECE):
+        piece = slice(start, start + _PIECE)
+        values[piece] += (rate * changes[piece]).astype(values.dtype)
+
+
+class SparseAccumulator:
+    """Running sum of changes to the rows of one table, float64; memory grows with the rows that are
+    touched.
+
+    Args:
+        shape: shape of the table.
+
+    Attributes:
+        values: `float64 [N, d]`, the sums; another array when more rows are touched.
+        rows: `int64 [N]`, the row that each belongs to.
+        used: how many of them there are; the others are 0.
+        slots: `int64 [rows of the table]`, where each row's sum is; -1 for none.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.drift = shape, 0.0
+        self.slots = np.full(shape[0], -1, dtype=np.int64)
+        self.rows = np.empty(0, dtype=np.int64)
+        self.values = np.zeros((0, *shape[1:]))
+        self.used = 0
+
+    def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
+        """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
+        self.drift += drift
+        fresh = distinct(rows[self.slots[rows] < 0])
+        self.reserve(len(fresh))
+        self.slots[fresh] = np.arange(self.used, self.used + len(fresh))
+        self.rows[self.used : self.used + len(fresh)] = fresh
+        self.used += len(fresh)
+        slots = torch.from_numpy(self.slots[rows])
+        torch.from_numpy(self.values).index_add_(
+            0, slots, torch.from_numpy(values)
+        )  # in order, and soon done
+
+    def total(self) -> SparseUpdate:
+        """The sum so far."""
+        order = np.argsort(self.rows[: self.used])
+        return SparseUpdate(
+            self.shape, self.rows[: self.used][order], self.values[: self.used][order], self.drift
+        )
+
+    def change(self, table: np.ndarray) -> Change:
+        """The sum so far as a change of the table, in its type; of less than half the rows these
+        alone."""
+        if 2 * self.used < len(table):
+            total = self.total()
+            return SparseUpdate(
+                total.shape, total.rows, total.values.astype(table.dtype), total.drift
+            )
+        if self.drift:
+            return self.total().dense(table).astype(table.dtype)
+        whole = np.zeros(self.shape, dtype=table.dtype)
+        whole[self.rows[: self.used]] = self.values[: self.used].astype(table.dtype)
+        return whole
+
+    def reserve(self, more: int) -> None:
+        """Make room for so many rows more, or for all that there are."""
+        size = min(self.used + more, self.shape[0])
+        if size <= len(self.rows):
+            return
+        grown = min(max(size, 2 * len(self.rows)), self.shape[0])
+        rows, values = np.empty(grown, dtype=np.int64), np.zeros((grown, *self.shape[1:]))
+        rows[: self.used], values[: self.used] = self.rows[: self.used], self.values[: self.used]
+        self.rows, self.values = rows, values

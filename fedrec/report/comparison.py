@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs beside each other, user by user: which system is better, by how much, and how sure that is.
+
+Runs that differ in nothing but their seed are one system. Each user counts once: a user who was
+tested under several seeds enters with the mean of its differences. Only systems that were tested on
+the same users of the same data are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedrec.errors import ExperimentError
+from fedrec.metrics.paired_tests import PairedTest, bootstrap_interval, holm, paired_test
+from fedrec.report.rows import is_private
+from fedrec.runs.result import Result
+
+_LEVELS: list = ["seed", "client"]
+_SAME = ("dataset", "split", "task", "positive-above")
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """One system over all its seeds.
+
+    Attributes:
+        label: what it is called.
+        by_seed: mean of the metric under each seed.
+        users: metric of each user, indexed by (seed, client).
+        private: whether it has a finite epsilon in every run.
+    """
+
+    label: str
+    by_seed: Mapping[int, float]
+    users: pd.Series
+    private: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All systems of some runs beside one of them.
+
+    Attributes:
+        metric: what is compared.
+        reference: label of the system that the others are compared with.
+        systems: by label.
+        tests: by label of each other system.
+    """
+
+    metric: str
+    reference: str
+    systems: dict[str, System]
+    tests: dict[str, PairedTest]
+
+    def table(self) -> pd.DataFrame:
+        """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
+        `private`, and beside the reference the fields of `PairedTest`, with `t_holm` and
+        `wilcoxon_holm`."""
+        labels = list(self.tests)
+        corrected = {
+            f"{name}_holm": dict(
+                zip(
+                    labels,
+                    holm(np.array([getattr(self.tests[label], f"{name}_p") for label in labels])),
+                    strict=True,
+                )
+            )
+            for name in ("t", "wilcoxon")
+        }
+        rows = []
+        for label, system in self.systems.items():
+            means = np.array(list(system.by_seed.values()))
+            low, high = bootstrap_interval(_by_user(system.users).to_numpy())
+            row = {
+                "system": label,
+                "private": system.private,
+                "seeds": len(means),
+                "mean": float(means.mean()),
+                "sd": float(means.std(ddof=1)) if len(means) > 1 else np.nan,
+                "mean_low": low,
+                "mean_high": high,
+            }
+            if label in self.tests:
+                row |= asdict(self.tests[label])
+                row |= {name: own[label] for name, own in corrected.items()}
+            rows.append(row)
+        return pd.DataFrame(rows).set_index("system")
+
+
+def compare(
+    results: Sequence[Result], *, metric: str | None = None, against: str | None = None
+) -> Comparison:
+    """Compare all systems of some runs with one of them.
+
+    Args:
+        results: of finished runs.
+        metric: a column of users.csv; default: hits@10, or the first.
+        against: label of the reference; default: the first run's system.
+
+    Raises:
+        ExperimentError: the runs are not of the same data and split, or there is no such metric or
+            system, or there is one system only.
+    """
+    _refuse_different(results)
+    metric = metric or _default_metric(results)
+    systems = _systems(results, metric)
+    reference = against or next(iter(systems))
+    if reference not in systems:
+        raise _unknown("system", reference, systems)
+    if len(systems) < 2:
+        raise ExperimentError(
+            "there is nothing to compare",
+            expected="two systems or more",
+            got=reference,
+            fix="name more runs, or add evaluation.baselines",
+        )
+    tests = {
+        label: _tested(system, systems[reference])
+        for label, system in systems.items()
+        if label != reference
+    }
+    return Comparison(metric, reference, systems, tests)
+
+
+def _tested(system: System, reference: System) -> PairedTest:
+    """Of differences under each seed, averaged over the seeds of each user."""
+    differences = (system.users - reference.users).dropna()
+    if differences.index.nunique() < 2:
+        raise ExperimentError(
+            f"{system.label!r} and {reference.label!r} were tested on different users",
+            expected="the same test users under the same seed",
+            got=f"{len(differences)} users in common",
+            fix="run both with the same [dataset], [split], evaluation and seed",
+        )
+    own = _by_user(differences).to_numpy()
+    return paired_test(own, np.zeros(len(own)))
+
+
+def _by_user(values: pd.Series) -> pd.Series:
+    return pd.Series(values.groupby(level="client").mean()).dropna()
+
+
+def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
+    parts: dict[str, dict[int, pd.Series]] = {}
+    private: dict[str, bool] = {}
+    for result, name in zip(results, _names(results), strict=True):
+        tables = {label: table for label, table in result.baseline_users.items()}
+        own = {name: result.users} if result.experiment.federated else {}
+        for label, table in (own | tables).items():
+            if metric not in table:
+                continue
+            real = result.experiment.name if label == name else label
+            private[label] = private.get(label, True) and is_private(result, real)
+            parts.setdefault(label, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
+    if not parts:
+        known = sorted({str(column) for result in results for column in result.users})
+        raise _unknown("metric", metric, known)
+    return {
+        label: System(
+            label,
+            {seed: float(values.mean()) for seed, values in by_seed.items()},
+            pd.concat(list(by_seed.values()), keys=list(by_seed), names=_LEVELS),
+            private[label],
+        )
+        for label, by_seed in parts.items()
+    }
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """A label per run: the experiment's name, equal for runs that differ in their seed alone."""
+    settings = [_without_seed(result) for result in results]
+    names = []
+    for result, own in zip(results, settings, strict=True):
+        name = result.experiment.name
+        others = [
+            settings[place] for place, other in enumerate(results) if other.experiment.name == name
+        ]
+        twice = sum(
+            other.experiment.seed == result.experiment.seed and settings[place] == own
+            for place, other in enumerate(results)
+        )
+        same = all(other == own for other in others)
+        names.append(name if same and twice == 1 else f"{name} ({result.folder.name})")
+    return names
+
+
+def _without_seed(result: Result) -> dict:
+    table = result.experiment.table()
+    table.pop("seed", None)
+    return table
+
+
+def _default_metric(results: Sequence[Result]) -> str:
+    columns = [str(column) for column in results[0].users] or [
+        str(column) for table in results[0].baseline_users.values() for column in table
+    ]
+    preferred = [name for name in columns if name == "hits@10"] + [
+        name for name in columns if name.startswith("hits@")
+    ]
+    return next(iter([*preferred, *columns]), "hits@10")
+
+
+def _refuse_different(results: Sequence[Result]) -> None:
+    tables = [result.experiment.table() for result in results]
+    for result, table in zip(results[1:], tables[1:], strict=True):
+        for key in _SAME:
+            if table.get(key) != tables[0].get(key):
+                raise ExperimentError(
+                    f"{result.folder.name} cannot be compared with {results[0].folder.name}",
+                    expected=f"the same {key}: {tables[0].get(key)!r}",
+                    got=repr(table.get(key)),
+                    fix="compare runs on the same data and split",
+                )
+        one, other = (r.experiment.evaluation.held_out for r in (results[0], result))
+        if one != other:
+            raise ExperimentError(
+                f"{result.folder.name} cannot be compared with {results[0].folder.name}",
+                expected=f"evaluation.held-out = {one!r}",
+                got=repr(other),
+            )
+
+
+def _unknown(kind: str, name: str, known) -> ExperimentError:
+    return ExperimentError(
+        f"there is no {kind} {name!r} in these runs", expected=", ".join(known), got=repr(name)
+    )

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison as a table for the terminal, CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from fedrec.report.comparison import Comparison
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Format = Literal["csv", "markdown", "latex"]
+_HEADS = (
+    "system",
+    "private",
+    "{metric}",
+    "95% interval",
+    "difference",
+    "95% interval",
+    "t, Holm",
+    "Wilcoxon, Holm",
+    "effect d",
+    "rank effect",
+    "better/worse",
+)
+
+
+def comparison_cells(comparison: Comparison) -> list[list[str]]:
+    """Heads and rows of texts; the reference first, then the others by their means, best first."""
+    table: dict[str, dict[str, Any]] = {
+        str(row.pop("system")): row
+        for row in comparison.table().reset_index().to_dict(orient="records")  # type: ignore[misc]
+    }
+    rest = sorted(comparison.tests, key=lambda label: -table[label]["mean"])
+    heads = [head.format(metric=comparison.metric) for head in _HEADS]
+    rows = [_cells(label, table[label]) for label in [comparison.reference, *rest]]
+    return [heads, *rows]
+
+
+def _cells(label: str, row: dict[str, Any]) -> list[str]:
+    spread = "" if pd.isna(row["sd"]) else f" ± {row['sd']:.4f} ({row['seeds']:.0f} seeds)"
+    first = [
+        label,
+        "yes" if row["private"] else "no",
+        f"{row['mean']:.4f}{spread}",
+        f"[{row['mean_low']:.4f}, {row['mean_high']:.4f}]",
+    ]
+    if "difference" not in row or pd.isna(row["difference"]):
+        return [*first, "reference", *[""] * 6]
+    return [
+        *first,
+        f"{row['difference']:+.4f}",
+        f"[{row['low']:+.4f}, {row['high']:+.4f}]",
+        _p(row["t_holm"]),
+        _p(row["wilcoxon_holm"]),
+        f"{row['effect']:+.2f}",
+        f"{row['rank_effect']:+.2f}",
+        f"{row['better']:.0f}/{row['worse']:.0f}",
+    ]
+
+
+def comparison_text(comparison: Comparison, form: Format) -> str:
+    """The comparison as text: `csv` with all numbers in full, `markdown` and `latex` for people."""
+    if form == "csv":
+        return comparison.table().to_csv()
+    heads, *rows = comparison_cells(comparison)
+    if form == "markdown":
+        lines = [heads, ["---"] * len(heads), *rows]
+        return "\n".join("| " + " | ".join(cell for cell in line) + " |" for line in lines) + "\n"
+    body = " \\\\\n".join(" & ".join(_latex(cell) for cell in line) for line in rows)
+    head = " & ".join(_latex(cell) for cell in heads)
+    columns = "ll" + "r" * (len(heads) - 2)
+    return (
+        f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body} \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def comparison_terminal(comparison: Comparison) -> Table:
+    """The comparison as a rich table."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    heads, *rows = comparison_cells(comparison)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < 2 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"{value:.3f}"
+
+
+def _latex(text: str) -> str:
+    for sign in "&%$#_{}":
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("±", "$\\pm$").replace("<", "$<$")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTML page about some runs, with everything in it: no script, no network, no other file.
+
+It is readable on a phone, in print, in dark mode, by keyboard and by a screen reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from typing import Any
+
+from fedrec.errors import RunError
+from fedrec.report.page.costs import Repeat, cost_table, repeats
+from fedrec.report.page.parts import Note, Table
+from fedrec.report.page.privacy import PrivacyCard, privacy_cards
+from fedrec.report.page.results import (
+    curves,
+    distributions,
+    groups,
+    notes,
+    results_tables,
+    tests_table,
+    what,
+)
+from fedrec.runs.result import Result
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the template lays out."""
+
+    title: str
+    subtitle: str
+    version: str
+    notes: Sequence[Note]
+    what: Table
+    results: Sequence[Table]
+    tests: Table | None
+    curves: Sequence[str]
+    distributions: Sequence[str]
+    groups: Sequence[Table]
+    privacy: Sequence[PrivacyCard]
+    cost: Table
+    repeat: Sequence[Repeat]
+
+
+def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
+    """The content of a page.
+
+    Raises:
+        RunError: there is no run.
+    """
+    if not results:
+        raise RunError("nothing to report", expected="one run or more", got="none")
+    import fedrec
+
+    names = list(dict.fromkeys(result.experiment.name for result in results))
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    runs = f"{len(results)} run{'s' if len(results) > 1 else ''}"
+    stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
+    return Page(
+        title=title or results[0].experiment.title * (len(results) == 1) or shown,
+        subtitle=f"{runs}, reported by fedrec {fedrec.__version__} on {stamp}",
+        version=fedrec.__version__,
+        notes=notes(results),
+        what=what(results),
+        results=results_tables(results),
+        tests=tests_table(results),
+        curves=curves(results),
+        distributions=distributions(results),
+        groups=groups(results),
+        privacy=privacy_cards(results),
+        cost=cost_table(results),
+        repeat=repeats(results),
+    )
+
+
+def render(page: Page) -> str:
+    """The page as HTML text."""
+    from jinja2 import DictLoader, Environment, StrictUndefined
+    from markupsafe import Markup
+
+    folder = files(__package__ or "fedrec.report.page")
+    names = ("page.html.j2", "table.html.j2")
+    sources = {name: (folder / name).read_text(encoding="utf-8") for name in names}
+    environment = Environment(
+        loader=DictLoader(sources),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    values: dict[str, Any] = {name: getattr(page, name) for name in Page.__dataclass_fields__}
+    for name in ("curves", "distributions"):  # made by charts.py, which escapes its texts
+        values[name] = [Markup(chart) for chart in values[name]]
+    values["privacy"] = [
+        {**card.__dict__, "chart": Markup(card.chart)} for card in values["privacy"]
+    ]
+    return environment.get_template("page.html.j2").render(page=values, style=Markup(style))
+
+
+def report(results: Sequence[Result], *, title: str | None = None) -> str:
+    """One self-contained HTML page about some finished runs.
+
+    Args:
+        results: of finished runs.
+        title: of the page; default: from the experiments.
+
+    Raises:
+        RunError: there is no run.
+    """
+    return render(page_of(results, title=title))

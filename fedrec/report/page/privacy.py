@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Privacy cards: what is protected, how, how well, and what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedrec.report.page.charts import Line, line_chart
+from fedrec.runs.result import Result
+
+RELEASE = "Simulation, not a release: the noise can be computed again from the seed."
+_UNITS = {
+    "replace-one": "one user: all of its data, exchanged for somebody else's",
+    "add-remove": "one user: all of its data, there or not",
+}
+_ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
+
+
+@dataclass(frozen=True)
+class PrivacyCard:
+    """The privacy of one run.
+
+    Attributes:
+        name: of the run.
+        facts: name and value, in order.
+        lines: what it means and what is not covered, in sentences.
+        chart: epsilon by round, SVG; empty without.
+        release: what must stand beside the epsilon; empty where nothing must.
+    """
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    lines: tuple[str, ...]
+    chart: str = ""
+    release: str = ""
+
+
+def privacy_cards(results: Sequence[Result]) -> list[PrivacyCard]:
+    """A card per run."""
+    return [_card(result) for result in results]
+
+
+def _card(result: Result) -> PrivacyCard:
+    privacy, experiment = result.experiment.privacy, result.experiment
+    name = f"{experiment.name}, seed {experiment.seed}"
+    if privacy is None:
+        none = (
+            ("epsilon", "∞: no differential privacy; the model may reveal anything about a user"),
+        )
+        return PrivacyCard(name, (*none, *_attacks(result)), result.privacy)
+    kept = _json(result, "result.json").get("privacy", {})
+    phases = [
+        (f"epsilon of phase {key.removeprefix('epsilon of ')}", _number(value))
+        for key, value in kept.items()
+        if key.startswith("epsilon of ")
+    ]
+    facts = [
+        ("epsilon", f"{_number(kept.get('epsilon'))} at delta {kept.get('delta', 0):g}"),
+        *([("epsilon by accountant", str(kept["accountants"]))] if "accountants" in kept else []),
+        *(phases if len(phases) > 1 else []),
+        ("unit", _UNITS.get(privacy.adjacency, privacy.adjacency)),
+        ("adjacency", privacy.adjacency),
+        ("accountant", str(kept.get("method", privacy.backend))),
+        ("mechanism", f"{privacy.mechanism}, noise added: {privacy.placement}"),
+        ("clip norm", f"{privacy.clip_norm:g}"),
+        ("releases", str(kept.get("releases", "-"))),
+        *_attacks(result),
+    ]
+    if kept.get("noise"):
+        facts.append(("noise and signal", " ".join(kept["noise"])))
+    return PrivacyCard(
+        name,
+        tuple(facts),
+        result.privacy,
+        _chart(result),
+        RELEASE if privacy.mode == "reproducible" else "",
+    )
+
+
+def _chart(result: Result) -> str:
+    rounds = result.rounds
+    if "epsilon" not in rounds or len(rounds) < 2:
+        return ""
+    line = Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
+    return line_chart([line], title="Epsilon spent by round", x_label="round", y_label="epsilon")
+
+
+def _attacks(result: Result) -> list[tuple[str, str]]:
+    """What audits and attacks of this run folder found; that there was none, where there was
+    none."""
+    found = []
+    for file, name in _ATTACKS.items():
+        table = _json(result, file)
+        numbers = [
+            f"{key} {value:.4g}" for key, value in table.items() if isinstance(value, float | int)
+        ]
+        if numbers:
+            found.append((name, ", ".join(numbers[:6])))
+    return found or [("audit", "none was run (fedrec audit, fedrec attack)")]
+
+
+def _json(result: Result, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads((result.folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float | int):
+        return f"{value:.4g}"
+    return "∞" if value == "inf" else "-"

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a page about what was run, what came out, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedrec.errors import ExperimentError
+from fedrec.report.comparison import compare
+from fedrec.report.formats import comparison_cells
+from fedrec.report.page.charts import Line, histogram, line_chart
+from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cell, number_cell
+from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
+from fedrec.report.summary import deciding_metric, summary_notes
+from fedrec.runs.result import Result
+
+_LINES = 8  # in one chart
+_METRICS = 5  # columns of the table of results
+_MOST_DISTRIBUTIONS = 8
+_MOST_GROUPS = 4
+_NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
+
+
+def notes(results: Sequence[Result]) -> list[Note]:
+    """One sentence per federated system about popularity, and warnings."""
+    said = []
+    for result in results:
+        metric = deciding_metric(result)
+        popular = result.baselines.get("popularity", {}).get(metric or "")
+        if metric is None or not result.experiment.federated:
+            continue
+        warnings = summary_notes(result)
+        if popular is not None and not warnings:
+            said.append(
+                Note(
+                    f"{result.experiment.name}: {metric} {result.metrics[metric]:.4f}; recommending"
+                    f" the most popular items to everybody gives {popular:.4f}."
+                )
+            )
+        said += [Note(line, warning=True) for line in warnings]
+    return said
+
+
+def what(results: Sequence[Result]) -> Table:
+    """Which systems on which data."""
+    heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
+    rows = []
+    for result in results:
+        one = result.experiment
+        federated = one.federated
+        rows.append(
+            Row(
+                one.name,
+                (
+                    one.title or "-",
+                    str(one.dataset.options.get("path") or one.dataset.name).rsplit("/", 1)[-1],
+                    one.split.name,
+                    one.model.name if federated else "-",
+                    one.strategy.name if federated else "centralised alone",
+                    str(len(result.rounds)),
+                    str(one.seed),
+                    f"{tested(result):,} ({one.evaluation.held_out})",
+                ),
+                own=federated,
+            )
+        )
+    return Table("Each run", heads, tuple(rows))
+
+
+def tested(result: Result) -> int:
+    """Number of users in the last evaluation."""
+    return len(result.users)
+
+
+def results_tables(results: Sequence[Result]) -> list[Table]:
+    """A table per run: its systems, metrics with 95% intervals over users, and epsilon."""
+    tables = []
+    for result in results:
+        systems = (
+            {result.experiment.name: result.users} if result.experiment.federated else {}
+        ) | (result.baseline_users)
+        columns = _shown(systems)
+        private = any(is_private(result, label) for label in systems)
+        heads = ("system", *columns, *(("epsilon",) if private else ()))
+        rows = tuple(
+            Row(
+                label if not private or is_private(result, label) else f"{label} (not private)",
+                (
+                    *(interval_cell(_values(table, metric)) for metric in columns),
+                    *((_epsilon(result, label),) if private else ()),
+                ),
+                own=label == result.experiment.name,
+            )
+            for label, table in systems.items()
+        )
+        caption = f"{result.experiment.name}: means over users, 95% bootstrap intervals below"
+        tables.append(Table(caption, heads, rows))
+    return tables
+
+
+def tests_table(results: Sequence[Result]) -> Table | None:
+    """Paired tests of all systems; None where runs cannot be compared."""
+    try:
+        heads, *rows = comparison_cells(compare(results))
+    except ExperimentError:
+        return None
+    body = tuple(Row(name, tuple(Cell(cell) for cell in cells)) for name, *cells in rows)
+    caption = f"Differences to {rows[0][0]}, user by user; p-values corrected by Holm"
+    return Table(caption, tuple(heads), body)
+
+
+def curves(results: Sequence[Result]) -> list[str]:
+    """Charts of the metrics over the rounds, of runs with two evaluated rounds or more."""
+    named = [
+        (f"{result.experiment.name}, seed {result.experiment.seed}", result.rounds)
+        for result in results
+        if len(result.rounds) > 1
+    ]
+    columns = dict.fromkeys(
+        str(name)
+        for _, rounds in named
+        for name in rounds
+        if name not in _NOT_CURVES and len(pd.Series(rounds[name]).dropna()) > 1
+    )
+    wanted = [
+        name
+        for name in columns
+        if name in ("loss", "mae", "rmse") or name.startswith(("hits@10", "ndcg@10", "hits@5"))
+    ] or list(columns)[:2]
+    charts = []
+    for metric in wanted:
+        lines = [_line(label, rounds, metric) for label, rounds in named if metric in rounds]
+        for start in range(0, len(lines), _LINES):
+            part = lines[start : start + _LINES]
+            charts.append(
+                line_chart(part, title=f"{metric} by round", x_label="round", y_label=metric)
+            )
+    return [chart for chart in charts if chart]
+
+
+def distributions(results: Sequence[Result]) -> list[str]:
+    """How a metric is spread over users, of each run's system, and of popularity once."""
+    charts: list[str] = []
+    for result in results[:_MOST_DISTRIBUTIONS]:
+        metric = deciding_metric(result)
+        if metric is None or metric not in result.users:
+            continue
+        systems = {result.experiment.name: result.users}
+        if not charts and "popularity" in result.baseline_users:
+            systems["popularity"] = result.baseline_users["popularity"]
+        for label, table in systems.items():
+            title = f"{metric} of single users, {label}"
+            charts.append(
+                histogram(
+                    _values(table, metric),
+                    title=title,
+                    x_label=metric,
+                    colour=1 if label == "popularity" else 0,
+                )
+            )
+    return [chart for chart in charts if chart]
+
+
+def groups(results: Sequence[Result]) -> list[Table]:
+    """Means over groups of users of each run's system, and how far apart they are."""
+    tables = []
+    for result in results[:_MOST_GROUPS]:
+        columns = _shown({"": result.users})
+        if not len(result.groups) or not columns:
+            continue
+        rows = [
+            Row(name, (Cell(str(int(row["count"]))), *(number_cell(row[c]) for c in columns)))
+            for name, row in _records(result.groups)
+        ]
+        gaps = result.gaps
+        rows += [
+            Row(f"gap by {name}", ("", *(number_cell(row[c]) for c in columns)))
+            for name, row in _records(gaps)
+        ]
+        caption = f"{result.experiment.name} by groups of users"
+        tables.append(Table(caption, ("group", "users", *columns), tuple(rows)))
+    return tables
+
+
+def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
+    """Name and values of each row."""
+    return [
+        (str(name), dict(zip(map(str, table.columns), values, strict=True)))
+        for name, values in zip(table.index, table.to_numpy(dtype=np.float64).tolist(), strict=True)
+    ]
+
+
+def _line(label: str, rounds: pd.DataFrame, metric: str) -> Line:
+    known = rounds[np.isfinite(rounds[metric].to_numpy(dtype=np.float64))]
+    return Line(label, known["round"].tolist(), known[metric].tolist())
+
+
+def _shown(systems: dict[str, pd.DataFrame]) -> list[str]:
+    known = [str(name) for name in next(iter(systems.values()), pd.DataFrame())]
+    first = [name for name in known if name.startswith(("hits@", "ndcg@", "mae", "rmse", "recon"))]
+    return (first + [name for name in known if name not in first and name != "rows"])[:_METRICS]
+
+
+def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
+    values = table[metric].to_numpy(dtype=np.float64) if metric in table else np.empty(0)
+    return values[np.isfinite(values)]
+
+
+def _epsilon(result: Result, label: str) -> Cell:
+    own = label == result.experiment.name and result.experiment.federated
+    value = spent_epsilon(result) if own else baseline_epsilon(result, label)
+    return Cell("∞") if value is None or value == float("inf") else number_cell(value)

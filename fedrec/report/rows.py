@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The systems of a run as rows of a table, and which of them are private."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedrec.attacks.leaky_negatives import marked
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+
+BEFORE = "before fine-tuning"
+
+
+def system_rows(result: Result) -> dict[str, dict[str, Any]]:
+    """Metrics of the federated system (first, if there is one) and of the baselines, by label."""
+    rows: dict[str, dict[str, Any]] = {}
+    if result.experiment.federated:
+        own = dict(result.metrics)
+        spent = spent_epsilon(result)
+        if spent is not None:
+            own["epsilon"] = spent
+        rows[marked(result.experiment)] = own
+        if result.before_fine_tuning:
+            rows[f"  {BEFORE}"] = result.before_fine_tuning
+    for label, metrics in result.baselines.items():
+        epsilon = baseline_epsilon(result, label)
+        rows[label] = dict(metrics) | ({} if epsilon is None else {"epsilon": epsilon})
+    return rows
+
+
+def baseline_epsilon(result: Result, label: str) -> float | None:
+    """Epsilon of a private centralised system; None of any other."""
+    kept = RunFolder(result.folder).read_baseline(label) or {}
+    epsilon = kept.get("privacy", {}).get("epsilon", result.baselines[label].get("epsilon"))
+    return None if epsilon is None else float(epsilon)
+
+
+def spent_epsilon(result: Result) -> float | None:
+    """Epsilon of the federated system; None without `[privacy]`, infinite where a phase has no
+    noise."""
+    if result.experiment.privacy is None or "epsilon" not in result.rounds:
+        return None
+    return float(result.rounds["epsilon"].iloc[-1]) if len(result.rounds) else None
+
+
+def is_private(result: Result, label: str) -> bool:
+    """Whether a row of a table has a finite epsilon."""
+    own = (marked(result.experiment), f"  {BEFORE}")
+    if label in own and result.experiment.federated:
+        epsilon = spent_epsilon(result)
+    else:
+        epsilon = baseline_epsilon(result, label)
+    return epsilon is not None and math.isfinite(float(epsilon))

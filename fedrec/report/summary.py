@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table at the end of a run, and what should be said beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedrec.attacks.leaky_negatives import marked
+from fedrec.report.rows import is_private, system_rows
+from fedrec.report.table import comparison_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedrec.runs.result import Result
+
+_SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
+_NOT_PRIVATE = " (not private)"
+
+
+def summary_table(result: Result) -> Table:
+    """All systems of a run; where any is private, the others are marked."""
+    rows = system_rows(result)
+    private = {label: is_private(result, label) for label in rows}
+    if any(private.values()):
+        rows = {
+            label if private[label] else label + _NOT_PRIVATE: row for label, row in rows.items()
+        }
+    name = result.experiment.name
+    shown_as = marked(result.experiment) if result.experiment.federated else name
+    rows = {
+        shown_as + label[len(name) :] if label.startswith(name) else label: row
+        for label, row in rows.items()
+    }
+    known = next(iter(rows.values()), {})
+    shown = [name for name in known if name.startswith(_SHOWN)]
+    shown += [name for name in ("ndcg@10",) if name in known]
+    shown += [
+        name for name in ("nominal-epsilon", "epsilon") if any(name in row for row in rows.values())
+    ]
+    return comparison_table(rows, shown)
+
+
+def summary_notes(result: Result) -> list[str]:
+    """Whether the system is better than popularity, and what to try where it is not."""
+    name = deciding_metric(result)
+    if name is None or not result.experiment.federated:
+        return []
+    return _below_popularity(result, name) + _without_private_popularity(result)
+
+
+def deciding_metric(result: Result) -> str | None:
+    """The metric that systems are judged by: Hits@10, or the first hit rate there is."""
+    hits = [metric for metric in result.metrics if metric.startswith("hits@")]
+    return "hits@10" if "hits@10" in hits else next(iter(hits), None)
+
+
+def _below_popularity(result: Result, metric: str) -> list[str]:
+    system = result.metrics[metric]
+    labels = [
+        label
+        for label in ("popularity", "dp-popularity")
+        if metric in result.baselines.get(label, {})
+    ]
+    if not labels:
+        return []
+    if result.experiment.privacy is not None and "dp-popularity" in labels:
+        labels = ["dp-popularity"]
+    label = labels[0]
+    popular = result.baselines[label][metric]
+    if system > popular:
+        return []
+    experiment = result.experiment
+    said = [
+        f"{experiment.name} is not better than {label}: {metric} {system:.4f}, {label}"
+        f" {popular:.4f}. Recommending the same items to everybody serves these users as well."
+    ]
+    if experiment.model.name != "item-weights":
+        said.append(
+            "Try: fedrec try TABLE.csv, whose federated linear model needs no features;"
+            " more rounds (--set rounds=...); strategy popularity-start, which starts from"
+            " popularity."
+        )
+    elif experiment.privacy is not None:
+        said.append(
+            "Try: a larger epsilon, fewer items with weights (--set model.items=100), or more"
+            " users: noise does not grow with their number, what is learned does."
+        )
+    else:
+        said.append(
+            "Try: another lambda (--set strategy.main.regularisation=...), chosen with"
+            " --set evaluation.held-out=validation; or more data per user."
+        )
+    return said
+
+
+def _without_private_popularity(result: Result) -> list[str]:
+    privacy = result.experiment.privacy
+    if privacy is None or "dp-popularity" in result.baselines or not result.baselines:
+        return []
+    epsilon = privacy.epsilon or 5.0
+    return [
+        "The fair bar for a private system is private popularity: add { name ="
+        f' "dp-popularity", epsilon = {epsilon:g} }} to evaluation.baselines.'
+    ]

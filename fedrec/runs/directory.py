@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where run folders go that nobody named."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+from fedrec.experiment.schema import Experiment
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Where a run goes without `--output`: `$FEDREC_RUNS` or `runs/`, by name, time and digest."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return runs_directory() / f"{experiment.name}-{stamp}-{experiment.digest()[:6]}"
+
+
+def runs_directory() -> Path:
+    """Where run folders go without `--output`: `$FEDREC_RUNS`, or `runs/`."""
+    return Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run depended on: versions of packages, Python and the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the installed packages, for a run folder."""
+    packages = ("fedrec", "flwr", "ray", "torch", "numpy", "numba", "pandas", "autodp", "pydantic")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {name: installed_version(name) for name in packages},
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None where it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

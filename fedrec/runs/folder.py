@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run folder: everything needed to read, compare, resume and reproduce one execution of an
+experiment.
+
+    experiment.toml    the resolved experiment, every default filled in
+    run.json           fedrec's version, digest of the experiment, command, time of creation
+    environment.json   versions and machine
+    status.json        running, finished, interrupted or failed, and the last complete round
+    rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
+    number of nodes timings.csv        seconds per round, apart from rounds.csv because they never
+    repeat baselines.json     metrics of the centralised baselines
+    baselines/NAME/    each of them: result.json, users.csv (metrics of each user), privacy.jsonl
+    (what was charged) users.csv          metrics of each evaluated user after the last round
+    groups.csv         the same, averaged over groups of users
+    epsilons.csv       true epsilon of each user beside the one asked for, where users add noise of
+    their own result.json        metrics of the system and of its baselines
+    log.txt            what was said
+    checkpoints/       the state after the last rounds
+    private/           private state of the clients, one file per node
+
+Every file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedrec.errors import RunError
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.environment import environment, installed_version
+from fedrec.runs.incremental_csv import IncrementalCsv
+from fedrec.runs.result import Result
+from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.folder_lock import locked
+
+Row = dict[str, Any]
+_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # of a result
+
+
+class RunFolder:
+    """One run folder on disk.
+
+    Args:
+        path: an existing run folder; use `create` for a new one.
+
+    Raises:
+        RunError: `path` is not a run folder, or its experiment was changed after the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+        if not (self.path / "run.json").is_file() or not (self.path / "experiment.toml").is_file():
+            raise RunError(
+                f"{path} is not a run folder",
+                expected="a folder with run.json and experiment.toml",
+                got=(
+                    "a file"
+                    if self.path.is_file()
+                    else "no such folder"
+                    if not self.path.exists()
+                    else "another folder"
+                ),
+                fix="give the folder that `fedrec run` printed",
+            )
+        self._tables: dict[str, IncrementalCsv] = {}
+
+    @classmethod
+    def create(cls, experiment: Experiment, path: Path) -> RunFolder:
+        """Make the folder of a new run.
+
+        Raises:
+            RunError: there is something at `path` already.
+        """
+        path = path.expanduser().resolve()
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            known = (path / "run.json").is_file()
+            raise RunError(
+                f"{path} is not empty",
+                expected="a new or empty folder",
+                got="a run folder" if known else "other files",
+                fix=(
+                    f"fedrec resume {path}; or fedrec run with --overwrite, to begin anew"
+                    if known
+                    else "choose another --output"
+                ),
+            )
+        write_atomically(path / "experiment.toml", experiment.toml())
+        write_atomically(path / "environment.json", _json(environment()))
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {
+            "fedrec": installed_version("fedrec"),
+            "experiment-sha256": experiment.digest(),
+            "created": started,
+        }
+        write_atomically(path / "run.json", _json({**about, "command": sys.argv}))
+        return cls(path)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment of this run.
+
+        Raises:
+            RunError: it is not the one that the run was started with.
+        """
+        from fedrec.experiment.loading import load
+
+        experiment = load(self.path / "experiment.toml")
+        about = self._read_json("run.json")
+        if experiment.digest() not in self.digests:
+            raise RunError(
+                f"{self.path / 'experiment.toml'} was changed after the run was started",
+                expected=f"digest {about.get('experiment-sha256')}",
+                got=f"digest {experiment.digest()}",
+                fix="undo the change, or start a new run with `fedrec run`",
+            )
+        return experiment
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of the experiment, the present one first, and those that it had before it was
+        amended."""
+        about = self._read_json("run.json")
+        return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether there is anything that a resumed run would not have to do again: a round, a
+        baseline, a charge."""
+        kept = ("checkpoints/round-*", "baselines/*/result.json", "**/privacy.jsonl", "private/*")
+        return self.status()["round"] > 0 or any(any(self.path.glob(pattern)) for pattern in kept)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def log_file(self) -> Path:
+        """The log."""
+        return self.path / "log.txt"
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the folder against a second process that would write to it.
+
+        Raises:
+            RunError: another process holds it.
+        """
+        return locked(
+            self.path,
+            expected="one process per run folder",
+            got="another process that is running it",
+            fix="wait for it, or stop it",
+        )
+
+    def status(self) -> dict[str, Any]:
+        """State of the run (`state`: running, finished, interrupted, failed; `round`: last complete
+        one)."""
+        if not (self.path / "status.json").exists():
+            return {"state": "created", "round": 0}
+        found = self._read_json("status.json")
+        if (
+            not isinstance(found.get("state"), str)
+            or type(found.get("round")) is not int
+            or found["round"] < 0
+        ):
+            raise self._damaged("status.json", "no state, or no number of a round")
+        return found
+
+    def set_status(self, state: str, round_number: int) -> None:
+        """Write the state of the run."""
+        durable = state != "running"  # how far a running run is, its checkpoints say
+        write_atomically(
+            self.path / "status.json",
+            _json({"state": state, "round": round_number}),
+            durable=durable,
+        )
+
+    def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
+        """Write all rounds so far."""
+        for name, rows in (
+            ("rounds.csv", rounds),
+            ("timings.csv", timings),
+        ):  # the checkpoint holds them too
+            write_atomically(
+                self.path / name,
+                self._tables.setdefault(name, IncrementalCsv()).text(rows),
+                durable=False,
+            )
+
+    def timings(self) -> pd.DataFrame:
+        """Seconds of each round, one row per round: `round`, `seconds`, `train`, `evaluate`."""
+        return self._read_table("timings.csv")
+
+    def read_baselines(self) -> dict[str, dict[str, float]] | None:
+        """Metrics of the baselines, when they have been computed."""
+        if not (self.path / "baselines.json").exists():
+            return None
+        found = self._read_json("baselines.json")
+        if not all(_are_metrics(own) for own in found.values()):
+            raise self._damaged("baselines.json", "something else than numbers by name")
+        return found
+
+    def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
+        """Keep the metrics of the baselines for a resumed run."""
+        write_atomically(self.path / "baselines.json", _json(metrics))
+
+    def baseline_folder(self, label: str) -> Path:
+        """Folder of one centralised baseline."""
+        return self.path / "baselines" / label.replace(":", ".")
+
+    def read_baseline(self, label: str) -> dict[str, Any] | None:
+        """What was found of one baseline (`metrics`, `seconds`, `privacy` of a private one); None
+        if it is not done."""
+        file = f"baselines/{self.baseline_folder(label).name}/result.json"
+        if not (self.path / file).exists():
+            return None
+        found = self._read_json(file)
+        if not _are_metrics(found.get("metrics")) or not isinstance(found.get("privacy", {}), dict):
+            raise self._damaged(file, "no numbers by name under metrics")
+        return found
+
+    def write_baseline(self, label: str, found: dict[str, Any], users: pd.DataFrame) -> None:
+        """Keep one baseline for a resumed run: users.csv and, last, result.json."""
+        folder = self.baseline_folder(label)
+        write_atomically(folder / "users.csv", users.to_csv())
+        write_atomically(folder / "result.json", _json(found))
+
+    def baseline_users(self) -> dict[str, pd.DataFrame]:
+        """Metrics of each user by each centralised baseline, by label."""
+        files = {
+            label: self.baseline_folder(label) / "users.csv"
+            for label in self.read_baselines() or {}
+        }
+        return {
+            label: self._read_table(str(file.relative_to(self.path)), index=0)
+            for label, file in files.items()
+            if file.exists()
+        }
+
+    def write_result(self, result: Result, extra: dict[str, Any]) -> None:
+        """Write users.csv, groups.csv and, last, result.json."""
+        write_atomically(self.path / "users.csv", result.users.to_csv())
+        write_atomically(self.path / "groups.csv", result.groups.to_csv())
+        summary = {
+            "experiment": self.experiment.name,
+            "experiment-sha256": self.experiment.digest(),
+            "seed": self.experiment.seed,
+            "rounds": len(result.rounds),
+            "users": len(result.users),
+            "metrics": result.metrics,
+            "metrics-before-fine-tuning": result.before_fine_tuning,
+            "baselines": result.baselines,
+            **extra,
+        }
+        write_atomically(self.path / "result.json", _json(summary))
+
+    def read_result(self) -> Result:
+        """The result of a finished run; `parameters` is left empty.
+
+        Raises:
+            RunError: the run is not finished.
+        """
+        if not (self.path / "result.json").is_file():
+            raise RunError(
+                f"{self.path} has no result",
+                expected="a finished run",
+                got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
+                fix=f"fedrec resume {self.path}",
+            )
+        summary = self._read_json("result.json")
+        metrics, before, baselines = (summary.get(key) for key in _METRICS)
+        if not _are_metrics(metrics) or not _are_metrics(before) or not isinstance(baselines, dict):
+            raise self._damaged("result.json", f"no numbers by name under {', '.join(_METRICS)}")
+        if not all(_are_metrics(own) for own in baselines.values()):
+            raise self._damaged("result.json", "baselines without numbers by name")
+        parts = [
+            summary.get(part, {})
+            for part in ("leak", "perturb", "personal", "privacy", "baselines-privacy")
+        ]
+        said = [part.get("in words", []) if isinstance(part, dict) else None for part in parts]
+        if not all(isinstance(lines, list) for lines in said):
+            raise self._damaged("result.json", "an account that is not in words")
+        return Result(
+            experiment=self.experiment,
+            folder=self.path,
+            metrics=metrics,  # type: ignore[arg-type]
+            before_fine_tuning=before,  # type: ignore[arg-type]
+            baselines=baselines,
+            rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
+            users=self._read_table("users.csv", index=0),
+            groups=self._read_table("groups.csv", index=0),
+            baseline_users=self.baseline_users(),
+            privacy=tuple(str(line) for lines in said for line in lines or ()),
+        )
+
+    def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
+        try:
+            return pd.read_csv(self.path / name, index_col=index)
+        except (
+            OSError,
+            ValueError,
+            IndexError,
+            OverflowError,
+        ) as error:  # those of pandas are ValueErrors
+            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._damaged(name, str(error)) from None
+        if not isinstance(found, dict):
+            raise self._damaged(name, f"{type(found).__name__} in place of a table")
+        return found
+
+    def _damaged(self, name: str, got: str) -> RunError:
+        return RunError(
+            f"{self.path / name} cannot be read",
+            expected="a file as fedrec wrote it",
+            got=got,
+            fix=(
+                "restore it from a backup; a run that was not finished is resumed from its"
+                " checkpoints"
+            ),
+        )
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(number, int | float | None) for number in value.values()
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=False, default=float) + "\n"

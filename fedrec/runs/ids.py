@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The map between the data's ids and the numbers that clients and items have in a run folder.
+
+ids/users.txt      line n (from 0): the data's id of user n, as a JSON text
+ids/items.txt      the same of items
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fedrec.data.interactions import Interactions
+from fedrec.errors import RunError
+from fedrec.runtime.atomic_files import write_atomically
+
+
+def write_ids(folder: Path, interactions: Interactions) -> None:
+    """Write the ids of users and items below `folder`, once."""
+    for name, ids in (("users", interactions.user_ids), ("items", interactions.item_ids)):
+        file = folder / "ids" / f"{name}.txt"
+        if not file.exists():
+            lines = [json.dumps(str(one), ensure_ascii=False) for one in ids.tolist()]
+            write_atomically(file, "\n".join(lines) + "\n")
+
+
+def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Ids of users and of items as texts, in the order of their numbers; None where none are kept.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    files = [folder / "ids" / f"{name}.txt" for name in ("users", "items")]
+    if not all(file.exists() for file in files):
+        return None
+    users, items = (_read(file) for file in files)
+    return users, items
+
+
+def _read(file: Path) -> np.ndarray:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return np.array([str(json.loads(line)) for line in lines], dtype=object)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{file} cannot be read", expected="one JSON text per line", got=str(error)
+        ) from None

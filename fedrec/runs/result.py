@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run gives: metrics, curves and parameters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedrec.experiment.schema import Experiment
+from fedrec.metrics.groups import group_gaps
+
+# above this library, looked up by name on first use, as `fedrec.run` is
+_SCORING = "simulations.recommending"
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a finished run found.
+
+    Attributes:
+        experiment: the resolved experiment.
+        folder: the run folder.
+        metrics: means over the evaluated users, such as `hits@10`, after on-device fine-tuning.
+        before_fine_tuning: the same for the shared parameters; empty when there is no fine-tuning.
+        baselines: the same metrics of each centralised baseline.
+        rounds: one row per round.
+        users: one row per evaluated user, one column per metric.
+        groups: means over groups of users, one row per group.
+        parameters: the final global parameters, by name.
+        privacy: what the run cost in privacy, and what that means, one paragraph per line; empty
+            without `[privacy]`, `[perturb]` and private baselines.
+        baseline_users: one table like `users` per centralised baseline.
+    """
+
+    experiment: Experiment
+    folder: Path
+    metrics: dict[str, float]
+    before_fine_tuning: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    rounds: pd.DataFrame
+    users: pd.DataFrame
+    groups: pd.DataFrame
+    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+    privacy: tuple[str, ...] = ()
+    baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Result:
+        """The result of a finished run, with its final parameters.
+
+        Raises:
+            RunError: `folder` is no run folder, or its run is not finished.
+        """
+        return importlib.import_module(_SCORING).load_result(folder)
+
+    def recommend(self, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
+        """The best k items of each user that it has no row about, with on-device fine-tuning where
+        the experiment has it.
+
+        Args:
+            users: ids as in the data; None: all users.
+            k: items per user, at least 1.
+
+        Returns:
+            One row per recommendation: `user`, `rank` (from 1), `item`, `score`.
+
+        Raises:
+            DataError: a user is not in the data, or the data have changed since the run.
+            ExperimentError: the run has no federated system, or no parameters.
+        """
+        return importlib.import_module(_SCORING).recommend(self, users, k)
+
+    def scores(self, users: Sequence[object] | None = None) -> pd.DataFrame:
+        """Scores of the whole catalogue, one row per user and one column per item, by the data's
+        ids.
+
+        Raises:
+            DataError: see `recommend`.
+            ExperimentError: likewise.
+        """
+        return importlib.import_module(_SCORING).scores(self, users)
+
+    @property
+    def gaps(self) -> pd.DataFrame:
+        """How far apart the groups of users of one kind are; one row per kind, as from
+        `group_gaps`."""
+        return group_gaps(self.groups)

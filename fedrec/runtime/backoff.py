@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long to sleep between two questions: short while there is work, ever longer without."""
+
+from __future__ import annotations
+
+
+class Backoff:
+    """Sleeps that grow, so that an answer is late by a fixed share of the time that was waited for
+    it.
+
+    Args:
+        first: seconds of the first sleep.
+        longest: seconds that none is longer than.
+        growth: factor from one sleep to the next.
+    """
+
+    def __init__(self, first: float, longest: float, growth: float = 1.1) -> None:
+        self._first, self._longest, self._growth = first, longest, growth
+        self._next = first
+
+    def next(self) -> float:
+        """Seconds of the next sleep."""
+        pause = self._next
+        self._next = min(pause * self._growth, self._longest)
+        return pause
+
+    def restart(self) -> None:
+        """There is work: the next sleep is the first one again."""
+        self._next = self._first

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The distinct numbers of a short array, in order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """What `np.unique` gives, ascending, `[n]` -> `[m]`; of a few thousand numbers in a fraction of
+    its time."""
+    ordered = np.sort(numbers)
+    first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]

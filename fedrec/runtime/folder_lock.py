@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedrec.errors import RunError
+
+
+@contextmanager
+def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]:
+    """Hold a folder against a second process that would write to it.
+
+    Args:
+        folder: there already.
+        expected: who may be in it, for the error; `got` and `fix` likewise.
+
+    Raises:
+        RunError: another process holds it.
+    """
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use", expected=expected, got=got, fix=fix) from None
+        yield

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callbacks of a run: those that its experiment names, and those that its caller brings.
+
+A callback may watch and may end the run; it may not change what is computed. It is given parameters
+that cannot be written to, and when it fails, it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedrec.components.errors import blaming
+from fedrec.components.registry import CALLBACK, resolve
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import component_settings
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from server.callbacks.base import Callback
+from server.forecast.estimate import Estimate
+
+
+def callbacks_of(experiment: Experiment) -> list[Callback]:
+    """The callbacks that an experiment names, made from their settings.
+
+    Raises:
+        ComponentError: one cannot be made.
+    """
+    made: list[Callback] = []
+    for section in experiment.callbacks or ():
+        callback_class = resolve(CALLBACK, section.name)
+        with blaming(CALLBACK.name, callback_class, "when it was made"):
+            made.append(callback_class(component_settings(CALLBACK, section)))
+    return made
+
+
+class CallbackList(Callback):
+    """All callbacks of a run as one; each is told in order.
+
+    Args:
+        callbacks: who is told.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = tuple(callbacks)
+
+    @classmethod
+    def of(cls, callbacks: Sequence[Callback] | CallbackList) -> CallbackList:
+        """Callbacks as one, which they may be already."""
+        return callbacks if isinstance(callbacks, CallbackList) else cls(callbacks)
+
+    @property
+    def compares(self) -> bool:
+        """Whether somebody wants the parameters before and after a round."""
+        return any(
+            type(callback).on_update is not Callback.on_update for callback in self.callbacks
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.callbacks)
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        self._tell("on_start", run, first_round, rounds)
+
+    def on_estimate(self, estimate: Estimate) -> None:
+        """What the run will take; told before the first round, where it can be told."""
+        self._tell("on_estimate", estimate)
+
+    def on_stage(self, text: str) -> None:
+        """Something other than a training round begins, such as fitting baselines."""
+        self._tell("on_stage", text)
+
+    def on_baseline(self, label: str, number: int, total: int) -> None:
+        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated
+        (`on_evaluation`)."""
+        self._tell("on_baseline", label, number, total)
+
+    def on_update(
+        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+    ) -> None:
+        """A round's training moved the global parameters; not to be altered. Not told on the flower
+        engine."""
+        if self.compares:
+            self._tell("on_update", round_number, _read_only(before), _read_only(after))
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here. Each is given a row of its own."""
+        return any(
+            [self._one(callback, "after_round", dict(row), seconds) for callback in self.callbacks]
+        )
+
+    def on_evaluation(self, done: int, total: int) -> None:
+        """Of a baseline, or in the last evaluation, `done` of `total` users are evaluated."""
+        self._tell("on_evaluation", done, total)
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        self._tell("on_end", result)
+
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            self._one(callback, hook, *arguments)
+
+    def _one(self, callback: Callback, hook: str, *arguments: Any) -> Any:
+        with blaming(CALLBACK.name, callback, f"in {hook}"):
+            return getattr(callback, hook)(*arguments)
+
+
+def _read_only(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    views = {name: value.view() for name, value in arrays.items()}
+    for view in views.values():
+        view.setflags(write=False)
+    return views

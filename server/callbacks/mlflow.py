@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in MLflow (extra `track`): `callbacks = [{ name = "mlflow" }]`.
+
+Settings become parameters, rounds metrics, final figures metrics with the prefix `final/`. A
+resumed run goes on in the same MLflow run, whose id is kept in `mlflow.json`. MLflow allows no `@`
+in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user has
+switched them on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedrec.config import Config
+from fedrec.runs.directory import runs_directory
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from fedrec.runtime.atomic_files import write_atomically
+from server.callbacks.base import Callback
+from server.callbacks.tensorboard import missing, numbers
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_LONGEST = 500  # characters of a parameter
+_AT_ONCE = 100  # parameters in a request
+
+
+class MlflowConfig(Config):
+    """Settings of the MLflow callback."""
+
+    tracking_uri: str | None = None
+    """Of the MLflow server or database; default: `$MLFLOW_TRACKING_URI`, or `mlflow.db` in the
+    directory of runs."""
+    experiment: str | None = None
+    """Name of the MLflow experiment; default: that of ours."""
+
+
+class Mlflow(Callback):
+    """Keeps a run in MLflow.
+
+    Raises:
+        ExperimentError: MLflow is not installed.
+    """
+
+    Config = MlflowConfig
+    config: MlflowConfig
+
+    def __init__(self, config: MlflowConfig | None = None) -> None:
+        super().__init__(config or MlflowConfig())
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            import mlflow
+        except ImportError:
+            raise missing("mlflow") from None
+        self._client: MlflowClient = mlflow.MlflowClient(tracking_uri=self._uri())
+        self._run = ""
+
+    def _uri(self) -> str:
+        chosen = self.config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if chosen:
+            return chosen
+        folder = runs_directory().resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        return f"sqlite:///{folder / 'mlflow.db'}"
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        file = run.path / "mlflow.json"
+        if file.is_file():
+            self._run = json.loads(file.read_text(encoding="utf-8"))["run"]
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        name = self.config.experiment or run.experiment.name
+        known = self._client.get_experiment_by_name(name)
+        place = self._client.create_experiment(name) if known is None else known.experiment_id
+        self._run = self._client.create_run(place, run_name=run.path.name).info.run_id
+        write_atomically(file, json.dumps({"run": self._run}) + "\n")
+        self._log_settings(run)
+
+    def _log_settings(self, run: RunFolder) -> None:
+        from mlflow.entities import Param, RunTag
+
+        found = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.experiment.table())]
+        for start in range(0, len(found), _AT_ONCE):
+            self._client.log_batch(self._run, params=found[start : start + _AT_ONCE])
+        self._client.log_batch(self._run, tags=[RunTag("fedrec.folder", str(run.path))])
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here. Never ends the run."""
+        self._log(numbers({**row, "seconds": seconds}), int(row["round"]))
+        return False
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        if not self._run:  # of centralised systems alone, which has no rounds
+            return
+        systems = {
+            "final": result.metrics,
+            **{f"baseline/{n}": m for n, m in result.baselines.items()},
+        }
+        for system, metrics in systems.items():
+            own = {f"{system}/{name}": value for name, value in numbers(metrics).items()}
+            self._log(own, len(result.rounds))
+        self._client.set_terminated(self._run)
+
+    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        if self._run:
+            now = int(time.time() * 1000)
+            named = [Metric(n.replace("@", "-at-"), v, now, step) for n, v in metrics.items()]
+            self._client.log_batch(self._run, metrics=named)
+
+
+def flat(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as one, with keys such as `strategy.server-lr`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which clients there are, and which node hosts each.
+
+Flower's node ids are random numbers that tell nothing, so the server asks every node once. Nodes
+are ordered by the place they state (their partition), which makes sums and results independent of
+Flower's ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec.errors import EngineError
+from fedrec.protocol.messages import HELLO, unpack_presence
+from fedrec.protocol.orders import Presence
+from server.cohorts.balance import balanced
+from server.exchange.replies import answers
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """The clients of a federation.
+
+    Attributes:
+        nodes: Flower's node ids, in the order of the nodes' partitions.
+        presences: what each of them said of itself, in the same order.
+    """
+
+    nodes: tuple[int, ...]
+    presences: tuple[Presence, ...]
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        """`int64`, ascending: all clients that may be sampled for training."""
+        return np.sort(np.concatenate([presence.training for presence in self.presences]))
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """`int64`, ascending: all clients that have held-out rows."""
+        return np.sort(np.concatenate([presence.evaluated for presence in self.presences]))
+
+    def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Group clients by the node that hosts them: (node id, `int64` clients) in node order, no
+        empty groups."""
+        places = self._places_of(clients)
+        for place, node in enumerate(self.nodes):
+            group = clients[places == place]
+            if len(group):
+                yield node, group
+
+    def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Group clients by the node that is to train them: their host, or any node where all say
+        that it may be any."""
+        work = self.work_of(clients)
+        if work is None:
+            yield from self.by_node(clients)
+            return
+        for node, share in zip(self.nodes, balanced(work, len(self.nodes)), strict=True):
+            if len(share):
+                yield node, clients[share]
+
+    def work_of(self, clients: np.ndarray) -> np.ndarray | None:
+        """`int64 [clients]`, number of training rows of each; None unless every node says it."""
+        return None if self._work is None else self._work[np.searchsorted(self.training, clients)]
+
+    @cached_property
+    def _work(self) -> np.ndarray | None:
+        """Work of each client in `training`."""
+        said = [presence.work for presence in self.presences if presence.work is not None]
+        if len(said) < len(self.presences):
+            return None
+        order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
+        return np.concatenate(said)[order]
+
+    def _places_of(self, clients: np.ndarray) -> np.ndarray:
+        """Place of the node that hosts each client, -1 for none; ids may be any numbers."""
+        ids, places = self._hosts
+        if not len(ids):
+            return np.full(len(clients), -1)
+        found = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
+        return np.where(ids[found] == clients, places[found], -1)
+
+    @cached_property
+    def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, ascending, and the place of the node that hosts each; of several nodes the
+        last."""
+        hosted = [np.union1d(presence.training, presence.evaluated) for presence in self.presences]
+        ids = np.concatenate(hosted)[::-1]
+        places = np.repeat(np.arange(len(hosted)), [len(part) for part in hosted])[::-1]
+        distinct, first = np.unique(ids, return_index=True)
+        return distinct, places[first]
+
+
+def call_roster(grid: Grid, *, timeout: float) -> Roster:
+    """Ask every node of the grid which clients it hosts.
+
+    Raises:
+        EngineError: there is no node, a node failed to answer, or two nodes state the same place.
+        ClientError: a node could not read its data.
+    """
+    messages = [Message(RecordDict(), node, HELLO) for node in grid.get_node_ids()]
+    replies = answers(
+        grid.send_and_receive(messages, timeout=timeout), sent=len(messages), max_failures=0.0
+    )
+    found = sorted(
+        ((unpack_presence(reply.content), reply.metadata.src_node_id) for reply in replies),
+        key=lambda pair: pair[0].partition,
+    )
+    partitions = [presence.partition for presence, _ in found]
+    if not found or len(set(partitions)) != len(partitions):
+        raise EngineError(
+            "the nodes do not form a federation",
+            expected="at least one node, each with its own partition-id",
+            got=f"partition-ids {partitions}",
+            fix="give every node its own partition-id in its node configuration",
+        )
+    return Roster(tuple(node for _, node in found), tuple(presence for presence, _ in found))

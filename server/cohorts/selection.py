@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is in each round: a sampler over the clients that there are, as strategies see it
+(`strategies.base.Cohorts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.registry import SAMPLER, resolve
+from fedrec.errors import EngineError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.privacy.mechanisms import secure_fixed_size, secure_poisson
+from fedrec.protocol.generated import Wanted
+from fedrec.rng import stream
+from server.cohorts.roster import Roster
+from server.exchange.item_requests import request_items
+from server.samplers.base import Sampler
+
+
+class SampledCohorts:
+    """Who is in a round and where they live: a sampler over the training clients of a roster, or
+    some of them."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        roster: Roster,
+        clients: np.ndarray | None = None,
+        sampler: Section | None = None,
+        grid: Grid | None = None,
+    ) -> None:
+        self.experiment, self.roster, self.grid = experiment, roster, grid
+        self._everybody = clients is None
+        self.section = experiment.sampler if sampler is None else sampler
+        self._parts: list[SampledCohorts] = []
+        self._draw_from(roster.training if clients is None else clients)
+
+    def _draw_from(self, clients: np.ndarray) -> None:
+        self.clients = clients
+        settings = component_settings(SAMPLER, self.section)
+        sampler_class = resolve(SAMPLER, self.section.name)
+        mine = clients.view()
+        mine.setflags(write=False)
+        with blaming(SAMPLER.name, sampler_class, "when it was made"):
+            self.sampler = sampler_class(settings, mine, self.experiment.seed)
+
+    def joined(self, roster: Roster) -> None:
+        """Take in those who joined; cohorts of some of the clients stay among these."""
+        self.roster = roster
+        if self._everybody:
+            self._draw_from(roster.training)
+        for part in self._parts:
+            part.joined(roster)
+
+    def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+        """The cohort grouped by the node that trains it, in node order."""
+        return self.roster.for_training(clients)
+
+    def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
+        """Cohorts of some of the clients only, drawn by the same sampler or by another."""
+        chosen = self.section if sampler is None else sampler
+        part = SampledCohorts(self.experiment, self.roster, clients, chosen, self.grid)
+        self._parts.append(part)
+        return part
+
+    def wanted(self, groups: Mapping[int, np.ndarray], round_number: int) -> dict[int, Wanted]:
+        """By node, the items that its clients touch in a round; asked of the nodes, and without
+        those that failed."""
+        if self.grid is None:
+            raise EngineError(
+                "there is nobody to ask", expected="cohorts with a grid", got="cohorts without one"
+            )
+        step = {"name": self.experiment.step.name, **self.experiment.step.options}
+        return request_items(self.grid, self.experiment.engine, groups, round_number, "train", step)
+
+    def draw(self, name: str, share: float) -> np.ndarray:
+        """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the
+        seed and the name."""
+        count = min(len(self.clients), max(1, round(share * len(self.clients))))
+        return np.sort(
+            stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False)
+        )
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round; in secure mode drawn anew at each call, from the operating
+        system's generator."""
+        privacy = self.experiment.privacy
+        if privacy is None or privacy.mode != "secure":
+            doing = f"in round {round_number}"
+            with blaming(SAMPLER.name, self.sampler, doing):
+                cohort = self.sampler.sample(round_number)
+                _refuse_no_cohort(self.sampler, cohort, self.clients, doing)
+                return cohort
+        if self.section.name == "full":
+            return self.clients
+        cohort = self.section.options["cohort"]
+        if self.section.name == "poisson":
+            return secure_poisson(self.clients, cohort / len(self.clients))
+        return secure_fixed_size(self.clients, int(cohort))
+
+
+def _refuse_no_cohort(sampler: Sampler, cohort: object, clients: np.ndarray, doing: str) -> None:
+    """Refuse anything but some of the clients, ascending and distinct."""
+    expected = "int64 ids of some of the clients, ascending and distinct"
+    if not isinstance(cohort, np.ndarray) or cohort.ndim != 1 or cohort.dtype != np.int64:
+        shown = (
+            f"{cohort.dtype} {list(cohort.shape)}"
+            if isinstance(cohort, np.ndarray)
+            else type(cohort).__name__
+        )
+        refuse_wrong(SAMPLER.name, sampler, doing, expected=expected, got=shown)
+    elif len(cohort) and ((np.diff(cohort) <= 0).any() or not np.isin(cohort, clients).all()):
+        refuse_wrong(
+            SAMPLER.name, sampler, doing, expected=expected, got=f"{cohort[:10].tolist()}..."
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a run: the final evaluation, and the result with everything that is reported."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from flwr.app import ArrayRecord
+
+from fedrec.attacks.leaky_negatives import leak_words
+from fedrec.data.perturbation import perturbation_of
+from fedrec.protocol.zero_copy import to_record
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from server.callbacks.base import Callback
+from server.central import baseline_privacy
+from server.checkpoint import State
+from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
+from server.extension import RunExtension
+
+Said = tuple[list[str], dict[str, Any]]
+
+
+def conclude(
+    run: RunFolder,
+    state: State,
+    *,
+    evaluator: Evaluator,
+    extensions: Sequence[RunExtension],
+    callbacks: Callback,
+    baselines: dict[str, dict[str, float]],
+) -> Result:
+    """Evaluate the parameters of the last round on all final users and write the result.
+
+    Args:
+        run: the run folder.
+        state: after the last round.
+        evaluator: asks the nodes.
+        extensions: their reports stand in the result.
+        callbacks: told what happens.
+        baselines: metrics of the centralised systems, to stand beside.
+
+    Raises:
+        ClientError: nodes failed.
+        RunError: the run folder cannot be written.
+    """
+    arrays = to_record(state.parameters)
+    started = time.perf_counter()
+    before = _evaluated(run, arrays, state.round, evaluator, callbacks, fine_tune=False)
+    shared = time.perf_counter() - started
+    tuned = has_fine_tuning(run.experiment)
+    table = before
+    if tuned:
+        table = _evaluated(run, arrays, state.round, evaluator, callbacks, fine_tune=True)
+    reports = _reports(run, state.round, extensions)
+    result = Result(
+        experiment=run.experiment,
+        folder=run.path,
+        metrics=means(table),
+        before_fine_tuning=means(before) if tuned else {},
+        baselines=baselines,
+        rounds=pd.DataFrame(state.rounds),
+        users=metric_columns(table),
+        groups=grouped(table),
+        parameters=state.parameters,
+        privacy=tuple(line for said, _ in reports.values() for line in said),
+        baseline_users=run.baseline_users(),
+    )
+    seconds = {
+        "training": sum(timing["seconds"] for timing in state.timings),
+        "evaluation-without-fine-tuning": shared,
+        "evaluation": time.perf_counter() - started,
+    }
+    tables = {name: found for name, (_, found) in reports.items() if found}
+    run.write_result(result, {"seconds": seconds, "cost": _cost(state), **tables})
+    return result
+
+
+def _cost(state: State) -> dict[str, float]:
+    """Bytes of the parameters, of all that was sent as dense arrays (down to and up from every
+    client of every round), and the memory that this process has held at most, in MiB."""
+    size = sum(value.nbytes for value in state.parameters.values())
+    clients = sum(float(row.get("num-clients", 0)) for row in state.rounds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return {"parameter-bytes": size, "bytes-sent": 2 * size * clients, "peak-memory-mib": peak}
+
+
+def _reports(run: RunFolder, rounds: int, extensions: Sequence[RunExtension]) -> dict[str, Said]:
+    """What is said of the privacy of a run: name -> in words, and as JSON values."""
+    perturbation = perturbation_of(run.experiment)
+    perturbed = [] if perturbation is None else perturbation.words()
+    of_baselines = list(baseline_privacy(run))
+    leaks = leak_words(run.experiment)
+    return {
+        "leak": (leaks, {"in words": leaks} if leaks else {}),
+        "perturb": (perturbed, {"in words": perturbed} if perturbed else {}),
+        **{one.name: one.close(rounds) for one in reversed(extensions)},
+        "baselines-privacy": (of_baselines, {"in words": of_baselines} if of_baselines else {}),
+    }
+
+
+def _evaluated(
+    run: RunFolder,
+    arrays: ArrayRecord,
+    number: int,
+    evaluator: Evaluator,
+    callbacks: Callback,
+    *,
+    fine_tune: bool,
+) -> pd.DataFrame:
+    callbacks.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
+    clients = evaluator.sampled_clients(run.experiment.evaluation.final_users)
+    return evaluator.evaluate(
+        arrays, number, clients, fine_tune=fine_tune, progress=callbacks.on_evaluation
+    )

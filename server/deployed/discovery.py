@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real nodes come and go: who has ever been here, and whom they host.
+
+Each round begins with a look at who is there; a node that nobody knows yet is asked how many
+clients it hosts, and they may be sampled from that round on. What a node says is remembered by its
+Flower id, which hangs on its registered key, and written into the run folder. Nobody is ever struck
+off: clients of a node that is away are drawn like all others and count as not having answered, so
+that the probability of being drawn does not tell who is there.
+
+A node owns the client ids that it was first to name. Ids that another names too are not given to
+it, and ids that two nodes name at the same moment are given to neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec.errors import EngineError, RunError
+from fedrec.protocol.messages import HELLO, unpack_presence
+from fedrec.protocol.orders import Presence
+from fedrec.runtime.atomic_files import write_atomically
+from server.cohorts.roster import Roster
+
+log = logging.getLogger("fedrec")
+MOST_CLIENTS = 1_000_000
+"""Clients that one node may host where nobody registered fewer."""
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+)
+_ASK_AGAIN = 3  # looks, before a node that gave no good answer is asked again
+
+_TOLD = 300  # characters of what is wrong with a node
+
+
+class Discovery:
+    """The roster of a federation whose nodes come and go.
+
+    Args:
+        grid: reaches the nodes.
+        file: where the roster is kept; read first, if it is there.
+        timeout: seconds that a node has to answer.
+        most: clients that a node may host; of one that claims more nothing is believed.
+        sleep: waits.
+
+    Raises:
+        RunError: the file is not a roster.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        file: Path,
+        *,
+        timeout: float,
+        most: int = MOST_CLIENTS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.grid, self.file, self.timeout, self.most, self._sleep = (
+            grid,
+            file,
+            timeout,
+            most,
+            sleep,
+        )
+        self._known: dict[int, Presence] = _read(file)
+        self._silent: dict[int, int] = {}
+        self._trouble: dict[
+            int, str
+        ] = {}  # what was wrong with the last answer of a node that is not known
+
+    @property
+    def roster(self) -> Roster:
+        """All that have ever been here, ordered by the places that they state and by their ids."""
+        ordered = sorted(self._known.items(), key=lambda pair: (pair[1].partition, pair[0]))
+        return Roster(
+            tuple(node for node, _ in ordered), tuple(presence for _, presence in ordered)
+        )
+
+    def wait_for(self, nodes: int) -> Roster:
+        """The roster once so many nodes are known.
+
+        Raises:
+            EngineError: they do not come in time.
+        """
+        pause = 0.2
+        waited = 0.0
+        while True:
+            self.look()
+            if len(self._known) >= nodes and any(
+                len(presence.training) for presence in self._known.values()
+            ):
+                return self.roster
+            if waited >= self.timeout:
+                raise EngineError(
+                    "too few nodes with clients came",
+                    expected=f"at least {nodes} within {self.timeout:g} s",
+                    got="; ".join(
+                        [
+                            str(len(self._known)),
+                            *(f"node {n}: {why}" for n, why in self._trouble.items()),
+                        ]
+                    ),
+                    fix="start nodes, fix those that failed, or lower engine.nodes",
+                )
+            self._sleep(pause)
+            waited += pause
+            pause = min(2 * pause, 2.0)
+
+    def look(self) -> bool:
+        """Ask those who are there and not known yet; whether anybody joined."""
+        strangers = [
+            node
+            for node in self.grid.get_node_ids()
+            if node not in self._known and not self._waits(node)
+        ]
+        if not strangers:
+            return False
+        messages = [Message(RecordDict(), node, HELLO) for node in strangers]
+        said: dict[int, Presence] = {}
+        self._trouble |= dict.fromkeys(strangers, "did not say whom it hosts")
+        for node, answer in _answers(
+            self.grid.send_and_receive(messages, timeout=self.timeout), self.most
+        ):
+            if isinstance(answer, str):
+                self._trouble[node] = " ".join(answer.split())[:_TOLD]
+            else:
+                said[node] = answer
+        for node in strangers:
+            if node in said:
+                del self._trouble[node]
+            else:
+                log.warning("node %d: %s", node, self._trouble[node])
+                self._silent[node] = _ASK_AGAIN
+        joined = self._owned({node: said[node] for node in sorted(said) if node in strangers})
+        for node, presence in joined.items():
+            log.info("node %d joined with %d clients", node, len(presence.training))
+        self._known |= joined
+        if joined:
+            _write(self.file, self._known)
+        return bool(joined)
+
+    def _waits(self, node: int) -> bool:
+        left = self._silent.get(node, 0)
+        self._silent[node] = max(0, left - 1)
+        return left > 0
+
+    def _owned(self, said: dict[int, Presence]) -> dict[int, Presence]:
+        """What newcomers say, without the ids that are not theirs alone."""
+        before = _ids(self._known.values())
+        named, times = np.unique(
+            np.concatenate([_ids([p]) for p in said.values()] or [before[:0]]), return_counts=True
+        )
+        taken = np.union1d(before, named[times > 1])
+        found = {}
+        for node, presence in said.items():
+            foreign = np.isin(_ids([presence]), taken)
+            if foreign.any():
+                log.warning(
+                    "node %d names %d clients that it does not own alone", node, int(foreign.sum())
+                )
+            training, evaluated = (
+                ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
+            )
+            found[node] = Presence(presence.partition, training, evaluated)
+        return found
+
+
+def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | str]]:
+    """What each node says of itself, or what is wrong with that."""
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            yield node, f"failed: {reply.error.reason}"
+            continue
+        try:
+            presence = unpack_presence(reply.content)
+            found = Presence(
+                presence.partition, _clean(presence.training), _clean(presence.evaluated)
+            )
+            claimed = len(_ids([found]))
+            yield (
+                node,
+                found
+                if claimed <= most
+                else f"claims {claimed} clients, of the {most} that it may host",
+            )
+        except Exception as error:  # untrusted input may be anything
+            yield node, f"sent no list of clients: {error}"
+
+
+def _clean(ids: np.ndarray) -> np.ndarray:
+    if (
+        ids.ndim != 1
+        or ids.dtype != np.int64
+        or len(ids) > MOST_CLIENTS
+        or (len(ids) and ids.min() < 0)
+    ):
+        raise ValueError(f"expected at most {MOST_CLIENTS} whole numbers >= 0")
+    found = np.unique(ids)
+    if len(found) != len(ids):
+        raise ValueError("a client is named twice")
+    return found
+
+
+def _ids(presences: Iterable[Presence]) -> np.ndarray:
+    parts = [np.union1d(presence.training, presence.evaluated) for presence in presences]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def _write(file: Path, known: dict[int, Presence]) -> None:
+    table = {
+        str(node): {
+            "place": p.partition,
+            "training": p.training.tolist(),
+            "evaluated": p.evaluated.tolist(),
+        }
+        for node, p in known.items()
+    }
+    write_atomically(file, json.dumps(table))
+
+
+def _read(file: Path) -> dict[int, Presence]:
+    if not file.exists():
+        return {}
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            int(node): Presence(
+                int(entry["place"]),
+                np.array(entry["training"], dtype=np.int64),
+                np.array(entry["evaluated"], dtype=np.int64),
+            )
+            for node, entry in table.items()
+        }
+    except _DAMAGE as error:
+        raise RunError(
+            f"{file} is not a roster", expected="JSON as written by fedrec", got=str(error)
+        ) from None

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real nodes, which come and go and may be anybody's, as the loop sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.folder import RunFolder
+from server.cohorts.roster import Roster
+from server.deployed.discovery import MOST_CLIENTS, Discovery
+from server.deployed.grid import DeployedGrid
+from server.deployed.initial import most_common_parameters
+from server.deployed.reply_validation import ReplyValidator
+from server.federation import Federation
+
+
+def federation_of(run: RunFolder, grid: Grid) -> Federation:
+    """The nodes that a grid reaches.
+
+    Raises:
+        ExperimentError: they are real, noise is sized by their number of clients, and nobody
+            registered how many clients a node may claim.
+    """
+    if isinstance(grid, DeployedGrid):
+        return DeployedFederation(run, grid)
+    return Federation(run.experiment, grid)
+
+
+class DeployedFederation(Federation):
+    """The nodes of a deployment.
+
+    Args:
+        run: the run folder; keeps the roster.
+        grid: reaches the nodes.
+    """
+
+    untrusted = True
+
+    def __init__(self, run: RunFolder, grid: DeployedGrid) -> None:
+        experiment = run.experiment
+        _refuse_unregistered(experiment, grid)
+        self.discovery = Discovery(
+            grid,
+            run.path / "roster.json",
+            timeout=experiment.engine.timeout,
+            most=grid.most_clients or MOST_CLIENTS,
+        )
+        self.validator = ReplyValidator()
+        super().__init__(experiment, grid)
+
+    def look(self) -> bool:
+        """Look for nodes that came or went; whether `roster` has changed."""
+        if not self.discovery.look():
+            return False
+        self.roster = self.discovery.roster
+        if self.secure is not None:
+            self.secure.roster = self.roster
+        return True
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """Those that most of a few nodes give.
+
+        Raises:
+            ClientError: they do not agree.
+        """
+        return most_common_parameters(self.grid, self.roster, timeout=self.timeout)
+
+    def _first_roster(self) -> Roster:
+        return self.discovery.wait_for(self.experiment.engine.nodes or 1)
+
+    def _valid(
+        self,
+        messages: Sequence[Message],
+        replies: list[Message],
+        theta: Mapping[str, np.ndarray],
+    ) -> list[Message]:
+        return self.validator.trained(messages, replies, theta)
+
+
+def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
+    """Refuse noise that a node could thin by claims: the more clients, the rarer is each thought to
+    be drawn."""
+    privacy = experiment.privacy
+    if privacy is not None and privacy.placement != "local" and grid.most_clients is None:
+        raise ExperimentError(
+            "nobody knows how many clients a node of this deployment may claim, and noise is sized"
+            " by their number",
+            expected="most-clients in deployment.toml",
+            got="none",
+            fix=(
+                "set it to the largest number of users that one node hosts, such as"
+                " most-clients = 1"
+            ),
+        )

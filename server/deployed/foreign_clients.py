@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that run somebody else's Flower ClientApp: they take part as clients, one per node.
+
+Such an app knows neither clients nor steps: it takes `arrays` and `config`, trains as it likes, and
+answers with new `arrays` and `metrics["num-examples"]`, as Flower's documentation has it. This grid
+stands between it and the loop and says in fedrec's words what it answers: its update is
+`theta_local - theta_global`, its metrics are one user's.
+
+It clips nothing and adds no noise. Under central differential privacy the server bounds a node's
+sum all the same, by the clip norm times the clients that it was asked for, which is one; noise that
+clients would have to add is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pandas as pd
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec.components.registry import MODEL, resolve
+from fedrec.data.cache import KEPT
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.protocol.messages import (
+    HELLO,
+    INITIAL,
+    pack_parameters,
+    pack_presence,
+    pack_sum,
+    pack_table,
+    unpack_evaluate,
+    unpack_presence,
+    unpack_train,
+)
+from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
+from fedrec.protocol.records import ARRAYS
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.rng import torch_stream
+from server.exchange.wrapped_grid import WrappedGrid
+
+_NOT_OURS = "function registered with name 'hello'"
+_EXAMPLES = "num-examples"
+
+
+class ForeignClientGrid(WrappedGrid):
+    """Flower's grid, over nodes of fedrec's and of other ClientApps.
+
+    Args:
+        grid: Flower's.
+        experiment: the resolved experiment; `train-config` goes to the other nodes with each
+            training message.
+    """
+
+    def __init__(self, grid: Grid, experiment: Experiment) -> None:
+        super().__init__(grid)
+        self._experiment = experiment
+        self._clients: dict[int, int] = {}
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """See `Grid`; what other nodes answer is put into fedrec's words.
+
+        Raises:
+            ClientError: one of them answered with other parameters.
+            ExperimentError: it would have to add noise.
+        """
+        batch = list(messages)
+        asked = {message.metadata.dst_node_id: message for message in batch}
+        answered = [message for message in batch if self._is_initial(message)]
+        sent = [message for message in batch if message not in answered]
+        for message in sent:
+            self._prepare(message)
+        replies = list(self._grid.send_and_receive(sent, timeout=timeout)) if sent else []
+        if {message.metadata.message_type for message in batch} == {HELLO}:
+            return self._presences(replies, asked)
+        fresh = [
+            Message(pack_parameters(self._initial()), reply_to=message) for message in answered
+        ]
+        return [*fresh, *(self._in_our_words(reply, asked) for reply in replies)]
+
+    def _is_initial(self, message: Message) -> bool:
+        return (
+            message.metadata.message_type == INITIAL
+            and message.metadata.dst_node_id in self._clients
+        )
+
+    def _prepare(self, message: Message) -> None:
+        """Give another node's training message the settings that it may look for."""
+        if (
+            message.metadata.dst_node_id in self._clients
+            and message.metadata.message_type == "train"
+        ):
+            for config in message.content.config_records.values():
+                for key, value in (self._experiment.train_config or {}).items():
+                    config[key] = value
+
+    def _presences(self, replies: list[Message], asked: Mapping[int, Message]) -> list[Message]:
+        """Every node's presence; a node that does not know the question hosts one client, by a
+        number of ours."""
+        strangers = [
+            one for one in replies if one.has_error() and _NOT_OURS in str(one.error.reason)
+        ]
+        others = [one for one in replies if one not in strangers]
+        known = [unpack_presence(one.content) for one in others if not one.has_error()]
+        client = max((int(np.max(p.training, initial=-1)) for p in known), default=-1) + 1
+        client = max(client, *(int(np.max(p.evaluated, initial=-1)) + 1 for p in known), 0)
+        partition = max((presence.partition for presence in known), default=-1) + 1
+        nodes = sorted(one.metadata.src_node_id for one in strangers)
+        self._clients = {node: client + place for place, node in enumerate(nodes)}
+        for place, node in enumerate(nodes):
+            own = np.array([self._clients[node]])
+            presence = Presence(partition + place, own, own)
+            others.append(Message(pack_presence(presence), reply_to=asked[node]))
+        return others
+
+    def _initial(self) -> dict[str, np.ndarray]:
+        """What fedrec's nodes would answer, from the server's own copy of the catalogue."""
+        schema = KEPT.population(self._experiment).schema()
+        model = resolve(MODEL, self._experiment.model.name)(
+            self._experiment.settings(MODEL), schema
+        )
+        fresh = model.initial(torch_stream(self._experiment.seed, "init"))
+        return {name: value.numpy() for name, value in fresh.items()}
+
+    def _in_our_words(self, reply: Message, asked: Mapping[int, Message]) -> Message:
+        node = reply.metadata.src_node_id
+        if node not in self._clients or reply.has_error():
+            return reply
+        message = asked[node]
+        if message.metadata.message_type == "train":
+            _, order = unpack_train(
+                RecordDict({**message.content.config_records, ARRAYS: to_record({})})
+            )
+            if order.clients is None:
+                return reply  # one of Flower's strategies asks, in the words that such a node knows
+            theta = zero_copy_arrays(next(iter(message.content.array_records.values())))
+            return Message(pack_sum(_sum_of(reply.content, theta, order, node)), reply_to=message)
+        _, order = unpack_evaluate(_without_arrays(message))
+        if order.clients is None:
+            return reply
+        return Message(pack_table(_row_of(reply.content, self._clients[node])), reply_to=message)
+
+
+def _without_arrays(message: Message) -> RecordDict:
+    """A message's content for whoever wants its order alone."""
+    return RecordDict({**message.content.config_records, ARRAYS: to_record({})})
+
+
+def _sum_of(
+    content: RecordDict, theta: Mapping[str, np.ndarray], order: TrainOrder, node: int
+) -> TrainSum:
+    """The update of a node in the form of a sum over one client."""
+    found = zero_copy_arrays(next(iter(content.array_records.values()), to_record({})))
+    if set(found) != set(theta) and len(found) == len(theta):
+        found = dict(
+            zip(theta, found.values(), strict=True)
+        )  # a record made of a list names its arrays 0, 1, 2, ...
+    shapes = [
+        {name: tuple(value.shape) for name, value in table.items()} for table in (theta, found)
+    ]
+    if shapes[0] != {name: shapes[1].get(name) for name in shapes[0]}:
+        raise ClientError(
+            f"node {node} answered with other parameters than it was sent",
+            expected=repr(shapes[0]),
+            got=repr(shapes[1]),
+            fix=(
+                "its ClientApp has to answer with all arrays that it was sent, in their shapes and"
+                " order"
+            ),
+        )
+    metrics = _metrics(content)
+    examples = int(metrics.get(_EXAMPLES, 0))
+    protection = order.protection
+    if protection is not None and protection.noise_scale:
+        raise ExperimentError(
+            f"node {node} runs another ClientApp, which adds no noise",
+            expected="privacy.placement = 'central', or fedrec's clients on every node",
+            got="noise added by the clients",
+            fix="set privacy.placement = 'central'",
+        )
+    weight = float(examples) if order.weighting == "examples" and protection is None else 1.0
+    total = {name: weight * (found[name].astype(np.float64) - theta[name]) for name in theta}
+    loss = next((float(value) for name, value in metrics.items() if "loss" in name), None)
+    silent = protection is not None and protection.silent
+    told = None if silent else loss
+    return TrainSum(total, 1, weight, 0 if silent else examples, told or 0.0, int(told is not None))  # type: ignore[arg-type]
+
+
+def _row_of(content: RecordDict, client: int) -> pd.DataFrame:
+    """A node's metrics as the table of one client."""
+    row = {name: value for name, value in _metrics(content).items() if name != _EXAMPLES}
+    return pd.DataFrame([row], index=pd.Index([client], name="client"))
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    record = next(iter(content.metric_records.values()), MetricRecord())
+    return {name: float(value) for name, value in record.items() if isinstance(value, int | float)}

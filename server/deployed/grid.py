@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flower's grid over real nodes, as the loop wants it: arrays as bytes, quick polls, nobody asked
+who is away.
+
+Flower's own `send_and_receive` asks every 3 s whether replies are there, and waits for a node that
+is known to be away until its message expires.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import httpx
+from flwr.app import ArrayRecord, Message, Metadata
+from flwr.serverapp import Grid
+
+from fedrec.protocol.zero_copy import for_the_network, from_the_network
+from fedrec.runtime.backoff import Backoff
+from server.exchange.wrapped_grid import WrappedGrid
+
+log = logging.getLogger("fedrec")
+_FIRST_POLL, _LAST_POLL, _GROWTH = 0.1, 2.0, 1.3
+_LONGEST_PAUSE = 16
+_AT_ONCE = 4
+"""Messages that are announced together. Their nodes ask for the pieces from then on, again and
+again: a hundred that do so keep the SuperLink from taking the pieces in."""
+_EXPIRED = (3, 4)
+"""Codes with which Flower says of a message that it, or its answer, was not there in time; a node's
+own errors have others."""
+_SERVER_PATIENCE = 120.0  # seconds that the SuperLink may fail at a call
+
+
+class DeployedGrid(WrappedGrid):
+    """Flower's grid with the loop's patience.
+
+    Args:
+        grid: Flower's.
+        most_clients: clients that a node may host; None: nobody has registered how many.
+        clock: seconds that only grow.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        most_clients: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(grid)
+        self.most_clients = most_clients
+        self._clock, self._sleep = clock, sleep
+        self._there: set[int] = set()
+        self._missed: dict[int, int] = {}
+        self._pauses: dict[int, int] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Nodes that have given a sign of life lately."""
+        return self._patiently(lambda: list(self._grid.get_node_ids()))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """See `Grid`."""
+        return self._push(list(messages), None)
+
+    def _push(self, messages: list[Message], timeout: float | None) -> list[str]:
+        """Push messages that live for so many seconds from now on; a server that is away for a
+        while is waited for."""
+        packed: dict[int, ArrayRecord] = {}
+        for message in messages:
+            for_the_network(message.content, packed)
+
+        pushed: list[str] = []
+        for first in range(0, len(messages), _AT_ONCE):
+            pushed += self._patiently(
+                partial(self._push_some, messages[first : first + _AT_ONCE], timeout)
+            )
+        return pushed
+
+    def _push_some(self, messages: list[Message], timeout: float | None) -> list[str]:
+        if timeout is not None:
+            for message in messages:
+                _live(message.metadata, timeout)
+        return list(self._grid.push_messages(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See `Grid`."""
+        wanted = list(message_ids)
+        found = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
+        for message in found:
+            if message.has_content():
+                from_the_network(message.content)
+        return found
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Replies to messages, as many as come before the deadline; each message is answered once
+        at most.
+
+        A message to a node that is away is not sent, and so counts as one without an answer. A node
+        that let a deadline pass is left alone for 1, 2, 4, ... up to 16 times, as every round would
+        wait for it otherwise.
+        """
+        messages = list(messages)
+        if not messages:
+            return []
+        self._there = self._present(timeout)
+        sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
+        # With a lifetime: a node that wakes up later must not work on what nobody waits for.
+        pushed = zip(self._push(sent, timeout), sent, strict=True) if sent else ()
+        waiting = {
+            identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier
+        }
+        deadline = None if timeout is None else self._clock() + timeout
+        replies: list[Message] = []
+        silent: list[int] = []
+        pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
+        while waiting:
+            # The last question is asked after the deadline: one reply, pulled piece by piece, may
+            # have held up others.
+            late = deadline is not None and self._clock() >= deadline
+            for reply in self.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is None:  # a second reply to a message is none
+                    continue
+                if reply.has_error() and reply.error.code in _EXPIRED:
+                    silent.append(node)
+                    continue
+                replies.append(reply)
+                self._missed[node] = 0
+                pauses.restart()
+            if not waiting or late:
+                break
+            pause = pauses.next()
+            self._sleep(
+                pause if deadline is None else max(0.0, min(pause, deadline - self._clock()))
+            )
+        for node in (*silent, *waiting.values()):
+            self._missed[node] = self._missed.get(node, 0) + 1
+            self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
+            log.warning(
+                "node %d let the deadline pass; it is not asked %d times", node, self._pauses[node]
+            )
+        return replies
+
+    def _present(self, timeout: float | None) -> set[int]:
+        """Who is there. If nobody is, or nobody answered lately, it is the server that was away,
+        and nobody's fault.
+
+        Then the first to come is waited for, up to the deadline: rounds in which nobody takes part
+        would follow one another at once otherwise, each of them paid for.
+        """
+        until = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout)
+        pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
+        while not (there := set(self.get_node_ids())) and self._clock() < until:
+            self._sleep(min(pauses.next(), until - self._clock()))
+        if there and all(self._pauses.get(node, 0) for node in there):
+            self._pauses.clear()
+            self._missed.clear()
+        return there
+
+    def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
+        """A call of Flower's, made again when the SuperLink fails at it; Flower repeats only what
+        finds no server."""
+        until, pauses = self._clock() + _SERVER_PATIENCE, Backoff(1.0, 10.0, growth=2.0)
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                if not _passes(error) or self._clock() >= until:
+                    raise
+                log.warning("the SuperLink failed (%s); asking again", error)
+            self._sleep(pauses.next())
+
+    def _asks(self, node: int) -> bool:
+        """Whether a node is asked this time: it is there, and has not just let a deadline pass."""
+        left = self._pauses.get(node, 0)
+        self._pauses[node] = max(0, left - 1)
+        return left == 0 and node in self._there
+
+
+def _live(metadata: Metadata, seconds: float) -> None:
+    """Let a message live for so long from now on; one that does for half of it keeps its lifetime,
+    and so its id.
+
+    A server that has part of a message already, as it was killed while it came, takes the rest
+    under the same id.
+    """
+    age = time.time() - metadata.created_at
+    if not seconds / 2 <= metadata.ttl - age <= seconds:
+        metadata.ttl = age + seconds
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a call may succeed when it is made again: the server failed, or has lost its place in
+    an upload."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500
+    return type(error).__name__ == "ObjectPushError"

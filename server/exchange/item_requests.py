@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking nodes which items' rows their clients need, before parameters are generated for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedrec.experiment.schema import EngineConfig
+from fedrec.protocol.generated import Wanted
+from fedrec.protocol.messages import WANTED, pack_wanted_order, unpack_wanted
+from fedrec.protocol.orders import Purpose, WantedOrder
+from server.exchange.replies import answers
+
+
+def request_items(
+    grid: Grid,
+    engine: EngineConfig,
+    groups: Mapping[int, np.ndarray],
+    round_number: int,
+    purpose: Purpose,
+    step: dict[str, Any],
+) -> dict[int, Wanted]:
+    """By node, in the order of `groups`, what its clients need; without the nodes that failed.
+
+    Args:
+        grid: reaches the nodes.
+        engine: timeout, and how many failures are tolerated.
+        groups: node id to `int64` clients.
+        round_number: the round that the parameters are for.
+        purpose: training, or evaluation on held-out rows.
+        step: name and settings of the clients' step.
+
+    Raises:
+        ClientError: too many nodes failed.
+    """
+    messages = [
+        Message(pack_wanted_order(WantedOrder(round_number, clients, purpose, step)), node, WANTED)
+        for node, clients in groups.items()
+    ]
+    replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
+    good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
+    told = {reply.metadata.src_node_id: unpack_wanted(reply.content) for reply in good}
+    return {node: told[node] for node in groups if node in told}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What accompanies the strategy through a run, round by round: the contract that the loop knows.
+
+The privacy guard and the accounts of users with noise of their own are such extensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+class RunExtension:
+    """Called by the loop at fixed points of each round; every method does nothing by default."""
+
+    name = ""
+    """Of its table in the result, and of its arrays in a checkpoint."""
+    costly = False
+    """Whether a round that is lost costs more than time, so that each is on the disk before the
+    next one starts."""
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether the server may not see a client's bare update; nothing is rehearsed then."""
+        return False
+
+    def begin(self, rounds: int) -> None:
+        """A run starts at round 1.
+
+        Args:
+            rounds: number of rounds that its folder says were done before; 0 for a new folder.
+        """
+
+    def restore(self, memory: dict[str, np.ndarray]) -> None:
+        """A run goes on from a checkpoint; `memory` is what `memory()` gave then."""
+
+    def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
+        """What is told before the rounds, in words; `theta` are the parameters to start from."""
+        return []
+
+    def why_stop(self, round_number: int) -> str:
+        """Why a round may not start, in words; empty if it may."""
+        return ""
+
+    def before_upload(self, round_number: int) -> None:
+        """The strategy has made its messages, and no client has been asked yet."""
+
+    def columns(self) -> dict[str, float]:
+        """Figures for the row of a round that is over."""
+        return {}
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """What must be in the checkpoint after a round."""
+        return {}
+
+    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+        """The run is over after so many rounds: its report in words, and as JSON values."""
+        return [], {}

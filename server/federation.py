@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes of a run as the loop sees them: who is there, and how messages reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec.experiment.schema import Experiment
+from fedrec.protocol.messages import INITIAL, unpack_parameters
+from fedrec.runtime.heap import release_free_heap
+from server.cohorts.roster import Roster, call_roster
+from server.exchange.replies import answers
+from server.privacy.secure_sums import secure_sums
+
+
+class Federation:
+    """The nodes of a simulation: all there from the start, and trusted.
+
+    Args:
+        experiment: the resolved experiment.
+        grid: reaches the nodes.
+    """
+
+    untrusted = False
+    """Whether a node may be anybody's."""
+
+    def __init__(self, experiment: Experiment, grid: Grid) -> None:
+        self.experiment, self.grid = experiment, grid
+        self.timeout = experiment.engine.timeout
+        self.roster = self._first_roster()
+        self.secure = secure_sums(experiment, grid, self.roster)
+        """Secure aggregation; None where nodes send their sums bare."""
+
+    @property
+    def members(self) -> Roster:
+        """The nodes as strategies see them: one for all under secure aggregation."""
+        return self.roster if self.secure is None else self.secure.whole
+
+    def look(self) -> bool:
+        """Look for nodes that came or went; whether `roster` has changed."""
+        return False
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """Asked of one node, because the server need not hold the catalogue; every node would give
+        the same.
+
+        Raises:
+            ClientError: the node failed.
+        """
+        message = Message(RecordDict(), self.roster.nodes[0], INITIAL)
+        replies = self.grid.send_and_receive([message], timeout=self.timeout)
+        (reply,) = answers(replies, sent=1, max_failures=0.0)
+        return unpack_parameters(reply.content)
+
+    def held(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same parameters where the nodes can see them, if the grid has such a place, and
+        writable."""
+        share = getattr(self.grid, "share", dict)
+        held = {
+            name: value if value.flags.writeable else value.copy()
+            for name, value in share(parameters).items()
+        }
+        release_free_heap()  # what the parameters came in
+        return held
+
+    def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
+        """Send a round's training messages and collect the replies that count, in the order of the
+        nodes; under secure aggregation one reply for all nodes.
+
+        Args:
+            messages: of the strategy.
+            theta: the shared parameters in them.
+
+        Raises:
+            ClientError: more nodes failed than `engine.max-failures` allows.
+        """
+        replies = []
+        if messages:
+            by = self.grid if self.secure is None else self.secure
+            limit = {} if self.secure is not None else {"timeout": self.timeout}
+            replies = by.send_and_receive(messages, **limit)
+        most = self.experiment.engine.max_failures
+        good = self._valid(messages, answers(replies, sent=len(messages), max_failures=most), theta)
+        place = {node: place for place, node in enumerate(self.roster.nodes)}
+        return sorted(good, key=lambda one: place.get(one.metadata.src_node_id, len(place)))
+
+    def _first_roster(self) -> Roster:
+        return call_roster(self.grid, timeout=self.timeout)
+
+    def _valid(
+        self,
+        messages: Sequence[Message],
+        replies: list[Message],
+        theta: Mapping[str, np.ndarray],
+    ) -> list[Message]:
+        """The replies that may be aggregated; those of trusted nodes all are."""
+        return replies

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a run will train and how much memory it will hold, found by a rehearsal before it
+starts.
+
+A node trains a few clients of the first cohort for one epoch, and the answer is thrown away. The
+time of a round is that time, scaled to the work of a whole cohort on all nodes. Evaluation is not
+in it. Nodes that say nothing of their clients' work (real devices) are not asked.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from fedrec.experiment.schema import Experiment
+from fedrec.protocol.messages import pack_train
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.zero_copy import to_record
+from server.cohorts.balance import balanced
+from server.cohorts.roster import Roster
+
+_REHEARSED = 8  # clients
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take.
+
+    Attributes:
+        round_seconds: training of one round.
+        seconds: training of all rounds.
+        memory_gib: of the server and all nodes together.
+    """
+
+    round_seconds: float
+    seconds: float
+    memory_gib: float
+
+
+def estimate(
+    experiment: Experiment,
+    roster: Roster,
+    grid: Grid,
+    parameters: Mapping[str, np.ndarray],
+    cohort: np.ndarray,
+) -> Estimate | None:
+    """Rehearse a round.
+
+    Args:
+        experiment: the resolved experiment.
+        roster: the clients.
+        grid: reaches the nodes.
+        parameters: the global parameters.
+        cohort: `int64`, the clients of a typical round.
+
+    Returns:
+        The estimate; None where it cannot be made: no clients, no epochs, or a node that failed
+        (the run itself will say why).
+    """
+    work = roster.work_of(cohort)
+    epochs = experiment.step.options.get("epochs", 0)
+    if work is None or not work.sum() or not epochs:
+        return None
+    chosen = np.linspace(0, len(cohort) - 1, min(_REHEARSED, len(cohort))).astype(int)
+    chosen = np.argsort(work, kind="stable")[chosen]
+    order = TrainOrder(
+        0,
+        cohort[chosen],
+        step={"name": experiment.step.name, **experiment.step.options, "epochs": 1},
+    )
+    content = pack_train(to_record(parameters), order)
+    seconds = np.inf
+    for _ in range(2):  # the first one also loads what will then be there
+        started = time.perf_counter()
+        message = Message(content, roster.nodes[0], MessageType.TRAIN)
+        replies = list(grid.send_and_receive([message], timeout=experiment.engine.timeout))
+        if not replies or replies[0].has_error():
+            return None
+        seconds = min(seconds, time.perf_counter() - started)
+    slowest = max(work[share].sum() for share in balanced(work, len(roster.nodes)))
+    a_round = seconds * epochs * slowest / max(work[chosen].sum(), 1)
+    return Estimate(a_round, a_round * experiment.rounds, _memory(experiment, roster, parameters))
+
+
+def _memory(experiment: Experiment, roster: Roster, parameters: Mapping[str, np.ndarray]) -> float:
+    """GiB: what server and nodes hold now, and what the nodes may use for blocks and the server for
+    a checkpoint."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    nodes = sum(presence.memory_mib for presence in roster.presences) / 2**10
+    if experiment.engine.name == "serial":
+        nodes = 0.0  # the nodes are in this process
+    return own + nodes + sum(value.nbytes for value in parameters.values()) / 2**30

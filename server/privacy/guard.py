@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differential privacy of a run: the plan of each phase, the ledger, the budget, and what is told
+at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.serverapp.strategy import Strategy
+
+from fedrec.errors import RunError
+from fedrec.privacy.accounting.accountant import Report
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.mechanisms import source_of
+from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import write_atomically
+from server.extension import RunExtension
+from server.privacy.phase_plans import PhasePlans, private_strategy
+from strategies.base import CohortStrategy
+from strategies.dp import DpFedAvg
+
+log = logging.getLogger("fedrec")
+_CHARGES, _SPENT = "charges", "spent"
+_DAMAGE = (OSError, ValueError, AttributeError, TypeError, ArithmeticError, RecursionError)
+
+
+def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
+    """The guard of a run; None without a `[privacy]` table.
+
+    Raises:
+        ExperimentError: the strategy is one of Flower's own, whose sums are beyond the guard's
+            reach.
+    """
+    config = run.experiment.privacy
+    if config is None:
+        return None
+    return Guard(run, config, private_strategy(strategy))
+
+
+class Guard(RunExtension):
+    """Makes a run private and keeps its accounts.
+
+    Args:
+        run: the run folder; holds the ledger.
+        config: the experiment's `[privacy]` table.
+        strategy: the strategy; each of its parts gets a plan of its own.
+
+    Raises:
+        ExperimentError: the settings do not fit together, or clients do not all count the same.
+    """
+
+    name = "privacy"
+    costly = True
+
+    def __init__(self, run: RunFolder, config: PrivacyConfig, strategy: CohortStrategy) -> None:
+        self.run, self.config, self.strategy = run, config, strategy
+        experiment = run.experiment
+        self.ledger = Ledger(run.path / "privacy.jsonl", config.backend)
+        self.phases = PhasePlans.of(experiment, config, strategy, self._populations())
+        self.plans = self.phases.plans
+        self._beside: list[str] = []
+        self._counted, self._spent = 0, 0.0  # what the charges so far come to
+        for phase, part in strategy.parts.items():
+            if config.covers(phase):
+                source = source_of(config.mode, experiment.seed)
+                part.protect(DpFedAvg(self.plans[phase], phase, source, self.ledger.charge))
+        if config.mode == "reproducible":
+            log.info(
+                "privacy mode 'reproducible': a simulation, not a release; noise can be computed"
+                " from the seed"
+            )
+
+    @property
+    def delta(self) -> float:
+        """The largest delta of the phases' plans."""
+        return self.phases.delta
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether clients or nodes add the noise, so that the server may see no bare update."""
+        return self.config.placement != "central"
+
+    def begin(self, rounds: int) -> None:
+        """Refuse a ledger without a charge where rounds were done before.
+
+        Raises:
+            RunError: it holds none.
+        """
+        if rounds:
+            self.refuse_lost_charges(1)
+
+    def why_stop(self, round_number: int) -> str:
+        """Whether the budget pays for a round."""
+        event = self.phases.event(self.strategy.phase(round_number))
+        exceeded = self.ledger.would_exceed(event, self.phases.budget, self.delta)
+        return "the privacy budget is spent" if exceeded else ""
+
+    def columns(self) -> dict[str, float]:
+        """The epsilon spent so far."""
+        return {"epsilon": self.epsilon()}
+
+    def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+        """What the run has cost, in words and as JSON values."""
+        return self.lines(), self.table()
+
+    def before_upload(self, round_number: int) -> None:
+        """Charge a round before clients are asked, where what they send is itself the release.
+
+        That is so without noise, and where clients add it; noise of the server's is charged by what
+        adds it.
+        """
+        phase = self.strategy.phase(round_number)
+        if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
+            self.ledger.charge(round_number, self.phases.event(phase))
+
+    def epsilon(self) -> float:
+        """What has been spent."""
+        if self._charges != self._counted:
+            self._counted, self._spent = self._charges, self.ledger.spent(self.delta).epsilon
+        return self._spent
+
+    def report(self) -> Report:
+        """What the run has cost, see `PhasePlans.report`."""
+        return self.phases.report(self.ledger.accountant)
+
+    def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
+        """The noise beside the signal, see `PhasePlans.noise_lines`."""
+        self._beside = self.phases.noise_lines(theta)
+        return self._beside
+
+    def lines(self) -> list[str]:
+        """The report in plain words."""
+        said = self.phases.lines(self.report())
+        return [said[0], *self._accountants(), *self._beside, *said[1:]]
+
+    def _accountants(self) -> list[str]:
+        """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
+        found = self.phases.by_accountant(self.ledger.accountant)
+        if len(found) < 2 or not all(map(math.isfinite, found.values())):
+            return []
+        return [
+            f"By RDP (autodp) it is epsilon {found['autodp']:.4g}, by the tightest valid accountant"
+            f" (pld) {found['pld']:.4g}; the run kept its budget by {self.config.backend}."
+        ]
+
+    def table(self) -> dict[str, Any]:
+        """The report as JSON values; an infinite epsilon is the text "inf"."""
+        report = self.report()
+        numbers = {
+            "epsilon": report.epsilon,
+            "attack": report.attack,
+            **{f"epsilon of {k}": v for k, v in report.phases.items()},
+        }
+        finite = {
+            key: value if value is None or math.isfinite(value) else "inf"
+            for key, value in numbers.items()
+        }
+        rest = {
+            "delta": report.delta,
+            "method": report.method,
+            "releases": report.events,
+            "in words": self.lines(),
+            "accountants": " ".join(self._accountants()),
+            "noise": self._beside,
+        }
+        return {**finite, **rest}
+
+    def _populations(self) -> dict[str, int]:
+        """Number of clients of each phase when the run began, which who joins later does not
+        change."""
+        file = self.run.path / "populations.json"
+        if not file.exists():
+            counts = {
+                phase: len(part.cohorts.clients) for phase, part in self.strategy.parts.items()
+            }
+            write_atomically(file, json.dumps(counts))
+        try:
+            return {
+                str(phase): int(count)
+                for phase, count in json.loads(file.read_text(encoding="utf-8")).items()
+            }
+        except _DAMAGE as error:
+            raise RunError(
+                f"{file} is damaged", expected="JSON as written by fedrec", got=str(error)
+            ) from None
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """What must survive a resumed run, beside the ledger; and how much stood in that."""
+        own = {
+            f"{phase}/{name}": value
+            for phase, part in self._guarded()
+            for name, value in part.state().items()
+        }
+        return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
+
+    @property
+    def _charges(self) -> int:
+        return sum(charge.count for charge in self.ledger.charges)
+
+    def refuse_lost_charges(self, charges: int, spent: float = 0.0) -> None:
+        """Refuse a ledger that says less than a run is known to have spent.
+
+        Args:
+            charges: number of charges that it had.
+            spent: epsilon that they came to.
+
+        Raises:
+            RunError: it has lost some.
+        """
+        if self._charges < charges or (charges and self.epsilon() < spent * (1 - 1e-9)):
+            raise RunError(
+                f"{self.ledger.path} does not hold all that the run has spent",
+                expected=f"at least {charges} charges, as the newest checkpoint says"
+                + (f", and epsilon {spent:.6g}" if spent else ""),
+                got=f"{self._charges}, and epsilon {self.epsilon():.6g}",
+                fix=(
+                    "restore the file from a backup; without it the privacy spent is unknown, and a"
+                    " run that goes on would report too little"
+                ),
+            )
+
+    def restore(self, memory: dict[str, np.ndarray]) -> None:
+        """Take back what `memory` gave.
+
+        Raises:
+            RunError: the ledger holds less than it did then.
+        """
+        if _CHARGES in memory:
+            self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
+        for phase, part in self._guarded():
+            own = {
+                name.removeprefix(f"{phase}/"): v
+                for name, v in memory.items()
+                if name.startswith(f"{phase}/")
+            }
+            part.restore(own)
+
+    def _guarded(self) -> list[tuple[str, DpFedAvg]]:
+        return [
+            (phase, part.privacy)
+            for phase, part in self.strategy.parts.items()
+            if part.privacy is not None
+        ]

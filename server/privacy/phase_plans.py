@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of each phase of a strategy, and what its rounds cost together: the same before a run
+and during it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.serverapp.strategy import Strategy
+
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError
+from fedrec.experiment.phases import contributions_of
+from fedrec.experiment.schema import Experiment
+from fedrec.privacy import explain
+from fedrec.privacy.accounting.accountant import Accountant, Report
+from fedrec.privacy.accounting.events import Event, Volunteered
+from fedrec.privacy.accounting.sampling import FixedSize, Full
+from fedrec.privacy.caveats import SIMULATION, caveats
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+from fedrec.protocol.orders import Presence
+from server.cohorts.roster import Roster
+from server.cohorts.selection import SampledCohorts
+from server.strategy_state import make_strategy
+from strategies.base import CohortStrategy
+
+
+@dataclass(frozen=True)
+class PhasePlans:
+    """What is done to the updates of each phase, and which phase each round belongs to.
+
+    Attributes:
+        config: the experiment's `[privacy]` table.
+        plans: plan of each phase, in the order of the strategy's parts.
+        order: phase of each round of the experiment, the first one first.
+        volunteers: by phase without noise, in words, who alone is learned from in it and has agreed
+            to that.
+    """
+
+    config: PrivacyConfig
+    plans: dict[str, Plan]
+    order: tuple[str, ...]
+    volunteers: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        config: PrivacyConfig,
+        strategy: CohortStrategy,
+        populations: Mapping[str, int] | None = None,
+    ) -> PhasePlans:
+        """The plans of an experiment whose strategy knows its clients.
+
+        Args:
+            experiment: the experiment.
+            config: its `[privacy]` table.
+            strategy: its strategy.
+            populations: number of clients of each phase that noise and charges are for; default:
+                those there are.
+
+        Raises:
+            ExperimentError: the settings do not fit together, or there is no such phase.
+        """
+        _refuse_unknown_phases(config, strategy)
+        order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
+        mix = _mix(config, order)
+        plans = {
+            phase: Plan.of(
+                config.in_phase(phase),
+                part.cohorts.section.name,
+                part.cohorts.section.options,
+                (populations or {}).get(phase, len(part.cohorts.clients)),
+                experiment.rounds,
+                server_lr=part.server_rate(part.config, 1),
+                factor=config.noise_factor(phase),
+                mix=mix,
+                contributions=contributions_of(part.step["name"]),
+            )
+            for phase, part in strategy.parts.items()
+        }
+        volunteers = {
+            phase: who for phase, who in strategy.volunteers.items() if not config.covers(phase)
+        }
+        return cls(config, plans, order, volunteers)
+
+    @classmethod
+    def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
+        """The plans of an experiment with these training clients, `int64`, ascending; no client is
+        asked.
+
+        Raises:
+            ExperimentError: it has no `[privacy]` table, or see `of`.
+        """
+        if experiment.privacy is None:
+            raise ExperimentError(
+                f"experiment {experiment.name!r} has no differential privacy",
+                expected="a table [privacy]",
+                got="none, so epsilon is infinite",
+                fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
+            )
+        roster = Roster((0,), (Presence(0, clients, clients[:0]),))
+        strategy = make_strategy(experiment, SampledCohorts(experiment, roster))
+        return cls.of(experiment, experiment.privacy, private_strategy(strategy))
+
+    @property
+    def delta(self) -> float:
+        """The largest delta of the phases' plans."""
+        return max(plan.delta for plan in self.plans.values())
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon that no round may exceed; none where a phase runs without noise, which no budget
+        pays for."""
+        return None if self._uncovered else next(iter(self.plans.values())).budget
+
+    def event(self, phase: str) -> Event:
+        """What one round of a phase costs."""
+        if phase in self.volunteers:
+            return Volunteered(self.volunteers[phase], phase)
+        return self.plans[phase].event(phase)
+
+    def paid_rounds(self) -> int:
+        """How many rounds the budget pays for, at most all: the others will not be run."""
+        if self.budget is None:
+            return len(self.order)
+        low, high = 0, len(self.order)
+        while low < high:  # epsilon grows with every round
+            middle = (low + high + 1) // 2
+            fits = self._accountant(middle).epsilon(self.delta).epsilon <= self.budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def forecast(self) -> Report:
+        """What the rounds will cost that the budget pays for, before any of them is run."""
+        return self.report(self._accountant(self.paid_rounds()))
+
+    def report(self, accountant: Accountant) -> Report:
+        """What has been counted, with the best known attack and everything that the number does not
+        say."""
+        others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
+        said = dict.fromkeys(line for plan in others for line in caveats(plan))
+        return accountant.epsilon(self.delta, attack=self._attackable, caveats=said)
+
+    def lines(self, report: Report) -> list[str]:
+        """A report in plain words."""
+        said = explain.lines(report, self.config.adjacency)
+        if self.config.mode == "reproducible":
+            said[0] = f"{said[0]} {SIMULATION}"
+        for phase, who in self.volunteers.items():
+            said.insert(
+                1,
+                f"Phase {phase} has no noise and learns from {who}: nothing is guaranteed to them.",
+            )
+        uncovered = self._uncovered
+        for phase, value in report.phases.items():
+            if uncovered and self.config.covers(phase):
+                without = ", ".join(uncovered)
+                said.insert(
+                    1,
+                    f"Total epsilon is infinite; epsilon of {phase} given {without} is"
+                    f" {value:.4g}.",
+                )
+        return said
+
+    def doings(self) -> Iterator[str]:
+        """What each phase does, a line each, and what the budget does not pay for."""
+        paid = self.paid_rounds()
+        for phase, rounds in Counter(self.order[:paid]).items():
+            plan, noisy = self.plans[phase], self.config.covers(phase)
+            yield f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; " + (
+                _noise(plan)
+                if noisy
+                else "no noise, so nothing is guaranteed to those whose data it learns from."
+            )
+        if paid < len(self.order):
+            yield (
+                f"The budget of epsilon {self.budget:g} pays for {paid} of {len(self.order)}"
+                " rounds."
+            )
+
+    def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
+        """The noise of a round beside the largest signal that clipped updates can sum to, a line
+        per phase under noise."""
+        return [
+            line
+            for phase in dict.fromkeys(self.order)
+            if self.config.covers(phase)
+            for line in _noise_and_signal(phase, self.plans[phase], theta)
+        ]
+
+    def by_accountant(self, accountant: Accountant) -> dict[str, float]:
+        """Epsilon of what has been counted, by RDP (`autodp`) and by the tightest valid bound."""
+        found = {}
+        for name in ("autodp", "pld"):
+            with suppress(ExperimentError):  # one that has no bound for what was released
+                counted = Accountant.restored(accountant.state, name)
+                found[name] = counted.epsilon(self.delta).epsilon
+        return found
+
+    @property
+    def _uncovered(self) -> list[str]:
+        """Phases that learn without noise from those who have not agreed to it."""
+        return [
+            phase
+            for phase in self.plans
+            if not self.config.covers(phase) and phase not in self.volunteers
+        ]
+
+    def _accountant(self, rounds: int) -> Accountant:
+        accountant = Accountant(self.config.backend)
+        for phase, count in Counter(self.order[:rounds]).items():
+            accountant.step(self.event(phase), count)
+        return accountant
+
+    @property
+    def _attackable(self) -> bool:
+        return self.config.noise_multiplier != 0
+
+
+def private_strategy(strategy: Strategy) -> CohortStrategy:
+    """The strategy, if it can be made private.
+
+    Raises:
+        ExperimentError: it is one of Flower's own, whose sums are beyond the reach of clipping and
+            noise.
+    """
+    if not isinstance(strategy, CohortStrategy):
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} cannot be made private",
+            expected="one of fedrec's own strategies",
+            got="one of Flower's, which averages what clients send as it likes",
+            fix="set strategy.name = 'reptile', or 'fedavg' with weighting = 'uniform'",
+        )
+    return strategy
+
+
+def _drawn(plan: Plan) -> str:
+    """Who takes part in a round of a plan, in words."""
+    if isinstance(plan.sampling, Full):
+        return f"all {plan.clients} clients in each"
+    drawn = "" if isinstance(plan.sampling, FixedSize) else "on average "
+    return f"{drawn}{plan.denominator:g} of {plan.clients} clients in each"
+
+
+def _noise(plan: Plan) -> str:
+    """Clip norm and noise of a plan, in words."""
+    names = ", ".join(plan.config.parameters)
+    what = "all parameters" if plan.config.parameters == ("*",) else names
+    return (
+        f"{what}, clipped to L{plan.norm_order} norm {plan.clip_norm:g}, noise multiplier"
+        f" {plan.noise_multiplier:.4g} (standard deviation of the mean's noise:"
+        f" {plan.mean_noise_std:.3g} per coordinate)."
+    )
+
+
+def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -> list[str]:
+    numbers = sum(theta[name].size for name in plan.trained(theta))
+    per_number = plan.mean_noise_std * plan.denominator
+    noise, signal = per_number * math.sqrt(numbers), plan.clip_norm * plan.denominator
+    if not noise:
+        return []
+    return [
+        f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
+        f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"
+        f" ({signal / noise:.2g} times the noise; on one number at most"
+        f" {signal / per_number:.3g} times)."
+    ]
+
+
+def _mix(config: PrivacyConfig, order: tuple[str, ...]) -> Counter[float]:
+    """Rounds that noise is calibrated for, those of all phases under noise, by their noise
+    factor."""
+    return Counter(
+        config.noise_factor(phase) for phase in order if config.covers(phase)
+    ) or Counter({1.0: 1})
+
+
+def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:
+    for phase in config.phases:
+        if phase not in strategy.parts:
+            raise ExperimentError(
+                f"there is no phase {phase!r}",
+                expected="phases of the strategy in privacy.phases",
+                got=repr(phase),
+                fix=did_you_mean(phase, strategy.parts),
+            )

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training rounds in which the server learns the sum over the nodes and no node's part (Bonawitz et
+al. 2017).
+
+To a strategy the whole federation is one node that trains the whole cohort and answers with one
+sum; so strategies, the gate and differential privacy are as without it, and what they bound is the
+sum of all clients. In between, each training order becomes a session of three exchanges with the
+nodes that host the cohort and are there:
+
+1. they get each other's channel keys (asked for once per node and run), and answer with a fresh
+   mask key and with shares of two secrets, sealed for each other;
+2. they get mask keys, shares and the training order, and answer with a masked sum;
+3. they get the list of those whose masked sum came, and answer with shares of these nodes'
+   self-masks and of the others' mask keys, with which the masks are taken off the sum.
+
+A node that fails before the second answer is one that did not answer in this round. If fewer than
+the quorum last until the end, the round has no sum, as if nobody had answered: nothing is learned
+of anybody.
+
+Where this differs from the paper: see `fedrec.secure.masks`; mask keys and shares come in one
+exchange instead of two. The paper's exchange of signatures on the list of survivors, against a
+server that tells different nodes different things, is not here: to unmask one node, such a server
+would need both kinds of shares from a quorum each, which is more than half of the nodes, and no
+node gives both.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+from fedrec.protocol.messages import (
+    SECURE_CHANNEL,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    pack_sum,
+    pack_train,
+    unpack_train_order,
+)
+from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.records import ARRAYS
+from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
+from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
+from fedrec.protocol.zero_copy import zero_copy_arrays
+from fedrec.secure import fixed_point, vector
+from fedrec.secure.session import Session
+from server.cohorts.roster import Roster
+from server.exchange.replies import answers
+from strategies.base import CohortStrategy, GeneratingStrategy
+
+log = logging.getLogger("fedrec")
+FEDERATION = 1
+"""Flower's id of the server itself, which stands for all nodes together."""
+_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0  # seconds between looks at who is there
+Read = TypeVar("Read")
+
+
+class WholeFederation(Roster):
+    """A roster whose nodes train as one."""
+
+    def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """All clients in one group, for all nodes together."""
+        if len(clients):
+            yield FEDERATION, clients
+
+
+def secure_sums(experiment: Experiment, grid: Grid, roster: Roster) -> SecureSums | None:
+    """The secure aggregation of an experiment; None without it.
+
+    Raises:
+        ExperimentError: there are fewer nodes than a sum must have.
+    """
+    settings = experiment.secure_aggregation
+    if not settings:
+        return None
+    if len(roster.nodes) < settings.least_nodes:
+        raise ExperimentError(
+            "secure aggregation needs more nodes: the sum of a single one is that node's own",
+            expected=f"at least {settings.least_nodes} nodes (secure-aggregation.least-nodes)",
+            got=f"{len(roster.nodes)}",
+            fix=f"set engine.nodes = {settings.least_nodes} or more",
+        )
+    return SecureSums(experiment, settings, grid, roster)
+
+
+def refuse_non_additive(strategy: Strategy) -> None:
+    """Refuse a strategy that needs more of a round than the sum of its clients' updates.
+
+    Raises:
+        ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
+            aggregates by itself.
+    """
+    parts = list(strategy.parts.values()) if isinstance(strategy, CohortStrategy) else [strategy]
+    for part in parts:
+        inherited = CohortStrategy.configure_train, CohortStrategy.aggregate_train
+        additive = isinstance(part, CohortStrategy) and not isinstance(part, GeneratingStrategy)
+        if not additive or (type(part).configure_train, type(part).aggregate_train) != inherited:
+            raise ExperimentError(
+                f"strategy {type(part).__name__!r} cannot learn from a sum alone, and secure"
+                " aggregation gives no more",
+                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
+                got="a strategy that takes answers of single nodes or clients",
+                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
+            )
+
+
+class SecureSums:
+    """Answers training orders for the whole federation with the sum of its nodes.
+
+    Args:
+        experiment: the resolved experiment.
+        settings: of secure aggregation.
+        grid: reaches the nodes.
+        roster: who they are and whom they host; may be exchanged when nodes join.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: SecureAggregationConfig,
+        grid: Grid,
+        roster: Roster,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._sleep = sleep
+        self.experiment, self.settings, self.grid, self.roster = experiment, settings, grid, roster
+        self._channels: dict[int, tuple[bytes, bytes]] = {}
+
+    @property
+    def whole(self) -> WholeFederation:
+        """The roster as strategies see it."""
+        return WholeFederation(self.roster.nodes, self.roster.presences)
+
+    def send_and_receive(self, messages: Iterable[Message]) -> list[Message]:
+        """Answers to training orders, one each.
+
+        Raises:
+            ClientError: more nodes failed than engine.max-failures allows.
+            ExperimentError: an order wants more than a sum.
+        """
+        return [
+            Message(pack_sum(self._summed(message.content)), reply_to=message)
+            for message in messages
+        ]
+
+    def _summed(self, content: RecordDict) -> TrainSum:
+        order = unpack_train_order(content)
+        if order.clients is None or order.each:
+            raise ExperimentError(
+                "a training order wants more than a sum of updates",
+                expected="an order that names clients and wants their sum",
+                got="an order for each client's own, or for everybody",
+                fix=(
+                    "leave out secure-aggregation, or choose an additive strategy such as 'reptile'"
+                ),
+            )
+        record = content.array_records[ARRAYS]
+        theta = zero_copy_arrays(record)  # before the record leaves, and becomes bytes
+        shapes = vector.shapes_of(theta, order.protection)
+        groups = dict(self.roster.for_training(order.clients))
+        present = self._present(list(groups))
+        heard = self._meet(present)
+        nodes = [node for node in present if node in self._channels]
+        counts = [len(groups[node]) for node in nodes]
+        channels, proofs = (
+            zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
+        )
+        bits = self._bits(order, counts)
+        session = Session(
+            channels, self.settings.quorum(len(nodes)), bits, counts, proofs if any(proofs) else ()
+        )
+        heard += self._deal(session, nodes)
+        orders = {
+            place: pack_train(record, replace(order, clients=groups[nodes[place]], secure=masking))
+            for place, masking in session.mask_orders().items()
+        }
+        masked, replies = self._ask(
+            nodes,
+            orders,
+            MessageType.TRAIN,
+            lambda found: unpack_masked(found, vector.length(shapes)),
+        )
+        answers(
+            [*heard, *replies], sent=len(groups), max_failures=self.experiment.engine.max_failures
+        )
+        total = self._unmask(session, nodes, masked)
+        if total is None:
+            log.warning(
+                "round %d has no sum: %d of the %d nodes that took part sent one, and %d are needed"
+                " to the end",
+                order.round,
+                len(masked),
+                len(nodes),
+                session.quorum,
+            )
+            return _nothing(shapes)
+        return vector.decoded(total, shapes, bits)
+
+    def _bits(self, order: TrainOrder, counts: Sequence[int]) -> int:
+        """Binary digits behind the point, which every node computes from the same numbers."""
+        bound = vector.bound_of(order.protection, max(1, sum(counts)), self.settings.largest)
+        return fixed_point.bits_for(bound, max(len(counts), 1))
+
+    def _present(self, nodes: Sequence[int]) -> list[int]:
+        """Those of some nodes who are there; while they are too few for any sum, it waits for them,
+        up to the deadline.
+
+        Rounds without a sum would follow one another at once otherwise, each of them paid for.
+        """
+        waited, pause = 0.0, _FIRST_LOOK
+        while True:
+            there = set(self.grid.get_node_ids())
+            found = [node for node in nodes if node in there]
+            if (
+                len(found) >= min(self.settings.least_nodes, len(nodes))
+                or waited >= self.experiment.engine.timeout
+            ):
+                return found
+            self._sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, _LAST_LOOK)
+
+    def _meet(self, nodes: Iterable[int]) -> list[Message]:
+        """Ask nodes that are new for their channel keys; gives the errors among the answers."""
+        new = [node for node in nodes if node not in self._channels]
+        contents = {place: RecordDict() for place in range(len(new))}
+        keys, replies = self._ask(new, contents, SECURE_CHANNEL, unpack_channel)
+        self._channels |= {new[place]: key for place, key in keys.items()}
+        return [reply for reply in replies if reply.has_error()]
+
+    def _deal(self, session: Session, nodes: Sequence[int]) -> list[Message]:
+        """The first exchange of a session; gives the errors among the answers."""
+        orders = {place: pack_words(order) for place, order in session.share_orders().items()}
+        dealt, replies = self._ask(
+            nodes, orders, SECURE_SHARES, lambda found: _shares(found, session.nodes)
+        )
+        session.take_shares(dealt)
+        errors = [reply for reply in replies if reply.has_error()]
+        for reply in errors:  # as one that has lost its secrets, and will have another key
+            self._channels.pop(reply.metadata.src_node_id, None)
+        return errors
+
+    def _unmask(
+        self, session: Session, nodes: Sequence[int], masked: Mapping[int, np.ndarray]
+    ) -> np.ndarray | None:
+        """The third exchange of a session, and the sum; None without one."""
+        orders = {
+            place: pack_words(order) for place, order in session.unmask_orders(masked).items()
+        }
+        told, replies = self._ask(
+            nodes, orders, SECURE_UNMASK, lambda found: _seeds(found, session.nodes)
+        )
+        for reply in replies:
+            if reply.has_error():
+                log.warning(
+                    "node %d did not help unmasking: %s",
+                    reply.metadata.src_node_id,
+                    reply.error.reason,
+                )
+        return session.unmasked(masked, told)
+
+    def _ask(
+        self,
+        nodes: Sequence[int],
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        read: Callable[[RecordDict], Read],
+    ) -> tuple[dict[int, Read], list[Message]]:
+        """Send a message to each of some nodes.
+
+        Args:
+            nodes: Flower's id of each node, by place.
+            contents: what those get who are asked, by place.
+            kind: type of the messages.
+            read: makes of an answer what is wanted; it fails if the answer is none.
+
+        Returns:
+            What was read, by place; and the replies, without those that could not be read.
+        """
+        messages = [Message(content, nodes[place], kind) for place, content in contents.items()]
+        if not messages:
+            return {}, []
+        places = {nodes[place]: place for place in contents}
+        found: dict[int, Read] = {}
+        replies: list[Message] = []
+        for reply in self.grid.send_and_receive(messages, timeout=self.experiment.engine.timeout):
+            node = reply.metadata.src_node_id
+            if not reply.has_error():
+                try:
+                    found[places.pop(node)] = read(reply.content)  # a second answer is refused
+                except Exception as error:  # untrusted input may be anything
+                    log.warning("node %d: the answer to %s is left out: %s", node, kind, error)
+                    continue
+            replies.append(reply)
+        return dict(sorted(found.items())), replies
+
+
+def _shares(content: RecordDict, nodes: int) -> ShareReply:
+    """A node's part in a session.
+
+    Raises:
+        ValueError: something has a wrong length.
+    """
+    reply = unpack_words(ShareReply, content)
+    if (len(reply.mask_key), len(reply.commitment), len(reply.sealed)) != (
+        KEY_BYTES,
+        KEY_BYTES,
+        nodes * SEALED_BYTES,
+    ):
+        raise ValueError("keys or shares of a wrong length")
+    return reply
+
+
+def _seeds(content: RecordDict, nodes: int) -> UnmaskReply:
+    """A node's shares of the others' secrets.
+
+    Raises:
+        ValueError: they have a wrong length.
+    """
+    reply = unpack_words(UnmaskReply, content)
+    if len(reply.shares) != nodes * SEED_BYTES:
+        raise ValueError("shares of a wrong length")
+    return reply
+
+
+def _nothing(shapes: vector.Shapes) -> TrainSum:
+    """The sum of a round in which nobody answered."""
+    return TrainSum({name: np.zeros(shape) for name, shape in shapes.items()}, 0, 0.0, 0, 0.0, 0)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One execution of a run folder on a grid: baselines, rounds, evaluation, and an honest status
+whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from flwr.serverapp import Grid
+
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from server.callbacks.base import Callback
+from server.callbacks.callback_list import CallbackList, callbacks_of
+from server.central import central_result, run_baselines
+from server.loop import Loop
+
+
+def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run what is left of a run folder on a grid.
+
+    Raises:
+        FedrecError: something that the user can fix; the run folder stays resumable.
+        KeyboardInterrupt: the user stopped it; likewise.
+    """
+    with _status(run):
+        callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
+        # First, as it refuses what does not fit before a baseline is fitted.
+        loop = Loop(run, grid, callback_list)
+        return loop.execute(run_baselines(run, callback_list))
+
+
+def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run what is left of an experiment of centralised systems alone, in this process.
+
+    Raises:
+        FedrecError: something that the user can fix; the run folder stays resumable.
+        KeyboardInterrupt: the user stopped it; likewise.
+    """
+    with _status(run), _threads(run.experiment.engine.threads):
+        callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
+        return central_result(run, run_baselines(run, callback_list), callback_list)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """So many threads for torch, which is what the systems compute with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _status(run: RunFolder) -> Iterator[None]:
+    """Hold the folder, write its log, and say at the end how it ended."""
+    with run.lock(), _log_to(run), _signals():
+        run.set_status("running", run.status()["round"])
+        try:
+            yield
+        except KeyboardInterrupt:
+            run.set_status("interrupted", run.status()["round"])
+            raise
+        except BaseException as error:
+            logging.getLogger("fedrec").error("%s", error)
+            run.set_status("failed", run.status()["round"])
+            raise
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt a run as Ctrl-C does, so that its folder says so.
+
+    Not where others have handlers: Flower's processes take their leave of the SuperLink. Ray's only
+    ends the process.
+    """
+    changed = {}
+    if threading.current_thread() is threading.main_thread():
+        for sign in (signal.SIGTERM, signal.SIGHUP):
+            present = signal.getsignal(sign)
+            if present is signal.SIG_DFL or getattr(present, "__module__", "").startswith("ray."):
+                changed[sign] = present
+                signal.signal(sign, _interrupt)
+    try:
+        yield
+    finally:
+        for sign, before in changed.items():
+            signal.signal(sign, before)
+
+
+def _interrupt(number: int, _: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+@contextmanager
+def _log_to(run: RunFolder) -> Iterator[None]:
+    logger = logging.getLogger("fedrec")
+    handler = logging.FileHandler(run.log_file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        handler.close()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run needs before its first round: nodes, cohorts, strategy, evaluator, extensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedrec.runs.folder import RunFolder
+from server.central import refuse_central
+from server.cohorts.selection import SampledCohorts
+from server.deployed.federation import federation_of
+from server.evaluation import Evaluator
+from server.extension import RunExtension
+from server.federation import Federation
+from server.privacy.guard import guard_of
+from server.privacy.personal_budgets import accounts_of
+from server.privacy.secure_sums import refuse_non_additive
+from server.strategy_checks import refuse_to_wait
+from server.strategy_state import make_strategy
+from strategies.base import GeneratingStrategy
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """The parts of a run.
+
+    Attributes:
+        federation: the nodes.
+        cohorts: who takes part in a round.
+        strategy: makes messages of parameters, and parameters of replies.
+        evaluator: evaluates parameters on the nodes.
+        extensions: called in each round, in this order.
+    """
+
+    federation: Federation
+    cohorts: SampledCohorts
+    strategy: Strategy
+    evaluator: Evaluator
+    extensions: tuple[RunExtension, ...]
+
+    @classmethod
+    def of(cls, run: RunFolder, grid: Grid) -> Setup:
+        """The parts that the experiment of a run folder names, on the nodes of a grid.
+
+        Raises:
+            ExperimentError: they do not fit together.
+            ClientError: too few nodes answered.
+        """
+        experiment = run.experiment
+        refuse_central(experiment)
+        federation = federation_of(run, grid)
+        cohorts = SampledCohorts(experiment, federation.members, grid=grid)
+        strategy = make_strategy(experiment, cohorts)
+        if federation.secure is not None:
+            refuse_non_additive(strategy)
+        parts = (guard_of(run, strategy), accounts_of(run, strategy, cohorts))
+        refuse_to_wait(strategy, len(federation.roster.nodes))
+        generating = strategy if isinstance(strategy, GeneratingStrategy) else None
+        roster, untrusted = federation.roster, federation.untrusted
+        evaluator = Evaluator(experiment, roster, grid, generating, untrusted=untrusted)
+        extensions = tuple(part for part in parts if part is not None)
+        return cls(federation, cohorts, strategy, evaluator, extensions)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a strategy is refused before a run, and of its parameters after a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+from fedrec.components.errors import blaming, finite, named, refuse_other_arrays
+from fedrec.components.registry import STRATEGY
+from fedrec.errors import ClientError, ExperimentError
+
+
+def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
+    """Refuse a strategy that waits for more nodes than there are: Flower's wait without end.
+
+    Raises:
+        ExperimentError: its minimum is above `nodes`.
+    """
+    needed = max(
+        getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0)
+    )
+    if needed > nodes:
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} waits for more nodes than there are",
+            expected=f"at least {needed} nodes",
+            got=f"{nodes}",
+            fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
+        )
+
+
+def refuse_non_finite(
+    parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy
+) -> None:
+    """Refuse parameters that are no numbers after a round.
+
+    Raises:
+        ClientError: NaN or infinity is in one of them.
+    """
+    for name, array in parameters.items():
+        if not finite(array):
+            raise ClientError(
+                f"training diverged in round {number}",
+                expected="finite parameters",
+                got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
+                fix=(
+                    "lower step.learning-rate or strategy.server-lr, or fix that file; "
+                    "the checkpoint of the round before is intact"
+                ),
+            )
+
+
+def blaming_strategy(strategy: Strategy, doing: str) -> AbstractContextManager[None]:
+    """Errors within name the strategy and what it was doing, see `blaming`."""
+    return blaming(STRATEGY.name, strategy, doing)
+
+
+def refuse_other_parameters(
+    strategy: Strategy, number: int, found: ArrayRecord, before: ArrayRecord
+) -> None:
+    """Refuse aggregated parameters of other names or shapes than those of the round before.
+
+    Raises:
+        ComponentError: they are others.
+    """
+    shapes = {name: tuple(array.shape) for name, array in before.items()}
+    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", found, shapes)

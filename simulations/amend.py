@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changing a run that has begun: more rounds, and settings that do not change what is learned.
+
+A run folder says what was run. So nothing may change that would make its earlier rounds other ones;
+while no round is done, everything may. The digest of each earlier version stays in run.json,
+because checkpoints carry it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import write_atomically
+
+CHANGEABLE = (
+    "rounds",
+    "callbacks",
+    "checkpoint",
+    "evaluation.every",
+    "evaluation.users",
+    "engine.timeout",
+    "engine.max-failures",
+    "engine.memory-gib",
+    "engine.threads",
+    "engine.device",
+)
+"""Keys that may change once a round is done."""
+
+
+def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
+    """A run with some settings changed, ready to go on; a finished one goes on with the rounds that
+    are added.
+
+    Args:
+        run: the run folder.
+        overrides: texts such as `"rounds=200"`.
+
+    Raises:
+        ExperimentError: a setting is wrong, or may not change any more.
+    """
+    texts = list(overrides)
+    before, after = run.experiment, load(run.experiment.table(), texts)
+    if before.digest() == after.digest():
+        return run
+    if not run.has_progress:
+        return _anew(run, after)
+    for text in texts:
+        _refuse_fixed(text)
+    _refuse_other_rounds(run, before, after)
+    write_amended(run, after)
+    return RunFolder(run.path)
+
+
+def write_amended(run: RunFolder, experiment: Experiment) -> None:
+    """Change the experiment of a run that has begun; its result is taken back."""
+    about = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+    earlier = [digest for digest in run.digests if digest != experiment.digest()]
+    about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
+    (run.path / "result.json").unlink(missing_ok=True)
+    # First what accepts both versions, so that a crash between the files leaves the earlier.
+    write_atomically(run.path / "run.json", json.dumps(about, indent=2) + "\n")
+    write_atomically(run.path / "experiment.toml", experiment.toml())
+    run.set_status("interrupted", run.status()["round"])
+
+
+def discard(path: Path) -> None:
+    """Remove a run folder, and nothing else, so that another run can take its place.
+
+    Raises:
+        RunError: it is in use, or its ledger says what was really spent.
+    """
+    run = RunFolder(path)
+    with run.lock():
+        _refuse_to_forget(run)
+        shutil.rmtree(run.path)
+
+
+def _anew(run: RunFolder, experiment: Experiment) -> RunFolder:
+    with run.lock():
+        shutil.rmtree(run.path)
+    return RunFolder.create(experiment, run.path)
+
+
+def _refuse_fixed(text: str) -> None:
+    key = text.partition("=")[0].strip()
+    if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
+        raise ExperimentError(
+            f"{key!r} cannot change any more: rounds of this run are done",
+            expected="one of " + ", ".join(CHANGEABLE),
+            got=text,
+            fix="start another run with `fedrec run`",
+        )
+
+
+def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None:
+    done = run.status()["round"]
+    if after.rounds < done:
+        raise ExperimentError(
+            "rounds cannot be taken back",
+            expected=f"rounds = {done} or more",
+            got=f"rounds = {after.rounds}",
+            fix="start another run with `fedrec run`",
+        )
+    privacy = before.privacy
+    if privacy is not None and privacy.epsilon is not None and after.rounds != before.rounds:
+        raise ExperimentError(
+            "more rounds would need more noise in the rounds that are done",
+            expected="privacy.noise-multiplier in a run that is extended",
+            got=f"privacy.epsilon = {privacy.epsilon:g}, to which the noise of all rounds was "
+            "calibrated",
+            fix="start another run with `fedrec run`",
+        )
+
+
+def _refuse_to_forget(run: RunFolder) -> None:
+    privacy = run.experiment.privacy
+    ledgers = any(run.path.rglob("privacy.jsonl"))
+    secure = privacy is not None and privacy.mode == "secure"
+    settings = run.experiment.evaluation.baseline_settings().values()
+    if ledgers and (secure or any(one.get("mode") == "secure" for one in settings)):
+        raise RunError(
+            f"{run.path} holds the ledger of a release",
+            expected="a simulation, or a run without privacy",
+            got="mode = 'secure', so that its ledger says what was really spent",
+            fix="choose another --output, and keep this folder",
+        )

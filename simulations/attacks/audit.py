@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canary audit of an experiment: run it with canary clients, watch what each round releases,
+test the claim.
+
+The audited experiment is the given one with four wrappers: a dataset with k more users, a split in
+which they train, a model with k more rows per item table, and a step that plants their updates.
+Sampler, strategy, messages, clip and noise are untouched: they are what is tested. What a round
+released is read off the global parameters before and after it, so any strategy can be audited that
+adds `server-lr` times a noisy mean of updates to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrec.attacks.audit.canaries import CanaryPlan, reserved_table
+from fedrec.attacks.audit.observations import Observations
+from fedrec.attacks.audit.verdict import Audit, audit
+from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from server.callbacks.base import Callback
+from simulations.attacks.claims import Claim, claim_of
+from simulations.attacks.federations import QUICK, derived, run_once, section, seed_of
+from strategies.base import CohortStrategy
+
+_FILE = "canaries.npz"
+
+
+def audit_experiment(
+    experiment: Experiment,
+    claim: Claim | None,
+    output: Path,
+    *,
+    canaries: int = 1000,
+    seeds: int = 1,
+    overshoot: float = 10.0,
+    significance: float = 0.05,
+    callbacks: Sequence[Callback] = (),
+) -> Audit:
+    """Run the experiment with canaries and audit its claim.
+
+    Args:
+        experiment: the experiment, resolved.
+        claim: what is audited; None: what the experiment's `[privacy]` table says.
+        output: folder of the runs; runs that are there already are taken.
+        canaries: k, in each run.
+        seeds: number of runs.
+        overshoot: canaries upload so many times S, which the clip must bring down to S.
+        significance: chance that the audit wrongly FAILs.
+        callbacks: told what happens in the runs.
+
+    Raises:
+        ExperimentError: the experiment cannot be audited.
+        FedrecError: see `simulations.runner.run`.
+    """
+    _refuse(experiment)
+    population = Population.of(experiment)
+    clients = len(population.partition.training_clients) + canaries
+    clip = claim_of(experiment, clients).clip if claim is None else claim.clip
+    runs, cohort = [], float(clients)
+    for number in range(seeds):
+        seed = seed_of(experiment, "audit-run", number)
+        first = population.interactions.num_users
+        plan = CanaryPlan(first=first, count=canaries, magnitude=overshoot * clip, seed=seed)
+        seen, cohort = _observe(
+            with_canaries(experiment, plan, seed), plan, output / f"run-{number + 1:02d}", callbacks
+        )
+        runs.append(seen)
+    claim = claim or claim_of(experiment, clients, runs[0].rounds)
+    mechanism = claim.mechanism(cohort, min(1.0, cohort / clients), runs[0].rounds)
+    return audit(runs, mechanism, significance=significance, seed=experiment.seed)
+
+
+def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experiment:
+    """The experiment with canary clients, and an evaluation that costs nothing."""
+    step = section(experiment, "step")
+    changes = {
+        "dataset": {
+            "name": "canaries",
+            "base": section(experiment, "dataset"),
+            "count": plan.count,
+        },
+        "split": {"name": "canaries", "base": section(experiment, "split"), "count": plan.count},
+        "model": {"name": "reserved", "base": section(experiment, "model"), "rows": plan.count},
+        "step": {**step, "name": "canary", "base": step["name"], "canaries": plan.table()},
+    }
+    return derived(experiment, "audit", seed, changes, **QUICK)
+
+
+class Watch(Callback):
+    """Writes down what each round releases along the canaries' directions, and saves it when the
+    run is finished.
+
+    Args:
+        plan: the canaries.
+        experiment: the audited experiment.
+        file: where the releases go.
+    """
+
+    def __init__(self, plan: CanaryPlan, experiment: Experiment, file: Path) -> None:
+        self._plan, self._file, self._released = plan, file, []
+        self._tables = tuple(resolve_tables(experiment))
+        self._rate = server_rate(experiment)
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
+
+        Raises:
+            RunError: the run is a continued one, whose earlier releases nobody wrote down.
+        """
+        if first_round > 1:
+            raise RunError(
+                f"the audited run {run.path} was broken off",
+                expected="a run that is watched from its first round",
+                got=f"a run that continues with round {first_round}",
+                fix=f"remove {run.path} and start again",
+            )
+
+    def on_update(
+        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+    ) -> None:
+        """A round's training moved the global parameters; not to be altered. Not told on the flower
+        engine."""
+        table = reserved_table(self._tables, {name: value.shape for name, value in after.items()})
+        change = (
+            after[table][-self._plan.count :].astype(np.float64)
+            - before[table][-self._plan.count :]
+        )
+        self._released.append(self._plan.project(change) / self._rate(round_number))
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        np.savez(self._file, released=np.array(self._released))
+
+
+def server_rate(experiment: Experiment) -> Callable[[int], float]:
+    """What the strategy multiplies a round's noisy mean with, by the number of the round, from
+    1."""
+    strategy, settings = resolve(STRATEGY, experiment.strategy.name), experiment.settings(STRATEGY)
+    if not issubclass(strategy, CohortStrategy):
+        return lambda round_number: 1.0
+    return lambda round_number: strategy.server_rate(settings, round_number)
+
+
+def resolve_tables(experiment: Experiment) -> Sequence[str]:
+    """Names of the item tables of an experiment's model, which is a model with reserved rows."""
+    base: dict[str, Any] = experiment.model.options["base"]
+    return resolve(MODEL, base["name"]).item_tables  # type: ignore[attr-defined]
+
+
+def _observe(
+    experiment: Experiment, plan: CanaryPlan, folder: Path, callbacks: Sequence[Callback]
+) -> tuple[Observations, float]:
+    """What an audited run showed, and the (expected) number of clients in each of its rounds."""
+    watch = Watch(plan, experiment, folder / _FILE)
+    run = run_once(experiment, folder, [watch, *callbacks])
+    with np.load(folder / _FILE) as file:
+        released = file["released"]
+    if not len(released):
+        raise ExperimentError(
+            "there is nothing to audit",
+            expected="at least one round",
+            got="a budget that pays for none",
+            fix="raise privacy.budget or the noise",
+        )
+    clients = Population.of(run.experiment).partition.training_clients
+    sampler = resolve(SAMPLER, experiment.sampler.name)(
+        experiment.settings(SAMPLER), clients, experiment.seed
+    )
+    canaries = plan.first + np.arange(plan.count)
+    cohorts = [
+        sampler.sample(number) for number in range(1, len(released) + 1)
+    ]  # a budget may end a run early
+    taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
+    cohort = float(experiment.sampler.options.get("cohort", len(clients)))
+    return Observations(released, taking_part, plan.signs()), cohort
+
+
+def _refuse(experiment: Experiment) -> None:
+    if experiment.engine.name == "flower":
+        raise ExperimentError(
+            "the flower engine cannot be watched",
+            expected="engine serial or ray",
+            got="flower",
+            fix="--engine serial",
+        )
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    if issubclass(strategy, CohortStrategy) and strategy.parts is not CohortStrategy.parts:
+        raise ExperimentError(
+            f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
+            expected="a strategy whose rounds are alike",
+            got=repr(experiment.strategy.name),
+            fix=(
+                "audit one phase by itself, with that phase's strategy, step and clip norm and"
+                " without privacy.phases"
+            ),
+        )
+    if server_rate(experiment)(experiment.rounds) <= 0:
+        raise ExperimentError(
+            "the last rounds cannot be watched: their server rate is 0, so the parameters show"
+            " nothing of them",
+            expected="strategy.anneal-rounds of at least the number of rounds",
+            got=(
+                f"rounds = {experiment.rounds}, anneal-rounds ="
+                f" {experiment.strategy.options.get('anneal-rounds')}"
+            ),
+            fix=f"--set strategy.anneal-rounds={experiment.rounds}",
+        )
+    if "cohort" not in experiment.sampler.options and experiment.sampler.name != "full":
+        raise ExperimentError(
+            f"sampler {experiment.sampler.name!r} has no rate that an audit knows",
+            expected="the sampler 'full', or one with the setting 'cohort'",
+            got=", ".join(experiment.sampler.options) or "no settings",
+        )

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simulations.cli.attacks.membership import (
+    AsJson,
+    Engine,
+    Name,
+    Output,
+    Overrides,
+    Quiet,
+    prepare,
+    save,
+    watched,
+)
+
+if TYPE_CHECKING:
+    from fedrec.attacks.audit.verdict import Audit
+
+
+def audit(
+    experiment: Name,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            help="S, claimed largest L2 norm of a client's update; default: see [privacy]."
+        ),
+    ] = None,
+    noise_std: Annotated[
+        float | None,
+        typer.Option(
+            help="Claimed standard deviation of the noise in the mean; default: see [privacy]."
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Claimed epsilon, canaries counted as clients; default: without amplification."
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
+    denominator: Annotated[
+        float | None, typer.Option(help="What the sum is divided by; default: the cohort.")
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=20, help="Canary clients in each run.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 1,
+    overshoot: Annotated[
+        float, typer.Option(help="Canaries upload so many times S, to test the clip.")
+    ] = 10.0,
+    significance: Annotated[
+        float, typer.Option(min=1e-9, max=0.5, help="Chance of a wrong FAIL.")
+    ] = 0.05,
+    overrides: Overrides = None,
+    engine: Engine = None,
+    output: Output = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment with canary clients and test its privacy claim; the exit status is 1 when
+    it FAILs.
+
+    The claim is that of the experiment's [privacy] table, or the one given by --clip and
+    --noise-std.
+    """
+    from fedrec.errors import ExperimentError
+    from simulations.attacks.audit import audit_experiment
+    from simulations.attacks.claims import Claim
+
+    loaded, folder = prepare(experiment, overrides, engine, output, "audit")
+    if (clip is None) != (noise_std is None):
+        raise ExperimentError(
+            "half a claim", expected="--clip and --noise-std, or neither", got="one of them"
+        )
+    claim = (
+        None
+        if clip is None or noise_std is None
+        else Claim(clip, noise_std, delta, epsilon, denominator)
+    )
+    found = watched(
+        quiet or as_json,
+        lambda calls: audit_experiment(
+            loaded,
+            claim,
+            folder,
+            canaries=canaries,
+            seeds=seeds,
+            overshoot=overshoot,
+            significance=significance,
+            callbacks=calls,
+        ),
+    )
+    text = save(found.table(), folder / "audit.json")
+    typer.echo(text) if as_json else _print_audit(found, folder)
+    if found.verdict == "FAIL":
+        raise typer.Exit(1)
+
+
+def _print_audit(found: Audit, folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for column in (
+        "run",
+        "observer",
+        "one-run bound",
+        "GDP bound",
+        "estimate",
+        "95 % interval",
+        "claimed epsilon",
+    ):
+        shown.add_column(column, justify="left" if column == "observer" else "right")
+    for number, run in enumerate(found.runs, 1):
+        for score in run.scores:
+            estimate = score.estimate
+            shown.add_row(
+                str(number),
+                score.observer,
+                f"{score.one_run.epsilon:.3f}",
+                f"{score.gdp:.3f}",
+                f"{estimate.epsilon:.3f}",
+                f"{estimate.low:.3f} to {estimate.high:.3f}",
+                f"{score.upper:.3f}",
+            )
+    console = Console()
+    console.print(shown)
+    for number, run in enumerate(found.runs, 1):
+        for check in run.checks:
+            state = "ok   " if check.passed else "WRONG"
+            line = (
+                f"{state} run {number} {check.name}: {check.measured:.4g}, claimed"
+                f" {check.claimed:.4g}"
+            )
+            console.print(f"{line} (p = {check.probability:.2g})", highlight=False)
+    typer.echo(folder)
+    colour = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}[
+        found.verdict
+    ]
+    typer.secho(f"{found.verdict}", fg=colour, bold=True)
+    for reason in found.reasons():
+        typer.secho(f"  {reason}", fg=colour, err=found.verdict == "FAIL")

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec perturb`: what the `[perturb]` table of an experiment does to its data, and what it is
+worth."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedrec.data.perturbation import Perturbed
+    from fedrec.data.population import Population
+    from fedrec.experiment.schema import Experiment
+
+Named = Annotated[
+    str,
+    typer.Argument(metavar="EXPERIMENT", help="A TOML file, or the name of a shipped experiment."),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="Override a key: --set perturb.budget=0.3")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Perturb an experiment's data before anything is trained, and report what that did and
+    guarantees."""
+    from fedrec.data.perturbation import perturbation_of
+    from fedrec.experiment.loading import load
+
+    loaded = load(experiment, overrides or [])
+    population, perturbed = perturbed_population(loaded)
+    found = {
+        "clients": len(population.training_clients),
+        "rows": len(population.partition.train_rows),
+        "learned rows": len(perturbed.rows),
+        **perturbed.figures,
+        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
+    }
+    typer.echo(json.dumps(finite(found), indent=2)) if as_json else print_figures(found)
+
+
+def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
+    """The population of an experiment, and what its clients learn from.
+
+    Raises:
+        ExperimentError: it perturbs nothing.
+    """
+    from fedrec.data.population import Population
+    from fedrec.errors import ExperimentError
+
+    if experiment.perturb is None:
+        raise ExperimentError(
+            f"experiment {experiment.name!r} perturbs nothing",
+            expected="a table [perturb]",
+            got="none",
+            fix="--set perturb.name=random-replacement, or another of `fedrec list perturbation`",
+        )
+    population = Population.of(experiment)
+    return population, population.perturbed  # type: ignore[return-value]
+
+
+def print_figures(found: dict[str, Any]) -> None:
+    """Counts and shares line by line, spreads over clients as tables, and last the sentences."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for name, value in found.items():
+        if isinstance(value, dict):
+            console.print(_table(name, value, Table))
+        elif name != "in words":
+            console.print(f"{name}: {_shown(value)}", highlight=False)
+    for line in found.get("in words", ()):
+        console.print(line, highlight=False)
+
+
+def _table(name: str, rows: dict[str, Any], kind: Any) -> Any:
+    """One row per entry: its value, or the values of a table below it in columns."""
+    nested = [value for value in rows.values() if isinstance(value, dict)]
+    shown = kind(box=None, padding=(0, 2, 0, 0))
+    shown.add_column(name)
+    for column in nested[0] if nested else ("",):
+        shown.add_column(column, justify="right")
+    for key, value in rows.items():
+        values = value.values() if isinstance(value, dict) else [value]
+        shown.add_row(str(key), *(_shown(one) for one in values))
+    return shown
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def finite(value: Any) -> Any:
+    """The same with infinities as text, because JSON has none."""
+    if isinstance(value, dict):
+        return {str(key): finite(part) for key, part in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec synthesise`: write what a perturbation makes of the training rows, and measure what that
+still tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulations.cli.data.perturb import (
+    AsJson,
+    Named,
+    Overrides,
+    finite,
+    perturbed_population,
+    print_figures,
+)
+
+
+def synthesise(
+    experiment: Named,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where the table goes: .csv, or .parquet.")
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the synthetic training rows as a table, with measures of how much they tell of the real
+    ones."""
+    from fedrec.data.perturbation import perturbation_of
+    from fedrec.experiment.loading import load
+    from fedrec.perturb.disclosure import disclosure
+    from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
+
+    _refuse_unusable(output)
+    loaded = load(experiment, overrides or [])
+    population, perturbed = perturbed_population(loaded)
+    real = population.interactions.with_rows(population.partition.train_rows)
+    _write(perturbed.rows.frame(), output)
+    figures = dict(perturbed.figures)
+    if FIGURE not in figures and (found := measured_similarity(real, perturbed, loaded.seed)):
+        figures[FIGURE] = found
+    found = {
+        "table": str(output),
+        "rows": len(perturbed.rows),
+        "training rows": len(real),
+        **disclosure(real, perturbed, loaded.seed).table(),
+        **figures,
+        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
+    }
+    typer.echo(json.dumps(finite(found), indent=2)) if as_json else print_figures(found)
+
+
+def _refuse_unusable(output: Path) -> None:
+    """Before anything is trained: a file of a form that is not known or cannot be written.
+
+    Raises:
+        ExperimentError: says which.
+    """
+    from importlib.util import find_spec
+
+    from fedrec.errors import ExperimentError
+
+    if output.suffix not in (".csv", ".parquet"):
+        got, fix = output.name, "--output synthetic.csv"
+        raise ExperimentError(
+            "cannot write that form of table", expected=".csv or .parquet", got=got, fix=fix
+        )
+    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
+        fix = "pip install 'fedrec[parquet]', or --output synthetic.csv"
+        raise ExperimentError(
+            "writing Parquet needs pyarrow", expected="pyarrow", got="it is not installed", fix=fix
+        )
+    if output.is_dir():
+        raise ExperimentError(
+            "cannot write the table", expected="a file", got=f"{output}, a folder"
+        )
+
+
+def _write(frame, output: Path) -> None:
+    """Whole, or not at all."""
+    import io
+
+    from fedrec.runtime.atomic_files import write_atomically
+
+    if output.suffix == ".csv":
+        write_atomically(output, frame.to_csv(index=False))
+        return
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    write_atomically(output, buffer.getvalue())

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec deploy`: a deployment of real clients, made, started, looked at, used and stopped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes to make keys for.")] = 2,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address of this machine, as clients reach it; may repeat."),
+    ] = None,
+    bind: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port that clients reach.")] = 8443,
+    superlink_port: Annotated[
+        int, typer.Option(help="Port of the SuperLink, on this machine only.")
+    ] = 18000,
+    node_port: Annotated[
+        int, typer.Option(help="First port of the nodes on this machine.")
+    ] = 19100,
+    most_clients: Annotated[
+        int | None, typer.Option(help="Clients that a node may host; for runs with noise.")
+    ] = None,
+    local_nodes: Annotated[
+        bool, typer.Option(help="Whether `up` starts the nodes here too.")
+    ] = True,
+    proxy: Annotated[str, typer.Option(help="auto, nginx or python.")] = "auto",
+    experiment: Annotated[
+        str | None, typer.Option(help="Cut the dataset of this experiment into one file per node.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="Override a key of it.")
+    ] = None,
+) -> None:
+    """Make authority, certificates, keys and secrets, and the files that start a deployment."""
+    from simulations.deployment.initialise import initialise
+    from simulations.deployment.layout import DeploymentConfig
+
+    table = {
+        "bind": bind,
+        "port": port,
+        "superlink-port": superlink_port,
+        "node-port": node_port,
+        "nodes": nodes,
+    }
+    table |= {"local-nodes": local_nodes, "proxy": proxy}
+    if most_clients is not None:
+        table["most-clients"] = most_clients
+    if host:
+        table["hosts"] = [*host]
+    settings = DeploymentConfig.parse(table, at="deployment")
+    loaded = None
+    if experiment is not None:
+        from fedrec.experiment.loading import load
+
+        loaded = load(experiment, overrides or [])
+    made = initialise(folder, settings)
+    if loaded is not None:
+        from simulations.deployment.shards import cut_for
+
+        cut_for(made, loaded)
+    typer.echo(made.path)
+
+
+@app.command()
+def up(folder: Folder) -> None:
+    """Start everything, let the nodes in, and wait until all is well."""
+    from simulations.deployment import operator
+    from simulations.deployment.layout import Deployment
+
+    deployment = Deployment(folder)
+    operator.up(deployment)
+    _show(deployment)
+
+
+@app.command()
+def status(folder: Folder) -> None:
+    """Show every process, node and run; exits with 1 when something is not well."""
+    from simulations.deployment import operator
+    from simulations.deployment.layout import Deployment
+
+    deployment = Deployment(folder)
+    _show(deployment)
+    if any(state.pid is None or state.healthy is False for state in operator.states(deployment)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def down(folder: Folder) -> None:
+    """Stop everything that `up` started."""
+    from simulations.deployment import operator
+    from simulations.deployment.layout import Deployment
+
+    stopped = operator.down(Deployment(folder))
+    typer.echo("stopped" if stopped else "nothing was running")
+
+
+@app.command()
+def register(folder: Folder) -> None:
+    """Let all nodes in whose keys lie in the deployment; `up` does it too."""
+    from simulations.deployment import operator
+    from simulations.deployment.layout import Deployment
+
+    for name, node in operator.register_nodes(Deployment(folder)).items():
+        typer.echo(f"{name} {node}")
+
+
+@app.command("add-nodes")
+def add_nodes(
+    folder: Folder,
+    count: Annotated[
+        int, typer.Argument(min=0, help="How many; 0 makes keys that older nodes lack.")
+    ] = 1,
+) -> None:
+    """Make folders with keys for further nodes; then `register` lets them in."""
+    from simulations.deployment.initialise import add_nodes as add
+    from simulations.deployment.layout import Deployment
+
+    grown = add(Deployment(folder), count)
+    for made in grown.node_folders()[grown.settings.nodes - count :]:
+        typer.echo(made)
+
+
+@app.command()
+def compose(
+    folder: Folder,
+    into: Annotated[
+        Path | None, typer.Option(help="Folder to write to; default: the deployment's.")
+    ] = None,
+) -> None:
+    """Write docker-compose.yml and .env anew, and let containers read what they need; `init` does
+    it too."""
+    from simulations.deployment.containers import write_compose
+    from simulations.deployment.layout import Deployment
+
+    typer.echo(write_compose(Deployment(folder), into))
+
+
+@app.command(hidden=True)
+def supervise(folder: Folder) -> None:
+    """Run a deployment's processes in the foreground."""
+    from simulations.deployment import operator
+    from simulations.deployment.layout import Deployment
+
+    operator.supervise(Deployment(folder))
+
+
+@app.command(hidden=True)
+def nodes(folder: Folder) -> None:
+    """Run a deployment's nodes in the foreground."""
+    from simulations.deployment import operator
+    from simulations.deployment.layout import Deployment
+
+    operator.run_nodes_here(Deployment(folder))
+
+
+@app.command(hidden=True)
+def door(
+    host: Annotated[str, typer.Option()],
+    port: Annotated[int, typer.Option()],
+    upstream: Annotated[str, typer.Option()],
+    certificate: Annotated[Path, typer.Option()],
+    key: Annotated[Path, typer.Option()],
+    authority: Annotated[Path, typer.Option()],
+    nodes: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Run the door of a deployment."""
+    from simulations.deployment.gateway import proxy
+
+    files = {"certificate": certificate, "key": key, "authority": authority, "nodes": nodes}
+    proxy.serve(host=host, port=port, upstream=upstream, **files)
+
+
+def _show(deployment) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from simulations.deployment import operator
+    from simulations.deployment.flower.control import Control
+
+    console, table = Console(), Table("process", "pid", "restarts", "health")
+    found = operator.states(deployment)
+    for state in found:
+        health = {None: "", True: "well", False: "no answer"}[state.healthy]
+        table.add_row(
+            state.name,
+            "not running" if state.pid is None else str(state.pid),
+            str(state.restarts),
+            health,
+        )
+    console.print(table)
+    if any(state.name == "superlink" and state.healthy for state in found):
+        control = Control(deployment.superlink, deployment.authority)
+        online = [node.status for node in control.nodes()]
+        console.print(f"nodes: {online.count('online')} online of {len(online)} registered")
+        for run in control.runs()[:10]:
+            console.print(f"run {run.run}: {run.status}", run.details, markup=False)
+        control.close()
+    console.print(f"door: {deployment.door}")
+
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
+]
+
+
+@app.command()
+def run(
+    folder: Folder,
+    experiment: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
+    ],
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder, new or empty.")
+    ] = None,
+) -> None:
+    """Run an experiment on the nodes of a deployment, and wait for its end."""
+    from fedrec.runs.directory import default_folder
+    from fedrec.runs.folder import RunFolder
+    from simulations.deployment import launch
+    from simulations.deployment.layout import Deployment
+
+    settled = launch.settled(experiment, overrides or [])
+    default = default_folder(settled)
+    place = output or (
+        default if "FEDREC_RUNS" in os.environ else Deployment(folder).path / "runs" / default.name
+    )
+    _follow(Deployment(folder), RunFolder.create(settled, place))
+
+
+@app.command()
+def resume(
+    folder: Folder,
+    run_folder: Annotated[Path, typer.Argument(help="A run folder that was broken off.")],
+) -> None:
+    """Continue a run from its newest checkpoint, and wait for its end."""
+    from simulations.deployment import launch
+    from simulations.deployment.layout import Deployment
+
+    _follow(Deployment(folder), launch.resumable(run_folder))
+
+
+@app.command()
+def stop(
+    folder: Folder, run: Annotated[int, typer.Argument(help="A run, as `status` shows it.")]
+) -> None:
+    """End a run; what it reported stays, and it can be resumed."""
+    from simulations.deployment.flower.control import Control
+    from simulations.deployment.layout import Deployment
+
+    deployment = Deployment(folder)
+    control = Control(deployment.superlink, deployment.authority)
+    control.stop(run)
+    control.close()
+
+
+def _follow(deployment, run_folder) -> None:
+    from simulations.cli.experiments.finishing import print_table
+    from simulations.deployment import launch
+
+    identifier = launch.start(deployment, run_folder)
+    typer.echo(f"run {identifier}: {run_folder.path}", err=True)
+    result = launch.wait(deployment, run_folder, identifier)
+    print_table(result)
+    typer.echo(result.folder)

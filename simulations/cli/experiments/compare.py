@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec compare`: which system is better, user by user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs on the same data.")],
+    metric: Annotated[
+        str | None, typer.Option(help="A column of users.csv; default: hits@10.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The system to compare with; default: the first run's.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="csv, markdown or latex in place of a table.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .csv, .md or .tex file.")
+    ] = None,
+) -> None:
+    """Compare the systems of one run or several by paired tests over users (t, Wilcoxon, bootstrap,
+    Holm)."""
+    from rich.console import Console
+
+    from fedrec.errors import ExperimentError
+    from fedrec.report.comparison import compare as compared
+    from fedrec.report.formats import comparison_terminal, comparison_text
+    from fedrec.runs.folder import RunFolder
+
+    wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
+    if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
+        raise ExperimentError(
+            "no such format",
+            expected="csv, markdown or latex; files that end in .csv, .md or .tex",
+            got=form or str(output),
+        )
+    found = compared([RunFolder(run).read_result() for run in runs], metric=metric, against=against)
+    if wanted is None:
+        Console().print(comparison_terminal(found))
+        typer.echo(
+            f"differences to {found.reference}, over"
+            f" {max(test.users for test in found.tests.values())} users; p-values corrected by Holm"
+        )
+    elif output is None:
+        typer.echo(comparison_text(found, wanted), nl=False)  # type: ignore[arg-type]
+    else:
+        from fedrec.runtime.atomic_files import write_atomically
+
+        write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
+        typer.echo(output)

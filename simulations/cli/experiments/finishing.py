@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command does that runs an experiment: show how it goes on, then the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedrec.experiment.schema import Experiment
+    from fedrec.runs.result import Result
+
+
+def finish(
+    source: str | dict[str, Any],
+    overrides: list[str],
+    output: Path | None,
+    quiet: bool,
+    *,
+    go_on: bool = False,
+    overwrite: bool = False,
+) -> Result:
+    """Run an experiment and print its table.
+
+    Args:
+        source: an experiment's file, name or table.
+        overrides: as `--set` takes them.
+        output: the run folder; None for a new one below `runs`.
+        quiet: print the run folder alone.
+        go_on: continue the run in `output` if there is one.
+        overwrite: remove the run in `output` if there is one.
+
+    Raises:
+        RunError: a run of another experiment is in `output`, which is to be continued.
+    """
+    from fedrec.experiment.loading import load
+    from fedrec.runs.directory import default_folder
+    from simulations import runner
+    from simulations.amend import discard
+
+    loaded = load(source, overrides)
+    folder = output or default_folder(loaded)
+    if (folder / "run.json").is_file() and go_on:
+        _refuse_another(folder, runner.settle(runner.with_private_popularity(loaded)))
+        return watched(folder, quiet, lambda callbacks: runner.resume(folder, callbacks=callbacks))
+    if (folder / "run.json").is_file() and overwrite:
+        discard(folder)
+    return watched(
+        folder, quiet, lambda callbacks: runner.run(loaded, output=folder, callbacks=callbacks)
+    )
+
+
+def _refuse_another(folder: Path, experiment: Experiment) -> None:
+    from fedrec.errors import RunError
+    from fedrec.runs.folder import RunFolder
+
+    known = RunFolder(folder).experiment
+    if known.digest() != experiment.digest():
+        before, asked = known.table(), experiment.table()
+        other = sorted(
+            key for key in before.keys() | asked.keys() if before.get(key) != asked.get(key)
+        )
+        raise RunError(
+            f"there is another run in {folder}",
+            expected="the same experiment and settings with --resume",
+            got=f"{', '.join(other)} differ from its experiment.toml",
+            fix=f"fedrec resume {folder} --set KEY=VALUE, --overwrite, or another --output",
+        )
+
+
+def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
+    """Do the work, and print its table; Ctrl-C leaves a run that can be resumed, and says how."""
+    from server.callbacks.progress import Progress
+
+    progress = Progress()
+    try:
+        result = work([] if quiet else [progress])
+    except KeyboardInterrupt:
+        progress.close()
+        typer.secho(f"\ninterrupted; continue with: fedrec resume {folder}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        progress.close()
+    if not quiet:
+        print_table(result)
+        _print_next(result)
+    typer.echo(result.folder)
+    return result
+
+
+def print_table(result: Result) -> None:
+    """Print the table of a finished run, and what it costs in privacy."""
+    from rich.console import Console
+
+    from fedrec.report.summary import summary_notes, summary_table
+
+    console = Console()
+    console.print(summary_table(result))
+    for line in [*summary_notes(result), *result.privacy]:
+        console.print(line, highlight=False)
+    rounds = f", {len(result.rounds)} rounds" if result.experiment.federated else ""
+    console.print(f"{len(result.users)} users{rounds}. Run folder:", highlight=False)
+
+
+def _print_next(result: Result) -> None:
+    """The commands that go on from a finished run, on standard error."""
+    lines = [
+        f"fedrec report {result.folder} -o report.html",
+        f"fedrec compare {result.folder} OTHER-RUN",
+        f"fedrec sweep {result.folder / 'experiment.toml'} --seeds 3",
+    ]
+    if result.experiment.federated:
+        rounds = 2 * result.experiment.rounds
+        lines.append(f"fedrec resume {result.folder} --set rounds={rounds}")
+    for line in ("Next:", *(f"  {line}" for line in lines)):
+        typer.echo(line, err=True)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec list`: what there is, which paper it comes from, and which file it is in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from fedrec.components.registry import Kind
+    from fedrec.config import Config
+
+Entry = dict[str, str]
+
+
+def list_components(
+    kind: Annotated[
+        str | None, typer.Argument(help="One kind only, such as `dataset` or `strategy`.")
+    ] = None,
+    word: Annotated[
+        str | None,
+        typer.Argument(help="Only entries with this word in name, description or paper."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List datasets, splits, models, steps, strategies, samplers, perturbations, baselines,
+    callbacks and more; KIND and NAME of one show its settings.
+
+    Tables of an experiment are the kind `section`: `fedrec list section privacy`. A single argument
+    that is no kind is a word to search for: `fedrec list noisy`. In a pipe every entry is one line
+    that begins with its kind.
+    """
+    from fedrec.components.registry import KINDS
+
+    kinds = {known.name: known for known in KINDS}
+    wanted, word = _question([*kinds, "experiment", "section"], kind, word)
+    if (one := _one(wanted, word)) is not None:
+        _show(str(wanted), one, as_json)
+        return
+    found = {name: _components(known) for name, known in kinds.items() if wanted in (None, name)}
+    if wanted in (None, "experiment"):
+        found["experiment"] = _experiments()
+    if word is not None:
+        found = {
+            name: [entry for entry in entries if _mentions(entry, word)]
+            for name, entries in found.items()
+        }
+        if not any(found.values()):
+            _refuse(f"nothing mentions {word!r}", word, [*kinds, "experiment"])
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif sys.stdout.isatty():
+        _print(found)
+    else:
+        _print_lines(found)
+
+
+SECTIONS = (
+    "experiment",
+    "evaluation",
+    "privacy",
+    "engine",
+    "checkpoint",
+    "secure-aggregation",
+)
+"""Tables of an experiment whose keys are fixed; the others name a component."""
+
+
+def section_class(name: str) -> type[Config]:
+    """The configuration class of a table of an experiment."""
+    from fedrec.experiment import schema
+    from fedrec.experiment.secure_aggregation import SecureAggregationConfig
+    from fedrec.privacy.config import PrivacyConfig
+
+    classes: dict[str, type[Config]] = {
+        "experiment": schema.Experiment,
+        "evaluation": schema.EvaluationConfig,
+        "privacy": PrivacyConfig,
+        "engine": schema.EngineConfig,
+        "checkpoint": schema.CheckpointConfig,
+        "secure-aggregation": SecureAggregationConfig,
+    }
+    return classes[name]
+
+
+def _one(kind: str | None, name: str | None) -> type | None:
+    """The component or the table that a kind and a name stand for; None for a word to search
+    for."""
+    from fedrec.components.registry import KINDS, available_names, resolve
+
+    if kind == "section":
+        if name not in SECTIONS:
+            _refuse(f"there is no table {name!r}", str(name), list(SECTIONS))
+        return section_class(name)
+    known = next((one for one in KINDS if one.name == kind), None)
+    if known is None or name is None:
+        return None
+    return resolve(known, name) if ":" in name or name in available_names(known) else None
+
+
+def _show(kind: str, component: type, as_json: bool) -> None:
+    """Print one component with its settings."""
+    import inspect
+
+    from fedrec.components.errors import file_of
+    from fedrec.components.settings import settings_of
+
+    about = " ".join((inspect.getdoc(component) or "").split("\n\n")[0].split())
+    entry = {
+        "kind": kind,
+        "about": getattr(component, "title", "") or about,
+        "paper": str(getattr(component, "paper", "")),
+        "file": _relative(file_of(component)),
+    }
+    settings = settings_of(component, nested=component is not section_class("experiment"))
+    if as_json:
+        typer.echo(json.dumps({**entry, "settings": [one.table() for one in settings]}, indent=2))
+        return
+    for line in (entry["about"], entry["paper"], entry["file"]):
+        if line:
+            typer.echo(line)
+    typer.echo("" if settings else "It has no settings.")
+    for one in settings:
+        bounds = f", {one.range}" if one.range else ""
+        default = one.default if one.default else "left out"
+        typer.echo(f"{one.key} = {default}    ({one.type}{bounds})")
+        if one.about:
+            typer.echo(f"    {one.about}")
+
+
+def _question(
+    kinds: list[str], kind: str | None, word: str | None
+) -> tuple[str | None, str | None]:
+    """The kind and the word that are asked for, None where any will do."""
+    if kind is None:
+        return None, word
+    if (singular := kind.removesuffix("s")) in kinds:
+        return singular, word
+    if word is not None:
+        _refuse(f"unknown kind {kind!r}", kind, kinds)
+    return None, kind
+
+
+def _refuse(problem: str, got: str, kinds: list[str]) -> NoReturn:
+    from fedrec.config import did_you_mean
+    from fedrec.errors import ExperimentError
+
+    expected = "a kind, or a word of a name, a description or a paper"
+    raise ExperimentError(problem, expected=expected, got=repr(got), fix=did_you_mean(got, kinds))
+
+
+def _mentions(entry: Entry, word: str) -> bool:
+    return any(word.lower() in entry[column].lower() for column in ("name", "about", "paper"))
+
+
+def _components(kind: Kind) -> list[Entry]:
+    import inspect
+
+    from fedrec.components.errors import file_of
+    from fedrec.components.registry import available
+    from fedrec.components.registry import file_of as file_of_name
+    from fedrec.errors import FedrecError
+
+    entries = []
+    for name, found in available(kind):
+        if isinstance(found, FedrecError):
+            reason = f"BROKEN: {found.problem}: {found.got}"
+            entries.append(
+                {
+                    "name": name,
+                    "about": reason,
+                    "paper": "",
+                    "file": _relative(file_of_name(kind, name)),
+                }
+            )
+            continue
+        about = getattr(found, "title", "") or (inspect.getdoc(found) or "").split("\n")[0]
+        paper = getattr(found, "paper", "")
+        entries.append(
+            {"name": name, "about": about, "paper": paper, "file": _relative(file_of(found))}
+        )
+    return entries
+
+
+def _experiments() -> list[Entry]:
+    import tomllib
+
+    from fedrec.experiment.loading import shipped_experiments
+
+    entries = []
+    for name, file in shipped_experiments().items():
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        about, paper = table.get("title", ""), table.get("paper", "")
+        entries.append({"name": name, "about": about, "paper": paper, "file": _relative(str(file))})
+    return entries
+
+
+def _relative(file: str) -> str:
+    """A file below the project's root, or whole when it is a plug-in's."""
+    from pathlib import Path
+
+    if not file:
+        return ""
+    root = Path(__file__).resolve().parents[3]
+    path = Path(file).resolve()
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _print(found: dict[str, list[Entry]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for kind, entries in found.items():
+        table = Table(
+            title=kind, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
+        )
+        for column in ("name", "about", "paper", "file"):
+            table.add_column(column, overflow="fold", no_wrap=column == "name")
+        for entry in entries:
+            table.add_row(*entry.values())
+        console.print(table, "")
+
+
+def _print_lines(found: dict[str, list[Entry]]) -> None:
+    """One line an entry, in columns, whatever their width: for `grep`, `less` and `wc`."""
+    rows = [(kind, *entry.values()) for kind, entries in found.items() for entry in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo(
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec recommend`: the lists of a finished run as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def recommend(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    top: Annotated[int, typer.Option(help="Items per user.")] = 10,
+    users: Annotated[
+        list[str] | None, typer.Option("--user", help="A user's id as in the data; default: all.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A .csv or .parquet file; default: print as CSV."),
+    ] = None,
+) -> None:
+    """Recommend items that a user has no row about, by a finished run."""
+    from fedrec.errors import ExperimentError
+    from fedrec.runs.result import Result
+
+    if output is not None and output.suffix not in (".csv", ".parquet", ".pq"):
+        raise ExperimentError(
+            f"cannot tell the format of {output}",
+            expected="a file that ends in .csv or .parquet",
+            got=output.suffix or "no ending",
+        )
+    found = Result.load(folder).recommend(users, k=top)
+    if output is None:
+        typer.echo(found.to_csv(index=False), nl=False)
+        return
+    _write(found, output)
+    typer.echo(f"{len(found):,} recommendations for {found['user'].nunique():,} users: {output}")
+
+
+def _write(table: pd.DataFrame, output: Path) -> None:
+    import io
+
+    from fedrec.errors import DataError
+    from fedrec.runtime.atomic_files import open_atomically, write_atomically
+
+    if output.suffix == ".csv":
+        write_atomically(output, table.to_csv(index=False))
+        return
+    try:
+        content = io.BytesIO()
+        table.to_parquet(content, index=False)
+    except ImportError:
+        raise DataError(
+            "writing Parquet needs pyarrow",
+            expected="the optional package pyarrow",
+            got="it is not installed",
+            fix="pip install 'fedrec[parquet]', or write a .csv file",
+        ) from None
+    with open_atomically(output) as file:
+        file.write(content.getvalue())

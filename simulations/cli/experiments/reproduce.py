@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec reproduce`: a paper's tables and figures beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simulations.reproduce.study import Study
+
+
+def reproduce(
+    paper: Annotated[
+        str | None, typer.Argument(help="privrec, dp-vae, targeted-dp, pnbm or upc-sdg.")
+    ] = None,
+    item: Annotated[
+        str | None, typer.Argument(help="Such as table2 or figure1; default: all of the paper.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List what there is, and how long it takes.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Everything small, on made-up data: to see that it runs.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds; default: 1, or what the study says.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only tasks with this in their name.")] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the study: new, or that of the same study."),
+    ] = None,
+) -> None:
+    """Run what a paper's table or figure shows, and print both side by side with intervals.
+
+    The time that it takes is told first. What is done is kept: the same command goes on where it
+    was broken off.
+    """
+    from simulations.reproduce.catalogue import find, studies
+
+    if listed or paper is None:
+        _print_list(find(paper, item) if paper else list(studies()))
+        return
+    for study in find(paper, item):
+        _reproduce(study, quick, seeds, only, output if item else None)
+
+
+def _reproduce(
+    study: Study, quick: bool, seeds: int | None, only: str, output: Path | None
+) -> None:
+    from fedrec.runs.directory import runs_directory
+    from fedrec.runtime.atomic_files import write_atomically
+    from simulations.reproduce import execution
+    from simulations.reproduce.published import published
+    from simulations.reproduce.tables import comparison, markdown
+
+    default = (
+        runs_directory() / "reproduce" / f"{study.paper}-{study.item}{'-quick' if quick else ''}"
+    )
+    folder = execution.StudyFolder(output or default, study, quick=quick)
+    count = seeds or (1 if quick else study.seeds)
+    try:
+        done = execution.reproduce(
+            folder, count, only=only, say=lambda text: typer.echo(text, err=True)
+        )
+    except KeyboardInterrupt:
+        typer.secho("\ninterrupted; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    table = comparison(
+        published(study.paper, study.item), [one for _, found in done for one in found]
+    )
+    seconds = sum(folder.seconds(job) for job, _ in done)
+    notes = [
+        *study.differs,
+        f"Our numbers took {execution.duration(seconds)}, {count} seed{'s' if count > 1 else ''}.",
+    ]
+    if quick:
+        notes.insert(
+            0,
+            "QUICK: made-up data and two rounds. Our numbers mean nothing; they show that "
+            "everything runs.",
+        )
+    write_atomically(folder.path / f"{study.item}.csv", table.to_csv(index=False))
+    write_atomically(
+        folder.path / f"{study.item}.md", markdown(table, f"{study.name}: {study.title}", notes)
+    )
+    _print(study, table, notes)
+    typer.echo(folder.path)
+
+
+def _print(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from simulations.reproduce.tables import cells_of
+
+    shown = Table(
+        "dataset", "model", "metric", title=f"{study.name}: {study.title}", title_justify="left"
+    )
+    for column in ("published", "ours", "95 % interval"):
+        shown.add_column(column, justify="right")
+    for row in table.to_dict("records"):
+        shown.add_row(*cells_of(row))
+    console = Console()
+    console.print(shown)
+    for note in notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_list(studies: list[Study]) -> None:
+    from simulations.reproduce.catalogue import NOT_HERE
+    from simulations.reproduce.execution import duration
+
+    for study in studies:
+        time = duration(study.seconds(study.seeds))
+        seeds = f"{study.seeds} seed{'s' if study.seeds > 1 else ''}"
+        typer.echo(f"{study.paper:12} {study.item:9} {time:>7}, {seeds:8} {study.title}")
+    for name, why in NOT_HERE.items():
+        if name.partition(" ")[0] in {study.paper for study in studies}:
+            paper, item = name.split()
+            typer.echo(f"{paper:12} {item:9} not here: {why}")

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec run` and `fedrec resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulations.cli.experiments.finishing import finish, watched
+from simulations.cli.experiments.own_data import Column, own_table
+
+
+def _shipped(incomplete: str) -> list[str]:
+    from fedrec.experiment.loading import shipped_experiments
+
+    return [name for name in shipped_experiments() if name.startswith(incomplete)]
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the run folder.")]
+
+
+def run(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="A TOML file, or the name of a shipped experiment.", autocompletion=_shipped
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="Override a key: --set strategy.server-lr=0.5"),
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="serial, ray or flower.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes that host the clients.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a running Ray cluster.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder, new or empty.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own CSV or Parquet file in place of an experiment, see `try`."),
+    ] = None,
+    user: Column = None,
+    item: Column = None,
+    rating: Column = None,
+    time: Column = None,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --output if there is one.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Remove the run in --output if there is one.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment from the beginning."""
+    source = _source(
+        experiment, data, {"user": user, "item": item, "rating": rating, "time": time}, quiet
+    )
+    flags = {
+        "engine.name": engine,
+        "engine.nodes": nodes,
+        "engine.device": device,
+        "engine.ray-address": ray_address,
+        "seed": seed,
+    }
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    settings = [*(overrides or []), *given]
+    finish(source, settings, output, quiet, go_on=go_on, overwrite=overwrite)
+
+
+def _source(
+    experiment: str | None, data: Path | None, columns: dict[str, str | None], quiet: bool
+) -> str | dict[str, Any]:
+    """What to run: an experiment, or one on somebody's own table."""
+    from fedrec.errors import ExperimentError
+
+    if data is not None and experiment is None:
+        return own_table(data, columns, None, quiet=quiet)
+    if experiment is not None and data is None and not any(columns.values()):
+        return experiment
+    raise ExperimentError(
+        "cannot tell what to run",
+        expected="an experiment, or a table with --data (and --user, --item, --rating, --time)",
+        got="neither"
+        if experiment is None and data is None
+        else "both, or columns without a table",
+        fix="fedrec run privrec-synthetic, or fedrec run --data ratings.csv",
+    )
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or that of a sweep.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="Change a key, such as --set rounds=200 for more rounds."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run from its newest checkpoint, or a sweep with the runs that are left."""
+    from simulations.cli.experiments import sweep
+
+    if sweep.is_sweep(folder):
+        sweep.resume(folder, quiet)
+        return
+    from simulations import runner
+
+    watched(
+        folder, quiet, lambda callbacks: runner.resume(folder, overrides or [], callbacks=callbacks)
+    )

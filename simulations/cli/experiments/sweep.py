@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec sweep`: one experiment in many settings and with many seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from simulations.sweep.execution import SweepResult
+    from simulations.sweep.plan import Plan
+
+_SHOWN = 20  # settings in the table on the terminal
+
+
+def sweep(
+    experiment: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            "-v",
+            help="KEY=[VALUE, ...], or KEY={low=0.01, high=1.0, log=true}; may repeat.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="Override a key in all runs: --set rounds=50"),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each setting, each with a seed of its own.")
+    ] = 1,
+    trials: Annotated[
+        int | None, typer.Option(help="Try so many random settings; default: the whole grid.")
+    ] = None,
+    optimise: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let Optuna propose settings by this metric; twice for two aims: hits@10 and "
+            "epsilon."
+        ),
+    ] = None,
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(help="Choose a setting of the grid, or of the random ones, by this metric."),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Runs at a time; more than 1 are done by Ray.")] = 1,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a running Ray cluster.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the sweep: new, or that of the same sweep."),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option(help="Do runs that ended with an error again.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Check everything, print the settings, and run nothing.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but the folder.")
+    ] = False,
+) -> None:
+    """Run an experiment in many settings and with many seeds, one run folder each.
+
+    Without --trials every combination of the --vary values is run. The same command goes on with a
+    sweep that was broken off, as does `fedrec resume FOLDER`. Settings are chosen by validation
+    rows, never by test rows.
+    """
+    from simulations.sweep.execution import sweep as run_sweep
+    from simulations.sweep.plan import plan_of
+
+    plan = plan_of(
+        experiment,
+        overrides or [],
+        vary or [],
+        seeds=seeds,
+        trials=trials,
+        optimise=optimise or [],
+        choose=choose or [],
+    )
+    if dry_run:
+        _print_plan(plan)
+        return
+    folder = output or _default_folder(str(plan.experiment.get("name", "sweep")))
+
+    def work() -> SweepResult:
+        return run_sweep(
+            plan,
+            folder,
+            workers=workers,
+            ray_address=ray_address,
+            retry_failed=retry_failed,
+            quiet=quiet,
+        )
+
+    _finish(folder, quiet, work)
+
+
+def resume(folder: Path, quiet: bool) -> None:
+    """Go on with a sweep that was broken off, one run at a time."""
+    from simulations.sweep.execution import sweep as run_sweep
+    from simulations.sweep.folder import SweepFolder
+
+    plan = SweepFolder(folder).plan
+    _finish(folder, quiet, lambda: run_sweep(plan, folder, quiet=quiet))
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep."""
+    return (folder / "sweep.json").is_file()
+
+
+def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
+    try:
+        result = work()
+    except KeyboardInterrupt:
+        typer.secho(f"\ninterrupted; continue with: fedrec resume {folder}", err=True)
+        raise typer.Exit(130) from None
+    if not quiet:
+        _print_result(result)
+    typer.echo(result.folder)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _default_folder(name: str) -> Path:
+    from fedrec.runs.directory import runs_directory
+
+    return runs_directory() / f"sweep-{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+
+
+def _print_plan(plan: Plan) -> None:
+    from simulations.sweep.space import grid, overrides
+
+    runs = plan.trials * len(plan.seeds)
+    typer.echo(f"{plan.trials} settings ({plan.method}), {len(plan.seeds)} seeds: {runs} runs")
+    for point in grid(plan.space) if plan.method == "grid" else ():
+        typer.echo("  " + (" ".join(overrides(point)) or "as the experiment is"))
+
+
+def _print_result(result: SweepResult) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_table(result))
+    hidden = len(result.settings) - _SHOWN
+    if hidden > 0:
+        console.print(f"{hidden} more settings in settings.csv", highlight=False)
+    for name, text in result.failures.items():
+        console.print(f"{name} failed: {text}", highlight=False, markup=False)
+    for line in (*_choice(result), *result.total.lines):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{len(result.settings)} settings, {len(result.runs)} runs. Folder of the sweep:")
+
+
+def _choice(result: SweepResult) -> list[str]:
+    """Which setting was chosen, and the command that measures it."""
+    from simulations.sweep.execution import chosen_file
+
+    aims = " and ".join(result.plan.aims)
+    if not result.plan.aims:
+        return [
+            "No setting was chosen, and the table is in the order of the runs. To choose one: "
+            "--choose METRIC with --set evaluation.held-out=validation."
+        ]
+    if not result.chosen:
+        return [f"No setting has a value of {aims} for all seeds: none was chosen."]
+    front = ", ".join(map(str, result.chosen))
+    said = f"Chosen by {aims}: setting {front}. To measure it once on the test rows:"
+    if len(result.chosen) > 1:
+        said = f"No other setting is better by both {aims} than {front}. On the test rows:"
+    return [said, *(f"  fedrec run {chosen_file(result.folder, one)}" for one in result.chosen)]
+
+
+def _table(result: SweepResult) -> Table:
+    from rich.table import Table
+
+    metrics = _metrics(result)
+    table = Table("setting", *result.plan.space, "runs")
+    for metric in metrics:
+        table.add_column(metric, justify="right")
+    for number, row in _ordered(result).head(_SHOWN).to_dict("index").items():
+        cells = [str(row[key]) for key in result.plan.space]
+        values = [_cell(row, metric) for metric in metrics]
+        style = "bold" if number in result.chosen else None
+        table.add_row(str(number), *cells, str(row["runs"]), *values, style=style)
+    return table
+
+
+def _ordered(result: SweepResult) -> pd.DataFrame:
+    """The settings, by the first aim where there is one."""
+    from fedrec.report.table import lower_is_better
+
+    aims = [aim for aim in result.plan.aims[:1] if aim in result.settings.columns]
+    if not aims:
+        return result.settings
+    return result.settings.sort_values(aims, ascending=lower_is_better(aims[0]))
+
+
+def _metrics(result: SweepResult) -> list[str]:
+    known = list(result.settings.columns)
+    wanted = [*result.plan.aims, "hits@10", "ndcg@10", "rmse", "mae", "epsilon"]
+    shown = [name for name in dict.fromkeys(wanted) if name in known]
+    if "epsilon" in shown and set(result.settings["epsilon"]) <= {math.inf}:
+        shown.remove("epsilon")
+    others = [
+        name for name in known if name.endswith((" hits@10", " rmse"))
+    ]  # of centralised systems alone
+    return shown or others
+
+
+def _cell(row: Mapping[Any, Any], metric: str) -> str:
+    value, spread = float(row[metric]), float(row[f"{metric} sd"])
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if math.isnan(spread) else f"{value:.4f} +- {spread:.4f}"

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec privacy`: what a number of rounds costs, how much noise a target needs, and what it means
+in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedrec.privacy.accounting.accountant import Report
+    from fedrec.privacy.plan import Plan
+    from fedrec.privacy.question import Question
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Clients = Annotated[int, typer.Option(help="Clients that may be drawn (N).")]
+Cohort = Annotated[
+    float, typer.Option(help="Clients per round (M); with poisson the expected number.")
+]
+Rounds = Annotated[int, typer.Option(help="Rounds (T).")]
+Multiplier = Annotated[
+    float,
+    typer.Option(
+        help=(
+            "z: standard deviation of the sum's noise / its sensitivity. The sensitivity is 2S"
+            " under replace-one and S under add-remove (S: the clip norm), so the same noise has"
+            " half the z under replace-one."
+        )
+    ),
+]
+Delta = Annotated[float | None, typer.Option(help="Default: the smaller of N^-1.1 and 1e-5.")]
+Sampler = Annotated[str, typer.Option(help="fixed-size (without replacement) or poisson.")]
+Adjacency = Annotated[
+    str, typer.Option(help="replace-one (with fixed-size) or add-remove (with poisson).")
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        help="autodp, tight-rdp, pld (tightest), or paper (PrivRec's tables; for comparison only)."
+    ),
+]
+Mechanism = Annotated[
+    str, typer.Option(help="gaussian, or laplace (clipped in L1; z: Laplace scale / sensitivity).")
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help='Print one JSON object; an infinite epsilon is the text "inf".'),
+]
+
+
+@app.command()
+def epsilon(
+    clients: Clients,
+    cohort: Cohort,
+    rounds: Rounds,
+    noise_multiplier: Multiplier,
+    delta: Delta = None,
+    sampler: Sampler = "fixed-size",
+    adjacency: Adjacency = "replace-one",
+    backend: Backend = "pld",
+    mechanism: Mechanism = "gaussian",
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of a number of rounds, an upper bound."""
+    _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Target for all rounds.")],
+    clients: Clients,
+    cohort: Cohort,
+    rounds: Rounds,
+    delta: Delta = None,
+    sampler: Sampler = "fixed-size",
+    adjacency: Adjacency = "replace-one",
+    backend: Backend = "pld",
+    mechanism: Mechanism = "gaussian",
+    as_json: AsJson = False,
+) -> None:
+    """Smallest noise multiplier z that keeps a target epsilon; relative to 2S under replace-one, S
+    under add-remove."""
+    _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
+
+
+@app.command()
+def explain(
+    experiment: Annotated[
+        str | None, typer.Argument(help="An experiment with a [privacy] table.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="Override a key of the experiment: --set rounds=100"),
+    ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            help="Clients that may be drawn (N); an experiment's are counted in its data."
+        ),
+    ] = None,
+    cohort: Annotated[float | None, typer.Option(help="See `epsilon`.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="See `epsilon`.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="See `epsilon`.")] = None,
+    delta: Annotated[float | None, typer.Option(help="See `epsilon`.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
+    adjacency: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
+    backend: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
+) -> None:
+    """What the epsilon of an experiment, or of options as in `epsilon`, means for a user, and what
+    it leaves out."""
+    options = {
+        k: v for k, v in locals().items() if k not in ("experiment", "overrides") and v is not None
+    }
+    for line in (
+        _explain_experiment(experiment, overrides or [], options)
+        if experiment
+        else _explain(options)
+    ):
+        typer.echo(line)
+
+
+def _explain(options: dict[str, Any]) -> list[str]:
+    """Of numbers alone."""
+    from fedrec.privacy.explain import lines
+
+    question = _question(options)
+    plan = question.plan()
+    return lines(question.answer(plan), plan.config.adjacency)
+
+
+def _answer(options: dict[str, Any], as_json: bool) -> None:
+    question = _question(options)
+    plan = question.plan()
+    report = question.answer(plan)
+    _print_json(question, plan, report) if as_json else _print_table(question, plan, report)
+
+
+def _question(options: dict[str, Any]) -> Question:
+    from fedrec.privacy.question import Question
+
+    given = {key.replace("_", "-"): value for key, value in options.items() if value is not None}
+    return Question.parse(given)
+
+
+def _explain_experiment(source: str, overrides: list[str], options: dict[str, Any]) -> list[str]:
+    import numpy as np
+
+    from fedrec.data.population import Population
+    from fedrec.errors import ExperimentError
+    from fedrec.experiment.loading import load
+    from server.privacy.phase_plans import PhasePlans
+
+    beside = sorted(set(options) - {"clients"})
+    if beside:
+        raise ExperimentError(
+            "an experiment says itself how it is run",
+            expected="an experiment, or options",
+            got=", ".join("--" + key.replace("_", "-") for key in beside),
+            fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
+        )
+    experiment = load(source, overrides)
+    if experiment.privacy is None or "clients" in options:
+        clients = np.arange(options.get("clients", 1))
+    else:
+        clients = Population.of(experiment).partition.training_clients
+    phases = PhasePlans.before_a_run(experiment, clients)
+    return [*phases.lines(phases.forecast()), *phases.doings()]
+
+
+def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
+    """What is printed, under the names of the JSON object."""
+    return {
+        "epsilon": report.epsilon,
+        "delta": report.delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "clients": question.clients,
+        "cohort": int(question.cohort) if question.cohort.is_integer() else question.cohort,
+        "rounds": question.rounds,
+        "sampler": question.sampler,
+        "adjacency": question.adjacency,
+        "mechanism": question.mechanism,
+        "backend": question.backend,
+        "method": report.method,
+        "order": report.order,
+        "attack_epsilon": report.attack,
+    }
+
+
+def _print_json(question: Question, plan: Plan, report: Report) -> None:
+    import json
+    import math
+
+    rows = {**_rows(question, plan, report), "caveats": list(report.caveats)}
+    # JSON has no infinity; "inf" is what float("inf") reads in most languages.
+    strict = {
+        key: str(v) if isinstance(v, float) and math.isinf(v) else v for key, v in rows.items()
+    }
+    typer.echo(json.dumps(strict, allow_nan=False))
+
+
+def _print_table(question: Question, plan: Plan, report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrec.privacy.caveats import warnings
+    from fedrec.privacy.explain import sentence
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in _rows(question, plan, report).items():
+        if value is not None:
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            table.add_row(key.replace("_", " "), shown)
+    Console().print(table)
+    typer.echo(sentence(report, plan.config.adjacency))
+    for warning in warnings(plan, backend=question.backend):
+        typer.echo(warning)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec privacy users`: the true epsilons of users with noise of their own, beside those they
+asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def users(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="An experiment whose users add noise of their own (step dpvae or dpsgd)."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "-s", help="Override a key of the experiment: --set step.epsilon=0.5"
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; default: all of the experiment.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="CSV file with one row per user.")
+    ] = None,
+) -> None:
+    """What each user of an experiment spends beside what it asked for; known before anything
+    runs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrec.experiment.loading import load
+    from fedrec.privacy.personal.report import summary, words
+    from fedrec.runtime.atomic_files import write_atomically
+    from simulations.personal_epsilons import personal_epsilons, personal_noise
+
+    loaded = load(experiment, overrides or [])
+    table = personal_epsilons(loaded, rounds)
+    shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
+    for name, spread in summary(table).items():
+        shown.add_row(
+            name,
+            *(value if isinstance(value, str) else f"{value:.4g}" for value in spread.values()),
+        )
+    Console().print(shown)
+    for line in words(personal_noise(loaded), table):
+        typer.echo(line)
+    if output is not None:
+        write_atomically(output, table.to_csv())
+        typer.echo(output)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real client: a SuperNode that speaks to the server, and an executor that works on its own data.
+
+They are two processes, so that what speaks to the outside never opens the data. They speak to each
+other over TLS on loopback, with a certificate and a secret that are made on the node and leave it
+as little as the data do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients.device.policy import Policy
+from fedrec.errors import DataError, EngineError
+from fedrec.experiment.overrides import override
+from simulations.deployment.flower.unfinished import UNFINISHED
+from simulations.deployment.flower.work_signal import WORK_SIGNAL
+from simulations.deployment.layout import CATALOGUE, DATA, read_settings, refuse_unwritable
+from simulations.deployment.pki.certificates import Authority
+from simulations.deployment.pki.keys import new_secret, private_folder, write_private
+from simulations.deployment.processes.commands import (
+    TASK_POLL,
+    Process,
+    executor_flags,
+    refuse_root_in_a_container,
+)
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """What a client is started with.
+
+    Attributes:
+        join: the folder that the operator handed over: `node.key`, `ca.crt`, `catalogue.json`.
+        superlink: HOST:PORT of the deployment's door.
+        data: CSV file of the hosted users; a SuperNode by itself does without.
+        state: folder of what is kept: private parameters, spent budgets, logs.
+        host: address on which the executor reaches the SuperNode.
+        bind: address that the SuperNode listens on for it; default: the same.
+        port: port on which they meet.
+        config: further settings of the node, for Flower's node configuration.
+    """
+
+    join: Path
+    superlink: str
+    data: Path | None
+    state: Path
+    host: str = "127.0.0.1"
+    bind: str | None = None
+    port: int = 9094
+    config: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+    def check(self, part: str = "all") -> None:
+        """Refuse what cannot work; the SuperNode needs no data, and the executor no key.
+
+        Raises:
+            EngineError: the join folder lacks something, or others may read its key.
+            DataError: there is no such data file.
+        """
+        for path in (self.join, self.state, *([] if self.data is None else [self.data])):
+            refuse_unwritable(path)  # they stand in Flower's node configuration
+        for name in ("node.key", "ca.crt") if part != "executor" else ():
+            if not (self.join / name).is_file():
+                raise EngineError(
+                    f"{self.join} is not a folder to join with",
+                    expected="node.key and ca.crt, as `fedrec deploy init` made them",
+                    got=f"no {name}",
+                    fix="ask the operator for this node's folder",
+                )
+        key = self.join / "node.key"
+        if part != "executor" and key.stat().st_mode & 0o077:
+            raise EngineError(
+                f"others may read {key}",
+                expected="mode 0600",
+                got=f"mode {key.stat().st_mode & 0o777:04o}",
+                fix=f"chmod 600 {key}",
+            )
+        if part != "supernode" and (self.data is None or not self.data.is_file()):
+            shown = self.join / "data.csv" if self.data is None else self.data
+            raise DataError(
+                f"there is no data file {shown}", expected="a CSV file", fix="give --data FILE"
+            )
+        Policy.of(dict(self.config))  # before anything is started
+        for name, value in self.config:
+            self._refuse_strange(name, value)
+
+    def _refuse_strange(self, name: str, value: object) -> None:
+        """Refuse a setting that cannot stand in Flower's node configuration."""
+        text = isinstance(value, str) and not set(value) & set("\"'\\\n")
+        key = name.isascii() and name.replace("-", "").isalnum()
+        if not key or not (text or isinstance(value, bool | int | float)):
+            raise EngineError(
+                f"a node has no setting {name[:100]!r} of that kind",
+                expected="numbers, true, false, or a text without quotes",
+                got=repr(value)[:200],
+                fix=f"see {self.join / 'node.toml'}, and --set",
+            )
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT on which SuperNode and executor meet."""
+        return f"{self.host}:{self.port}"
+
+    def node_config(self) -> str:
+        """Flower's node configuration; the SuperNode hands it to the executor and to nobody
+        else."""
+        table: dict[str, str | int | float | bool] = {
+            "private-dir": str(self.state),
+            **dict(self.config),
+        }
+        if self.data is not None:
+            table |= {
+                "data": str(self.data),
+                "catalogue": str(self.join / "catalogue.json"),
+                "join": str(self.join),
+            }
+        return " ".join(f"{name}={json.dumps(value)}" for name, value in table.items())
+
+
+def plan_of(
+    join: Path,
+    superlink: str,
+    *,
+    data: Path | None = None,
+    state: Path | None = None,
+    host: str = "127.0.0.1",
+    bind: str | None = None,
+    port: int = 9094,
+    settings: Sequence[str] = (),
+) -> ClientPlan:
+    """The plan of a client from the folder that it joins with, and what its owner says.
+
+    Args:
+        join: the folder.
+        superlink: HOST:PORT of the deployment's door.
+        data: the data; default: `data.csv` in the folder, if it is there.
+        state: folder of what is kept; default: `state` in the folder.
+        host: address on which the executor reaches the SuperNode.
+        bind: address that the SuperNode listens on for it; default: the same.
+        port: port on which they meet.
+        settings: such as `most-rounds=100`; beside those in the folder's `node.toml`.
+    """
+    join = join.expanduser().resolve()
+    found = join / "data.csv" if data is None and (join / "data.csv").is_file() else data
+    file = join / "node.toml"
+    table = read_settings(file) if file.is_file() else {}
+    for text in settings:
+        table = override(table, text)
+    return ClientPlan(
+        join=join,
+        superlink=superlink,
+        data=None if found is None else found.expanduser().resolve(),
+        state=(state or join / "state").expanduser().resolve(),
+        host=host,
+        bind=bind,
+        port=port,
+        config=tuple(table.items()),
+    )
+
+
+def prepare(plan: ClientPlan, part: str = "all") -> None:
+    """Make what SuperNode and executor need to meet, where it is not there yet; an executor alone
+    waits for it.
+
+    Raises:
+        EngineError, DataError: see `ClientPlan.check`.
+    """
+    plan.check(part)
+    meeting = plan.state / "meeting"
+    while part == "executor" and not (meeting / "node.secret").exists():
+        time.sleep(0.2)
+    if not meeting.exists():
+        private_folder(private_folder(plan.state) / "meeting")
+    if not (meeting / "node.secret").exists():
+        authority = Authority.create("fedrec node")
+        issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
+        write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is forgotten
+        write_private(meeting / "node.crt", issued.certificate)
+        write_private(meeting / "node.key", issued.key)
+        write_private(meeting / "node.secret", new_secret())
+
+
+def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
+    """Flags of the SuperNode: TLS, its own key, and an executor apart from it."""
+    meeting = plan.state / "meeting"
+    return (
+        *("--superlink", plan.superlink),
+        *("--root-certificates", str(plan.join / "ca.crt")),
+        *("--auth-supernode-private-key", str(plan.join / "node.key")),
+        *("--isolation", "process", "--host", plan.bind or plan.host, "--port", str(plan.port)),
+        *("--ssl-certfile", str(meeting / "node.crt"), "--ssl-keyfile", str(meeting / "node.key")),
+        *("--ssl-ca-certfile", str(meeting / "ca.crt")),
+        *("--superexec-auth-secret-file", str(meeting / "node.secret")),
+        *("--node-config", plan.node_config()),
+    )
+
+
+def client_processes(plan: ClientPlan) -> list[Process]:
+    """SuperNode and executor."""
+    meeting = plan.state / "meeting"
+    home = {"FLWR_HOME": str(plan.state / "flwr"), WORK_SIGNAL: str(meeting / "work-signal")}
+    noted = {UNFINISHED: str(plan.state / "unfinished")}
+    executor = (
+        *executor_flags(plan.address, meeting / "ca.crt"),
+        *("--superexec-auth-secret-file", str(meeting / "node.secret")),
+    )
+    known = (
+        {}
+        if plan.data is None
+        else {DATA: str(plan.data), CATALOGUE: str(plan.join / "catalogue.json")}
+    )
+    poll = {TASK_POLL: os.environ.get(TASK_POLL, "0.1")}
+    return [
+        Process("supernode", ("supernode", *supernode_flags(plan)), home),
+        Process("executor", ("executor", *executor), {**home, **poll, **known, **noted}),
+    ]
+
+
+def run_client(plan: ClientPlan, part: str = "all") -> None:
+    """Run a client, or one of its two processes, until it is told to stop.
+
+    Raises:
+        EngineError, DataError: see `ClientPlan.check`.
+    """
+    refuse_root_in_a_container()
+    prepare(plan, part)
+    run_nodes(
+        [process for process in client_processes(plan) if part in ("all", process.name)],
+        plan.state / "logs",
+    )
+
+
+def run_nodes(processes: Sequence[Process], folder: Path) -> None:
+    """Run processes of nodes, as forks of this one, until it is told to stop.
+
+    Raises:
+        EngineError: see `longest_poll`.
+    """
+    from simulations.deployment.processes import node
+    from simulations.deployment.processes.node_pool import NodePool
+
+    node.longest_poll()  # refused before anything is started
+    node.import_everything(trains=any(process.command[0] == "executor" for process in processes))
+    NodePool(processes, folder, {"supernode": node.supernode, "executor": node.executor}).run()

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compose file of a deployment: the same processes with the same flags, each in a container.
+
+Networks decide who reaches whom: `inside` joins SuperLink, executor of the ServerApp, operator and
+door; `outside` joins the door and the nodes; each node's SuperNode and executor have a network of
+their own, and the executor, which sees the data, no other. The door alone publishes a port.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedrec.secure.identity import CERTIFICATE, KEY
+from simulations.deployment.client import ClientPlan, supernode_flags
+from simulations.deployment.flower.unfinished import UNFINISHED
+from simulations.deployment.gateway.nginx import rules
+from simulations.deployment.processes.commands import (
+    SERVER,
+    TASK_POLL,
+    executor_flags,
+    superlink_flags,
+)
+
+IMAGE = "fedrec:0.1.0"
+NGINX = "nginxinc/nginx-unprivileged:1.27.3-alpine3.20"
+# who owns the deployment folder, whose keys are 0600
+_USER = "${FEDREC_UID:-10001}:${FEDREC_GID:-10001}"
+_USER_OPTIONS = "uid=${FEDREC_UID:-10001},gid=${FEDREC_GID:-10001}"
+ELSEWHERE = "${FEDREC_DEPLOYMENT:?run fedrec deploy compose}"
+"""The deployment folder for a compose file that lies in another one."""
+_SECRETS, _STATE, _RUNS = (
+    Path("/run/secrets"),
+    Path("/var/lib/fedrec/state"),
+    "/var/lib/fedrec/runs",
+)
+_DATA = Path("/data/data.csv")
+_PYTHON = ("python", "-m")
+_HEALTH = {"interval": "10s", "timeout": "10s", "retries": 6, "start_period": "60s"}
+
+
+def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str = ELSEWHERE) -> str:
+    """The compose file as YAML text.
+
+    Args:
+        nodes: number of nodes that run in this file; each with its own folder `nodes/node-N`.
+        port: port of the door on the host.
+        build: folder of the Dockerfile.
+        deployment: the deployment folder on the host.
+    """
+    numbers = range(1, nodes + 1)
+    services = {
+        "superlink": _superlink(build),
+        "serverapp": _serverapp(),
+        "door": _door(port, deployment),
+        "operator": _operator(deployment),
+    }
+    networks: dict[str, Any] = {"inside": {"internal": True}, "outside": {}}
+    volumes: dict[str, Any] = {"superlink-state": {}, "runs": {}}
+    secrets = {
+        name: {"file": f"{deployment}/{file}"}
+        for name, file in {
+            "ca.crt": "ca.crt",
+            "superlink.crt": "server/superlink.crt",
+            "superlink.key": "server/superlink.key",
+            "door.crt": "server/door.crt",
+            "door.key": "server/door.key",
+            "superexec.secret": "server/superexec.secret",
+        }.items()
+    }
+    for number in numbers:
+        services |= _node(number, deployment)
+        networks[f"node-{number}"] = {"internal": True}
+        volumes |= {f"node-{number}-state": {}, f"node-{number}-meeting": {}}
+        for file in ("node.key", KEY):
+            secrets[f"node-{number}-{file}"] = {"file": f"{deployment}/nodes/node-{number}/{file}"}
+    table = {
+        "services": services,
+        "networks": networks,
+        "volumes": volumes,
+        "secrets": secrets,
+    }
+    return _HEADER + yaml.safe_dump(table, sort_keys=False, width=110)
+
+
+_HEADER = """\
+# SPDX-License-Identifier: Apache-2.0
+# A federation of real clients: SuperLink, executor of the ServerApp, door, and nodes with their
+# executors.
+#
+#   fedrec deploy init DEPLOYMENT --host YOUR.HOST --bind 0.0.0.0 --experiment EXPERIMENT
+#   cd DEPLOYMENT
+#   docker compose up --detach --build
+#   docker compose run --rm operator deploy register /deployment
+#   docker compose run --rm operator deploy run /deployment EXPERIMENT
+#
+# Written by `fedrec deploy init`, with a `.env` that says as whom containers run. The copy at the
+# top of the project is for two nodes; `fedrec deploy compose DEPLOYMENT --into .` writes a `.env`
+# for it.
+"""
+
+
+def door_rules() -> str:
+    """The door's rules in its container."""
+    return rules(
+        listen="0.0.0.0:8443",
+        upstream="superlink:8000",
+        name="superlink",
+        certificate=_SECRETS / "door.crt",
+        key=_SECRETS / "door.key",
+        authority=_SECRETS / "ca.crt",
+        scratch=Path("/tmp"),
+    )
+
+
+def _ours(**settings: Any) -> dict[str, Any]:
+    """What all of our containers have: not root, nothing writable but volumes, no privileges,
+    always started again."""
+    return {
+        "image": IMAGE,
+        "user": _USER,
+        "read_only": True,
+        "tmpfs": [_own("/tmp"), _own("/home/fedrec")],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "init": True,
+        # A node that was killed is refused until its last sign of life is old, and exits each time:
+        # no limit.
+        "restart": "unless-stopped",
+        **settings,
+    }
+
+
+def _own(folder: str) -> str:
+    """A folder in memory that is the container's user's; without these options it is root's."""
+    return f"{folder}:mode=0700,{_USER_OPTIONS}"
+
+
+def _secret(name: str) -> str:
+    return str(_SECRETS / name)
+
+
+def _checked(*arguments: str) -> dict[str, Any]:
+    """How the engine asks whether a container is well."""
+    return {
+        "test": ["CMD", "python", "-m", "simulations.deployment.processes.health", *arguments],
+        **_HEALTH,
+    }
+
+
+def _superlink(build: str) -> dict[str, Any]:
+    flags = superlink_flags(
+        host="0.0.0.0",
+        port=8000,
+        certificate=_SECRETS / "superlink.crt",
+        key=_SECRETS / "superlink.key",
+        authority=_SECRETS / "ca.crt",
+        database=_STATE / "superlink.db",
+    )
+    return _ours(
+        build=build,
+        entrypoint=["python", "-m", SERVER, "superlink"],
+        command=[*flags, "--superexec-auth-secret-file", _secret("superexec.secret")],
+        networks=["inside"],
+        secrets=["ca.crt", "superlink.crt", "superlink.key", "superexec.secret"],
+        volumes=[f"superlink-state:{_STATE}"],
+        healthcheck=_checked("answers", "https://superlink:8000/health", _secret("ca.crt")),
+    )
+
+
+def _serverapp() -> dict[str, Any]:
+    return _ours(
+        entrypoint=["python", "-m", SERVER, "executor"],
+        command=[
+            *executor_flags("superlink:8000", _SECRETS / "ca.crt"),
+            *("--superexec-auth-secret-file", _secret("superexec.secret")),
+        ],
+        environment={TASK_POLL: "0.5", UNFINISHED: f"{_RUNS}/.unfinished"},
+        networks=["inside"],
+        secrets=["ca.crt", "superexec.secret"],
+        volumes=[f"runs:{_RUNS}"],
+        depends_on={"superlink": {"condition": "service_healthy"}},
+        healthcheck=_checked("answers", "https://superlink:8000/health", _secret("ca.crt")),
+    )
+
+
+def _door(port: int, deployment: str) -> dict[str, Any]:
+    return {
+        "image": NGINX,
+        "user": _USER,
+        "read_only": True,
+        "tmpfs": [_own("/tmp")],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "restart": "unless-stopped",
+        "command": ["nginx", "-e", "stderr", "-c", "/etc/nginx/door.conf"],
+        "networks": ["inside", "outside"],
+        "ports": [f"{port}:8443"],
+        "secrets": ["ca.crt", "door.crt", "door.key"],
+        "volumes": [f"{deployment}/server/nginx-compose.conf:/etc/nginx/door.conf:ro"],
+        "depends_on": {"superlink": {"condition": "service_healthy"}},
+        "healthcheck": {
+            "test": [
+                "CMD",
+                "wget",
+                "-q",
+                "--no-check-certificate",
+                "-O",
+                "/dev/null",
+                "https://127.0.0.1:8443/health",
+            ],
+            **_HEALTH,
+        },
+    }
+
+
+def _operator(deployment: str) -> dict[str, Any]:
+    """Commands of the operator, by hand: `docker compose run --rm operator deploy ...`."""
+    return _ours(
+        profiles=["operator"],
+        restart="no",
+        environment={"FEDREC_SUPERLINK": "superlink:8000", "FEDREC_RUNS": _RUNS},
+        networks=["inside"],
+        volumes=[f"{deployment}:/deployment:ro", f"runs:{_RUNS}"],
+    )
+
+
+def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
+    """A node's two containers: one reaches the door and not the data, the other the data and not
+    the door."""
+    name, folder = f"node-{number}", f"{deployment}/nodes/node-{number}"
+    meeting = f"{name}-meeting:{_STATE / 'meeting'}"
+    joined = [
+        f"{folder}/{file}:/join/{file}:ro" for file in ("ca.crt", "node.toml", "catalogue.json")
+    ]
+    command = ["client", "--join", "/join", "--superlink", "door:8443", "--state", str(_STATE)]
+    command += [
+        "--data",
+        str(_DATA),
+        "--host",
+        f"meeting-{number}",
+        "--bind",
+        "0.0.0.0",
+        "--port",
+        "9094",
+    ]
+    alive = _checked("alive", str(_STATE / "logs"))
+    supernode = _ours(
+        command=[*command, "--part", "supernode"],
+        networks={"outside": {}, name: {"aliases": [f"meeting-{number}"]}},
+        secrets=[{"source": f"{name}-node.key", "target": "/join/node.key"}],
+        volumes=[meeting, *joined],
+        depends_on={"door": {"condition": "service_healthy"}},
+        healthcheck=alive,
+    )
+    supernode["tmpfs"] = [*supernode["tmpfs"], _own(str(_STATE))]
+    executor = _ours(
+        command=[*command, "--part", "executor"],
+        networks=[name],
+        environment={
+            "FEDREC_CACHE": str(_STATE / "cache")
+        },  # native code is compiled once, not at each start
+        secrets=[{"source": f"{name}-{KEY}", "target": f"/join/{KEY}"}],
+        volumes=[
+            f"{name}-state:{_STATE}",
+            meeting,
+            *joined,
+            f"{folder}/{CERTIFICATE}:/join/{CERTIFICATE}:ro",
+            f"{folder}/data.csv:{_DATA}:ro",
+        ],
+        depends_on={f"supernode-{number}": {"condition": "service_started"}},
+        healthcheck=alive,
+    )
+    return {f"supernode-{number}": supernode, f"clientapp-{number}": executor}
+
+
+def node_flags() -> tuple[str, ...]:
+    """Flags that `fedrec client` starts a SuperNode in a container with, for a test of them."""
+    plan = ClientPlan(Path("/join"), "door:8443", _DATA, _STATE, host="meeting-1", bind="0.0.0.0")
+    return supernode_flags(plan)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who the containers of a deployment run as, and the files that docker compose reads.
+
+Containers run as whoever owns the deployment folder, as keys are for their owner only; and never as
+root, who in a container is root of the machine. For a root's deployment they run as a user of their
+own, who is given what they open.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedrec.runtime.atomic_files import write_atomically
+from simulations.deployment.compose import ELSEWHERE, compose
+from simulations.deployment.layout import Deployment, refuse_unwritable
+from simulations.deployment.pki.keys import private_folder, write_private
+
+CONTAINER_USER = 10001
+"""User and group that containers run as where root owns the deployment; the image's own user."""
+
+
+def container_user() -> tuple[int, int]:
+    """User and group that containers of a deployment that is made by this process run as."""
+    return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
+
+
+def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
+    """Write `docker-compose.yml`, and the `.env` that each command of docker compose reads.
+
+    Args:
+        deployment: what the containers are for.
+        place: folder of the two files; default: the deployment folder.
+
+    Returns:
+        The compose file.
+
+    Raises:
+        RunError: the folder's path cannot stand in them.
+    """
+    project = Path(__file__).resolve().parents[2]
+    folder = deployment.path if place is None else place.expanduser().resolve()
+    refuse_unwritable(folder)
+    if not folder.exists():
+        private_folder(folder)
+    mounted = "." if folder == deployment.path else ELSEWHERE
+    text = compose(
+        deployment.settings.nodes,
+        port=deployment.settings.port,
+        build=str(project),
+        deployment=mounted,
+    )
+    user, group = container_user()
+    lines = (f"FEDREC_UID={user}", f"FEDREC_GID={group}", f"FEDREC_DEPLOYMENT='{deployment.path}'")
+    write_atomically(folder / "docker-compose.yml", text)
+    write_private(folder / ".env", "\n".join(lines) + "\n")
+    hand_over(deployment)
+    return folder / "docker-compose.yml"
+
+
+def hand_over(deployment: Deployment) -> None:
+    """Give what containers open to their user, if root owns it; the authority's key stays."""
+    user, group = container_user()
+    if user == os.getuid():
+        return
+    kept = deployment.authority_key.parent
+    for folder, _, files in os.walk(deployment.path):
+        if Path(folder) == kept:
+            continue
+        for name in (".", *files):
+            os.chown(Path(folder) / name, user, group, follow_symlinks=False)

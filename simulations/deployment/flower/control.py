@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's calls to a SuperLink: who may come in, who is there, and which runs there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+)
+from flwr.proto.run_pb2 import RunStatus
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What the SuperLink knows of a registered node."""
+
+    node: int
+    status: str
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What the SuperLink knows of a run: `status` such as `running` or `finished:failed`, `details`
+    of a failure."""
+
+    run: int
+    status: str
+    details: str = ""
+
+
+class Control:
+    """The operator's calls to a SuperLink.
+
+    Args:
+        address: HOST:PORT of the SuperLink.
+        authority: certificate of the authority that signed its own.
+    """
+
+    def __init__(self, address: str, authority: Path) -> None:
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-cli")
+        self._client = ControlHttpClient.from_server_address(
+            address,
+            insecure=False,
+            root_certificates=authority.read_bytes(),
+            interceptors=[version],
+        )
+
+    def register(self, public_key: bytes, name: str) -> int:
+        """Let a node in, by its public key in OpenSSH's format; gives its id, also of one that is
+        in already."""
+        point = public_key_to_bytes(serialization.load_ssh_public_key(public_key))  # type: ignore[arg-type]
+        for known in self.nodes():
+            if known.public_key == point:
+                return known.node
+        return self._client.RegisterNode(RegisterNodeRequest(public_key=point, name=name)).node_id
+
+    def nodes(self) -> list[NodeState]:
+        """All registered nodes."""
+        found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [NodeState(node.node_id, node.status, node.public_key) for node in found]
+
+    def runs(self) -> list[RunState]:
+        """All runs, newest first."""
+        runs = self._client.ListRuns(ListRunsRequest()).run_dict.values()
+        found = sorted(runs, key=lambda run: (run.pending_at, run.run_id), reverse=True)
+        return [RunState(run.run_id, _status(run.status), run.status.details) for run in found]
+
+    def log(self, run: int) -> str:
+        """What the ServerApp of a run that ended has printed."""
+        return "".join(
+            part.log_output for part in self._client.StreamLogs(StreamLogsRequest(run_id=run))
+        )
+
+    def stop(self, run: int) -> None:
+        """End a run; its run folder can be resumed."""
+        self._client.StopRun(StopRunRequest(run_id=run))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+
+def _status(status: RunStatus) -> str:
+    return f"{status.status}:{status.sub_status}".rstrip(":")

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executors, which work on each task in a fork of a process that has imported what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse, PushTaskOutputRequest
+from flwr.supercore.cli.flower_superexec import flower_superexec
+from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import exit_handler
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
+
+from fedrec.runtime.backoff import Backoff
+from fedrec.runtime.forks import forked
+from simulations.deployment.flower.pace import PacedTime
+from simulations.deployment.flower.pulls import quick
+from simulations.deployment.flower.unfinished import UNFINISHED, UnfinishedTasks
+from simulations.deployment.flower.work_signal import WorkSignal
+
+PIECES_WAIT = 60.0
+"""Seconds that the ServerApp waits for the pieces of a reply that was announced; Flower's two hours
+are for whoever announces a reply and sends it bit by bit, or never."""
+FIRST_POLL = 0.1
+"""Seconds after work until an executor asks for the next task; the interval that the environment
+sets, if longer."""
+SERVER_POLL, CLIENT_POLL = 1.0, 10.0
+"""Seconds that an executor without work sleeps at most between two questions: the server's as in
+Flower; a node's is woken by a work_signal, and asks for what it may not have heard."""
+LoadApp = Callable[[str, str, str], ClientApp]
+
+# By name, because their packages give functions of the same names.
+http_grid: Any = importlib.import_module("flwr.superlink.grid.http_grid")
+run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+run_superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
+
+
+class ForkExecutor:
+    """Runs each task in a fork of this process, which has imported what it needs.
+
+    Args:
+        kind: of the tasks that are run, and no others.
+        become: runs a task in the fork.
+        ramp: of the sleeps between two questions for a task.
+        unfinished: where tasks are noted; those that an earlier executor left have failed.
+    """
+
+    def __init__(
+        self,
+        kind: TaskType,
+        become: Callable[[ExecutionSpec], None],
+        ramp: Backoff,
+        unfinished: UnfinishedTasks | None = None,
+    ) -> None:
+        self._kind, self._become, self._ramp = kind, become, ramp
+        self._unfinished = unfinished or UnfinishedTasks(None)
+        for spec in self._unfinished.take():
+            _report_failure(spec, "ended together with its executor")
+        self._children: dict[int, ExecutionSpec] = {}
+
+    def get_eligible_capacity(
+        self, supported_task_types: set[TaskType], **_: Any
+    ) -> tuple[set[TaskType], set[str]]:
+        """Tasks of one kind."""
+        return {self._kind} & supported_task_types, set()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Run one task in a child."""
+        self._ramp.restart()
+        self._unfinished.add(spec)
+        self._children[forked(partial(self._run, spec))] = spec
+        return LaunchResult.accepted()
+
+    def _run(self, spec: ExecutionSpec) -> None:
+        exit_handler.registered_exit_handlers.clear()  # the parent's
+        try:
+            self._become(spec)
+        except Exception as error:  # before Flower's own report of errors, which ends the process
+            _report_failure(spec, f"{type(error).__name__}: {error}")
+            raise
+
+    def reconcile(self) -> None:
+        """Collect children that have ended; Flower hears at once of one that was killed, and not
+        after a minute."""
+        for child, spec in list(self._children.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del self._children[child]
+                self._unfinished.remove(spec)
+                if os.WIFSIGNALED(status):
+                    _report_failure(spec, f"ended by signal {os.WTERMSIG(status)}")
+
+    def close(self) -> None:
+        """End the children."""
+        for child in self._children:
+            try:
+                os.kill(child, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+
+
+def _report_failure(spec: ExecutionSpec, reason: str) -> None:
+    """Say in the place of a task's process that it failed; if nobody hears it, Flower finds out by
+    itself."""
+    client = RuntimeHttpClient.from_server_address(
+        server_address=spec.runtime_api_address,
+        insecure=spec.insecure,
+        root_certificates=_certificates(spec),
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            RuntimeTokenHttpInterceptor(spec.token),
+        ],
+    )
+    try:
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=reason))
+    except httpx.HTTPError as error:
+        print(
+            f"task {spec.task_id} {reason}, which could not be reported: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+    finally:
+        client.close()
+
+
+def _certificates(spec: ExecutionSpec) -> bytes | None:
+    return (
+        None
+        if spec.root_certificates_path is None
+        else Path(spec.root_certificates_path).read_bytes()
+    )
+
+
+class TolerantClient(RuntimeHttpClient):
+    """An executor's calls, of which one that fails on the server is made again later.
+
+    Flower's executor ends instead, and the ServerApp that it started ends with it: the whole run,
+    for a busy database.
+    """
+
+    def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:
+        """A task, or none."""
+        try:
+            return super().AcquireTask(request)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise
+            return AcquireTaskResponse()
+
+
+def server_executor(arguments: list[str]) -> None:
+    """`flower-superexec` that forks ServerApps, and outlives a failed call."""
+    _execute(
+        TaskType.SERVER_APP,
+        _serve_run,
+        Backoff(FIRST_POLL, SERVER_POLL),
+        WorkSignal(None),
+        arguments,
+    )
+
+
+def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSignal) -> None:
+    """`flower-superexec` that forks ClientApps, when a work signal rings."""
+    become = partial(_work_on_message, load_app=load_app)
+    _execute(TaskType.CLIENT_APP, become, Backoff(FIRST_POLL, CLIENT_POLL), work_signal, arguments)
+
+
+def _execute(
+    kind: TaskType,
+    become: Callable[[ExecutionSpec], None],
+    ramp: Backoff,
+    work_signal: WorkSignal,
+    arguments: list[str],
+) -> None:
+    run_superexec.RuntimeHttpClient = TolerantClient
+    run_superexec.time = PacedTime(lambda interval: max(interval, ramp.next()), work_signal.sleep)
+    folder = os.environ.get(UNFINISHED)
+    unfinished = UnfinishedTasks(None if folder is None else Path(folder))
+    run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, ramp, unfinished)
+    sys.argv = ["flower-superexec", *arguments]
+    flower_superexec()
+
+
+def _work_on_message(spec: ExecutionSpec, *, load_app: LoadApp) -> None:
+    run_clientapp.pull_and_inflate_object_from_tree = quick(
+        run_clientapp.pull_and_inflate_object_from_tree
+    )
+    run_clientapp.get_load_client_app_fn = lambda **_: (
+        load_app
+    )  # the node's own code, never the app bundle's
+    run_clientapp.install_from_fab = lambda *_, **__: None
+    run_clientapp.run_clientapp(
+        runtime_api_address=spec.runtime_api_address,
+        token=spec.token,
+        insecure=spec.insecure,
+        certificates=_certificates(spec),
+        parent_pid=spec.parent_pid,
+        runtime_dependency_install=False,
+    )
+
+
+def _serve_run(spec: ExecutionSpec) -> None:
+    http_grid.pull_objects = quick(http_grid.pull_objects, max_time=PIECES_WAIT)
+    certificates = (
+        ()
+        if spec.root_certificates_path is None
+        else ("--root-certificates", spec.root_certificates_path)
+    )
+    sys.argv = [
+        "flwr-serverapp",
+        "--runtime-api-address",
+        spec.runtime_api_address,
+        "--token",
+        spec.token,
+    ]
+    sys.argv += [*certificates, "--parent-pid", str(os.getppid())]
+    flwr_serverapp()

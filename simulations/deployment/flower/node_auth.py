@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a call is signed by a node of the deployment, as Flower's SuperNodes sign theirs; from
+its headers alone.
+
+The SuperLink looks again, and at who of them it is; but it reads the whole body first.
+"""
+
+from __future__ import annotations
+
+import binascii
+import datetime
+import time
+from base64 import b64decode
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    public_key_to_bytes,
+    verify_signature,
+)
+
+_LOOK_AGAIN = 2.0  # seconds between two looks for keys that were added
+
+
+class NodeSignatures:
+    """The keys of a deployment's nodes, and what they have signed.
+
+    Args:
+        folder: holds a folder with `node.pub` for each node; nodes may be added while this runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._keys: frozenset[bytes] = frozenset()
+        self._looked = float("-inf")
+
+    def refusal(self, headers: Mapping[str, str]) -> str | None:
+        """Why a call with these headers is none of a node's; None if it is one."""
+        try:
+            public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+            timestamp = headers[TIMESTAMP_HEADER]
+            age = (now() - datetime.datetime.fromisoformat(timestamp)).total_seconds()
+        except (KeyError, ValueError, TypeError, binascii.Error):
+            return "no signature"
+        if not self._knows(public):
+            return "an unknown key"
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            return "an old signature"
+        if not verify_signature(bytes_to_public_key(public), timestamp.encode(), signature):
+            return "a wrong signature"
+        return None
+
+    def _knows(self, public: bytes) -> bool:
+        if public not in self._keys and time.monotonic() - self._looked > _LOOK_AGAIN:
+            self._looked = time.monotonic()
+            self._keys = frozenset(
+                key for file in self._folder.glob("*/node.pub") if (key := _read(file)) is not None
+            )
+        return public in self._keys
+
+
+def _read(file: Path) -> bytes | None:
+    """A public key as Flower sends it; None for one that is just being written."""
+    try:
+        return public_key_to_bytes(load_ssh_public_key(file.read_bytes()))  # type: ignore[arg-type]
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SuperLink: more patience with its database and with silent runs, less that it keeps and
+writes."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from flwr.app import Message
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
+from flwr.superlink.cli.flower_superlink import flower_superlink
+from sqlalchemy import select
+
+from simulations.deployment.flower import direct_middleware
+
+TASK_SILENCE = 150.0
+"""Half of the seconds after which the SuperLink gives up a ServerApp that it does not hear of
+(Flower: 30), so that a machine may be suspended for some minutes. A ServerApp that ended is
+reported by its executor, at once."""
+DATABASE_WAIT_MS = 60_000
+"""Milliseconds that the SuperLink waits for a lock on its database."""
+OVERDUE, TIDYING = 120.0, 30.0
+"""Seconds that the SuperLink keeps what belongs to a message after its time; least seconds between
+two looks."""
+SETTLING = 1.0
+"""Least seconds between two looks for tasks that fell silent, and between two entries of bytes that
+travelled."""
+
+# By name, because their packages give functions of the same names.
+linkstate_factory: Any = importlib.import_module(
+    "flwr.server.superlink.linkstate.linkstate_factory"
+)
+sql_corestate: Any = importlib.import_module("flwr.supercore.corestate.sql_corestate")
+sql_mixin: Any = importlib.import_module("flwr.supercore.sql_mixin")
+
+
+class Seldom:
+    """Lets one caller through at a time, and none for a while after it.
+
+    Args:
+        seconds: how long.
+        at_once: whether the first caller need not wait so long.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, seconds: float, *, at_once: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds, self._clock, self._busy = seconds, clock, Lock()
+        self._next = clock() + (0.0 if at_once else seconds)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do the work, if it is time for it and nobody else does."""
+        if self._clock() >= self._next and self._busy.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                self._next = self._clock() + self._seconds
+                self._busy.release()
+
+
+class TidyLinkState(SqlLinkState):
+    """The SuperLink's memory without the pieces of messages whose time is over, and with fewer
+    writes to its file.
+
+    Flower forgets such a message when it is asked for, but keeps the parameters that it carried
+    until the run ends: where nodes come and go, half a megabyte for each round of a small model. It
+    also forgets a message before its answer has been read, and while a late answer is still being
+    sent; so pieces go `OVERDUE` seconds later.
+
+    With every piece of a message Flower also writes to its database, of which there is one writer
+    at a time: it marks tasks that have fallen silent, and adds up bytes. With many nodes that was
+    half of the SuperLink's work; here it is done for all pieces of a second. Of the bytes, which
+    are shown and used for nothing else, those of a run's last second may be missing.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._forgotten: deque[tuple[float, set[str]]] = deque()
+        self._tidying = Seldom(TIDYING, at_once=False)
+        self._expiring, self._entering = Seldom(SETTLING), Seldom(SETTLING)
+        self._bytes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        self._counting = Lock()
+
+    def store_message_ins(self, message: Message) -> str | None:
+        """See Flower's; now and then, what belongs to messages that are over is forgotten."""
+        self._tidying.run(self._tidy)
+        return super().store_message_ins(message)
+
+    def store_traffic(self, run_id: int, bytes_sent: int, bytes_recv: int) -> None:
+        """See Flower's; written once a second."""
+        with self._counting:
+            counts = self._bytes[run_id]
+            counts[0] += bytes_sent
+            counts[1] += bytes_recv
+        self._entering.run(self._enter_bytes)
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """See Flower's; remembers whose pieces are to go."""
+        if not message_ins_ids:
+            return
+        answered = MessageRes.reply_to_message_id.in_(message_ins_ids)
+        with self.session() as session:
+            answers = {
+                str(found)
+                for found in session.scalars(select(MessageRes.message_id).where(answered))
+            }
+            super().delete_messages(message_ins_ids)
+        self._forgotten.append((time.monotonic(), message_ins_ids | answers))
+
+    def _cleanup_expired_task_tokens(self) -> None:
+        """See Flower's; at most once a second."""
+        self._expiring.run(super()._cleanup_expired_task_tokens)
+
+    def _enter_bytes(self) -> None:
+        with self._counting:
+            counted, self._bytes = self._bytes, defaultdict(lambda: [0, 0])
+        for run_id, (sent, received) in counted.items():
+            with suppress(ValueError):  # the run is gone
+                super().store_traffic(run_id, bytes_sent=sent, bytes_recv=received)
+
+    def _tidy(self) -> None:
+        self.forget_overdue(time.time() - OVERDUE)
+        self.drop_pieces(time.monotonic() - OVERDUE)
+
+    def forget_overdue(self, moment: float) -> None:
+        """Forget messages whose lifetime ended before a moment, in seconds since 1970, with their
+        answers."""
+        ends = MessageIns.created_at + MessageIns.ttl
+        with self.session() as session:
+            found = session.scalars(select(MessageIns.message_id).where(ends < moment))
+            self.delete_messages({str(identifier) for identifier in found})
+
+    def drop_pieces(self, moment: float) -> None:
+        """Drop the pieces of messages that were forgotten before a moment of the monotonic clock,
+        if any are left."""
+        while self._forgotten and self._forgotten[0][0] < moment:
+            for identifier in self._forgotten.popleft()[1]:
+                if identifier in self.object_store:
+                    self.object_store.delete(identifier)
+
+
+def superlink(arguments: list[str]) -> None:
+    """`flower-superlink` that waits longer for its database than 5 s, and for its runs than a
+    minute."""
+    direct_middleware.use()
+    linkstate_factory.SqlLinkState = TidyLinkState
+    sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE
+    kept = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
+    sql_mixin.SQLITE_PRAGMAS = (("busy_timeout", str(DATABASE_WAIT_MS)), *kept)
+    sys.argv = ["flower-superlink", *arguments]
+    gc.collect()
+    # what was imported until now is left out of every later look for garbage, a seventh of the work
+    gc.freeze()
+    flower_superlink()

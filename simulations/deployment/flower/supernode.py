@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SuperNode: shorter waits, faster signs of life, and one answer to every message."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore import heartbeat
+from flwr.supercore.object_store import ObjectStore
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.cli.flower_supernode import flower_supernode
+from flwr.supernode.nodestate import in_memory_nodestate
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+from fedrec.runtime.backoff import Backoff
+from simulations.deployment.flower import direct_middleware
+from simulations.deployment.flower.pace import PacedTime
+from simulations.deployment.flower.pulls import quick
+from simulations.deployment.flower.work_signal import WorkSignal
+
+FLOWER_POLL = 3.0
+"""Seconds that Flower's SuperNode would sleep between two questions for a message; shorter sleeps
+wait for a reply."""
+FIRST_POLL = 0.1
+"""Seconds after a message until the SuperNode asks for the next one."""
+FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
+"""Seconds between two looks for the reply to a message (Flower: .5)."""
+HEARTBEAT = 15.0
+"""Seconds between a node's signs of life (Flower's default is 30, its least 10); a node is given up
+after two. Shorter brings a killed node back sooner; longer lets the SuperLink be away for longer
+before it gives up living nodes."""
+
+# By name, because their packages give functions of the same names.
+nodestate_factory: Any = importlib.import_module("flwr.supernode.nodestate.nodestate_factory")
+start_client_internal: Any = importlib.import_module("flwr.supernode.start_client_internal")
+importlib.import_module("flwr.supernode.main")  # which each SuperNode would import by itself
+
+
+class NodePace:
+    """How long the SuperNode sleeps: soon again after a message, ever longer without; likewise for
+    the reply to one.
+
+    Args:
+        longest: most seconds between two questions for a message.
+    """
+
+    def __init__(self, longest: float = FLOWER_POLL) -> None:
+        self._message = Backoff(FIRST_POLL, longest, growth=1.3)
+        self._reply = Backoff(FIRST_LOOK, LONGEST_LOOK)
+
+    def __call__(self, seconds: float) -> float:
+        """Seconds to sleep where Flower would sleep so many."""
+        if seconds < FLOWER_POLL:  # it waits for the reply to a message: there is work
+            self._message.restart()
+            return min(seconds, self._reply.next())
+        self._reply.restart()
+        return self._message.next()
+
+
+class AnsweringNodeState(InMemoryNodeState):
+    """A SuperNode's memory that answers every message once, and never with the answer to another
+    one.
+
+    Flower's SuperNode works on one message at a time, and waits for any reply without end. A
+    process that was ended together with its executor gives none: the node would stay online and
+    never take a message again. A message whose run was stopped while it arrived is forgotten by the
+    loop but not by this memory: its late reply would be taken for that to the next message, whose
+    own would be left lying.
+    """
+
+    _newest_task: int | None = None
+
+    def __init__(self, object_store: ObjectStore, work_signal: WorkSignal | None = None) -> None:
+        super().__init__(object_store)
+        self._work_signal = work_signal or WorkSignal(None)
+        self._forgotten: deque[str] = deque(maxlen=1000)
+
+    def store_message(self, message: Message) -> str | None:
+        """See Flower's; a new message means that those before it are done with."""
+        if not message.metadata.reply_to_message_id:
+            with self.lock_msg_store:
+                stale = [
+                    identifier
+                    for identifier in self.msg_store
+                    if identifier != message.metadata.message_id
+                ]
+                self._forgotten.extend(stale)
+                self.delete_messages(message_ids=stale)
+            for identifier in stale:
+                self.object_store.delete(identifier)
+        return super().store_message(message)
+
+    def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
+        """See Flower's, without replies to messages that are done with."""
+        found = super().get_messages_legacy(**asked)
+        return [
+            message
+            for message in found
+            if message.metadata.reply_to_message_id not in self._forgotten
+        ]
+
+    def create_task(self, *args: Any, **kwargs: Any) -> int | None:
+        """See Flower's, which keeps all tasks that ever were; one message, and so one task, is in
+        work at a time.
+
+        The work signal tells the executor of it.
+        """
+        with self.lock_task_store:
+            for known in [
+                task.task_id
+                for task in self.task_store.values()
+                if task.status.status == Status.FINISHED
+            ]:
+                del self.task_store[known]
+        created = super().create_task(*args, **kwargs)
+        self._newest_task = created if created is not None else self._newest_task
+        self._work_signal.ring()
+        return created
+
+    def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
+        """See Flower's; a task that failed late must not answer for the message after its own."""
+        finished = super().finish_task(task_id, sub_status, details)
+        if finished and sub_status != SubStatus.COMPLETED and task_id == self._newest_task:
+            runs = {task.run_id for task in self.get_tasks(task_ids=[task_id])}
+            self._store_error_replies(runs, in_memory_nodestate.CLIENT_APP_CRASHED_ERROR)
+        return finished
+
+    def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
+        """See Flower's, which leaves out messages that the process had not fetched yet."""
+        with self.lock_msg_store:
+            for entry in self.msg_store.values():
+                if (
+                    entry.message.metadata.run_id in run_ids
+                    and not entry.message.metadata.reply_to_message_id
+                ):
+                    entry.is_retrieved = True
+            super()._store_error_replies(run_ids, error)
+
+
+def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal) -> None:
+    """`flower-supernode` with other waits, faster signs of life, and an answer to every message.
+
+    Args:
+        arguments: of `flower-supernode`.
+        longest_poll: most seconds between two questions for a message.
+        work_signal: rung for the executor.
+    """
+    direct_middleware.use()
+    start_client_internal.time = PacedTime(NodePace(longest_poll))  # type: ignore[attr-defined]
+    start_client_internal.pull_objects = quick(start_client_internal.pull_objects)
+    nodestate_factory.InMemoryNodeState = partial(AnsweringNodeState, work_signal=work_signal)
+    for module in (heartbeat, fleet_http_connection):
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks that an executor has started and not seen the end of, kept in files.
+
+An executor that is killed together with its children, as a container is, has nobody left to say
+that their tasks failed, and Flower waits five minutes for a ServerApp's next sign of life. Started
+again, it finds them here and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulations.deployment.pki.keys import private_folder, write_private
+
+if TYPE_CHECKING:
+    from flwr.supercore.superexec.executor.types import ExecutionSpec
+
+UNFINISHED = "FEDREC_UNFINISHED"
+"""Names in the environment the folder where an executor notes tasks that have not ended."""
+
+
+class UnfinishedTasks:
+    """The unfinished tasks of one executor.
+
+    Args:
+        folder: where they are kept, readable by their owner, as each has its token; or nowhere.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = None if folder is None else private_folder(folder)
+
+    def add(self, task: ExecutionSpec) -> None:
+        """Remember a task that is being started."""
+        if self._folder is not None:
+            write_private(self._file(self._folder, task), json.dumps(asdict(task)))
+
+    def remove(self, task: ExecutionSpec) -> None:
+        """Forget a task that has ended."""
+        if self._folder is not None:
+            self._file(self._folder, task).unlink(missing_ok=True)
+
+    def take(self) -> list[ExecutionSpec]:
+        """Those that an earlier executor left, which are forgotten; damaged files are left out."""
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.superexec.executor.types import ExecutionSpec
+
+        found = []
+        for file in [] if self._folder is None else sorted(self._folder.glob("*.json")):
+            try:
+                table = json.loads(file.read_text())
+                found.append(ExecutionSpec(**{**table, "task_type": TaskType(table["task_type"])}))
+            except (OSError, ValueError, TypeError, KeyError):
+                pass
+            file.unlink(missing_ok=True)
+        return found
+
+    @staticmethod
+    def _file(folder: Path, task: ExecutionSpec) -> Path:
+        return folder / f"{task.task_id}.json"

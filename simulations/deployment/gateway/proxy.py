@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door of a deployment: a reverse proxy with TLS that lets through what nodes need, and nothing
+else.
+
+Flower's SuperLink answers nodes (`/v1/fleet/...`), operators (`/v1/control/...`) and executors
+(`/v1/runtime/...`) on one port, and asks operators for no password: whoever reaches that port may
+start runs. So that port stays inside, and this one is what clients reach. Only the node's calls
+pass, by exact path; the answer to all others is 404 and a line in the log. Of a call that no node
+of the deployment has signed nothing but the headers is read. Flower's own node authentication,
+which is the SuperLink's, passes through in headers.
+
+For deployments without Docker and without nginx; `nginx.py` writes the same rules for nginx.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from simulations.deployment.flower.node_auth import NodeSignatures
+
+log = logging.getLogger("fedrec")
+FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")
+"""Paths that nodes may ask for, as they stand in the request: no dots, no escapes, nothing after
+them."""
+HEALTH = b"/health"
+MOST_BYTES = 32 * 2**20
+"""Largest body of a request; Flower sends arrays in pieces of 5 MiB."""
+MOST_HELD = 256 * 2**20
+"""Largest sum of all bodies that are held at a time."""
+_CLOSE = {"connection": "close"}
+_HOP_BY_HOP = {
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailers",
+    "upgrade",
+}
+_DROPPED = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "content-encoding",
+    "accept-encoding",
+}
+
+
+def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Starlette:
+    """The proxy as an ASGI application.
+
+    Args:
+        upstream: HOST:PORT of the SuperLink.
+        authority: certificate of the authority that signed the SuperLink's.
+        nodes: folder of the nodes whose calls may pass, see `NodeSignatures`; None: the SuperLink
+            alone looks.
+    """
+    context = ssl.create_default_context(cafile=str(authority))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        async with httpx.AsyncClient(
+            base_url=f"https://{upstream}",
+            verify=context,
+            timeout=60,
+            limits=limits,
+            trust_env=False,
+        ) as client:
+            app.state.client, app.state.held = client, 0
+            app.state.signatures = None if nodes is None else NodeSignatures(nodes)
+            yield
+
+    methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    return Starlette(routes=[Route("/{path:path}", _pass, methods=methods)], lifespan=lifespan)
+
+
+def allowed(method: str, path: bytes) -> bool:
+    """Whether a request may pass; `path` as it stands in the request, without what follows a
+    question mark."""
+    return method == "POST" and FLEET.fullmatch(path) is not None
+
+
+async def _pass(request: Request) -> Response:
+    path, method = request.scope["raw_path"].partition(b"?")[0], request.method
+    if path == HEALTH and method in ("GET", "HEAD"):
+        return PlainTextResponse("")
+    if not allowed(method, path) or request.url.query:
+        return _refused(request, "", 404)
+    signatures = request.app.state.signatures
+    why = None if signatures is None else signatures.refusal(request.headers)
+    if why is not None:
+        return _refused(request, f", with {why}", 401)
+    headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            request.app.state.held += len(piece)
+            body += piece
+            if len(body) > MOST_BYTES:
+                return PlainTextResponse("too large\n", 413, _CLOSE)
+            if request.app.state.held > MOST_HELD:
+                return PlainTextResponse(
+                    "too much at once\n", 503, _CLOSE
+                )  # which Flower's nodes try again
+        answer = await request.app.state.client.request(
+            method, path.decode(), headers=headers, content=bytes(body)
+        )
+    except httpx.HTTPError as error:
+        log.warning("the SuperLink did not answer: %s", error)
+        return PlainTextResponse("the SuperLink did not answer\n", 503)
+    finally:
+        request.app.state.held -= len(body)
+    kept = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
+    return Response(answer.content, answer.status_code, kept)
+
+
+def _refused(request: Request, why: str, status: int) -> Response:
+    """A refusal, whose body nobody reads."""
+    client = request.client.host if request.client else "?"
+    path = request.scope["raw_path"].partition(b"?")[0][:200]
+    log.warning("refused %s %r from %s%s", request.method, path, client, why)
+    return PlainTextResponse("not found\n" if status == 404 else "refused\n", status, _CLOSE)
+
+
+def serve(
+    *,
+    host: str,
+    port: int,
+    upstream: str,
+    certificate: Path,
+    key: Path,
+    authority: Path,
+    nodes: Path | None,
+) -> None:
+    """Run the proxy until it is stopped."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    config = uvicorn.Config(
+        create_app(upstream, authority, nodes),
+        host=host,
+        port=port,
+        ssl_certfile=str(certificate),
+        ssl_keyfile=str(key),
+        ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+        server_header=False,
+    )
+    uvicorn.Server(config).run()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making a deployment folder: authority, certificates, keys, secrets, and the files that start
+it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fedrec.errors import RunError
+from fedrec.runtime.atomic_files import write_atomically
+from fedrec.secure.identity import CERTIFICATE, KEY
+from simulations.deployment.compose import door_rules
+from simulations.deployment.containers import write_compose
+from simulations.deployment.gateway.nginx import rules
+from simulations.deployment.layout import Deployment, DeploymentConfig, refuse_unwritable
+from simulations.deployment.pki.certificates import Authority, Issued
+from simulations.deployment.pki.keys import NodeKey, new_secret, private_folder, write_private
+
+SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
+
+
+def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
+    """Make a new deployment folder.
+
+    Raises:
+        RunError: there is something at `path` already.
+    """
+    path = path.expanduser().resolve()
+    refuse_unwritable(path)
+    if path.exists() and any(path.iterdir()):
+        raise RunError(
+            f"{path} is not empty", expected="a new or empty folder", fix="choose another folder"
+        )
+    private_folder(path)
+    deployment = Deployment.create(path, settings)
+    authority = Authority.create(f"fedrec deployment {path.name}")
+    write_atomically(deployment.authority, authority.issued.certificate)
+    write_private(private_folder(path / "authority") / "ca.key", authority.issued.key)
+    private_folder(deployment.server)
+    _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
+    _write(deployment.server, "door", authority.issue([*settings.hosts, "door"]))
+    write_private(deployment.server / "superexec.secret", new_secret())
+    _write_connection(deployment)
+    write_private(deployment.server / "nginx.conf", _nginx_rules(deployment))
+    write_private(deployment.server / "nginx-compose.conf", door_rules())
+    private_folder(deployment.logs)
+    private_folder(path / "nodes")
+    for folder in deployment.node_folders():
+        make_node(deployment, authority, folder)
+    write_compose(deployment)
+    return deployment
+
+
+def make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
+    """The folder that is handed to a node: its keys, its certificate, and the authority's."""
+    private_folder(folder)
+    _make_signing_key(authority, folder)
+    key = NodeKey.create()
+    write_private(folder / "node.key", key.private)
+    write_atomically(folder / "node.pub", key.public)
+    shutil.copyfile(deployment.authority, folder / "ca.crt")
+
+
+def _make_signing_key(authority: Authority, folder: Path) -> None:
+    """What a node proves itself to other nodes with."""
+    issued = authority.issue_node(folder.name)
+    write_private(folder / KEY, issued.key)
+    write_atomically(folder / CERTIFICATE, issued.certificate)
+
+
+def add_nodes(deployment: Deployment, count: int) -> Deployment:
+    """The same deployment with more nodes; they may join while it runs, once they are registered.
+
+    Nodes that an older version made get the keys that they lack, without any more nodes too.
+
+    Raises:
+        RunError: the authority's key is not there.
+    """
+    before = deployment.settings.nodes
+    authority = _authority(deployment)
+    for folder in deployment.node_folders():
+        if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):
+            _make_signing_key(authority, folder)
+    for number in range(before + 1, before + count + 1):
+        make_node(deployment, authority, deployment.node(number))
+    grown = deployment.changed(nodes=before + count)
+    write_compose(grown)
+    return grown
+
+
+def _authority(deployment: Deployment) -> Authority:
+    if not deployment.authority_key.is_file():
+        raise RunError(
+            "the authority's key is not there",
+            expected=f"{deployment.authority_key}, to sign the certificates of new nodes with",
+            fix="bring it back for as long as this takes",
+        )
+    return Authority(
+        Issued(deployment.authority.read_bytes(), deployment.authority_key.read_bytes())
+    )
+
+
+def _write(folder: Path, name: str, issued: Issued) -> None:
+    write_atomically(folder / f"{name}.crt", issued.certificate)
+    write_private(folder / f"{name}.key", issued.key)
+
+
+def _nginx_rules(deployment: Deployment) -> str:
+    settings, server = deployment.settings, deployment.server
+    return rules(
+        listen=f"{settings.bind}:{settings.port}",
+        upstream=deployment.superlink,
+        name="localhost",
+        certificate=server / "door.crt",
+        key=server / "door.key",
+        authority=deployment.authority,
+        scratch=private_folder(server / "nginx"),
+    )
+
+
+def _write_connection(deployment: Deployment) -> None:
+    """How the operator's commands reach the SuperLink."""
+    private_folder(deployment.flower_home)
+    write_private(deployment.flower_home / "config.toml", connection(deployment))
+
+
+def connection(deployment: Deployment) -> str:
+    """Flower's configuration of how the SuperLink is reached."""
+    lines = (
+        "[superlink]",
+        'default = "fedrec"',
+        "",
+        "[superlink.fedrec]",
+        f'address = "{deployment.superlink}"',
+        f'root-certificates = "{deployment.authority}"',
+    )
+    return "\n".join(lines) + "\n"

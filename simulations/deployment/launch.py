@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An experiment on a deployment: the same TOML file, run by the nodes that are there.
+
+The run folder lies where the ServerApp runs. The nodes get the resolved experiment in Flower's run
+configuration, and read their own data, never what its `[dataset]` names. Centralised baselines need
+everybody's data and are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tomli_w
+
+from fedrec.errors import EngineError, RunError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from simulations.deployment.flower.control import Control, RunState
+from simulations.deployment.initialise import connection
+from simulations.deployment.layout import Deployment
+from simulations.deployment.pki.keys import private_folder, write_private
+from simulations.deployment.processes.commands import Process, environment_of, script
+from simulations.engines.flower import app_folder
+
+DEADLINE = 120.0
+"""Seconds that a round waits for nodes, unless the experiment says otherwise."""
+OUTAGE = 120.0
+"""Seconds without a SuperLink before a command that waits for a run gives up; the run itself goes
+on."""
+MOST_FAILURES = 0.5
+"""Share of a round's nodes that may fail, unless the experiment says otherwise."""
+
+
+def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+    """An experiment as it runs on a deployment: no baselines, rounds that outlive nodes, and one
+    evaluation at the end unless another interval is asked for, as owners count evaluations.
+
+    Raises:
+        ExperimentError: the experiment, or an override, is wrong.
+    """
+    given = load(source, overrides)
+    engine = {"name": "flower", "threads": given.engine.threads or 1}
+    engine |= {"timeout": DEADLINE} if given.engine.timeout == type(given.engine)().timeout else {}
+    engine |= {"max-failures": MOST_FAILURES} if given.engine.max_failures == 0 else {}
+    table = given.table()
+    table["engine"] = {**table["engine"], **engine}
+    each_round = given.evaluation.every == type(given.evaluation)().every
+    table["evaluation"] = {
+        **table["evaluation"],
+        "baselines": [],
+        **({"every": 0} if each_round else {}),
+    }
+    return load(table)
+
+
+def start(deployment: Deployment, folder: RunFolder) -> int:
+    """Hand a run folder, new or broken off, to the SuperLink; gives Flower's id of the run.
+
+    Raises:
+        EngineError: the SuperLink did not take it.
+    """
+    config = {
+        "resolved": json.dumps(folder.experiment.table(), sort_keys=True),
+        "output": str(folder.path),
+        "deployment": True,
+        "run": run_key(folder),
+        "most-clients": deployment.settings.most_clients or 0,
+    }
+    with tempfile.TemporaryDirectory(prefix="fedrec-deploy-") as scratch:
+        file = Path(scratch) / "run.toml"
+        file.write_text(tomli_w.dumps(config), encoding="utf-8")
+        app = app_folder(Path(scratch) / "fedrec")
+        command = (script("flwr"), "run", str(app), "fedrec", "--format", "json", "-c", str(file))
+        home = {"FLWR_HOME": str(private_folder(Path(scratch) / "home"))}
+        write_private(Path(scratch) / "home" / "config.toml", connection(deployment))
+        environment = environment_of(Process("run", command, home))
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
+    try:
+        return int(json.loads(done.stdout)["run-id"])
+    except (ValueError, KeyError):
+        raise EngineError(
+            "the SuperLink did not take the run",
+            expected="the id of a run",
+            got=(done.stdout + done.stderr).strip()[-2000:],
+            fix=f"fedrec deploy status {deployment.path}",
+        ) from None
+
+
+def run_key(folder: RunFolder) -> str:
+    """What nodes keep private state of a run under: the same for a resumed run, another for every
+    other."""
+    about = (folder.path / "run.json").read_bytes()
+    return hashlib.sha256(str(folder.path).encode() + about).hexdigest()[:16]
+
+
+def wait(deployment: Deployment, folder: RunFolder, run: int, *, poll: float = 1.0) -> Result:
+    """Wait for the end of a run.
+
+    Raises:
+        EngineError: the run failed, or its ServerApp was lost; what it had reported is in the run
+            folder.
+    """
+    ended = _end_of(deployment, run, poll)
+    status = folder.status()
+    if status["state"] == "finished":
+        return folder.read_result()
+    log = folder.log_file.read_text(errors="replace") if folder.log_file.exists() else ""
+    raise EngineError(
+        "the run did not finish",
+        expected="a finished run",
+        got=(
+            f"{ended.status}; the run folder says {status['state']!r} after round"
+            f" {_last_round(folder)}\n"
+            f"{ended.details}\n{_last_lines(log or _log_of_server_app(deployment, run))}"
+        ),
+        fix=f"fedrec deploy resume {deployment.path} {folder.path}",
+    )
+
+
+def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
+    """How Flower says that a run ended; a SuperLink that is started again in between is waited
+    for."""
+    control, heard = Control(deployment.superlink, deployment.authority), time.monotonic()
+    try:
+        while True:
+            try:
+                state = next((state for state in control.runs() if state.run == run), None)
+                heard = time.monotonic()
+                if state is not None and state.status.startswith("finished"):
+                    return state
+            except httpx.HTTPError as error:
+                if time.monotonic() - heard > OUTAGE:
+                    raise EngineError(
+                        "the SuperLink does not answer",
+                        expected=f"an answer within {OUTAGE:.0f} s",
+                        got=str(error),
+                        fix=f"fedrec deploy up {deployment.path}",
+                    ) from None
+            time.sleep(poll)
+    finally:
+        control.close()
+
+
+def resumable(path: Path) -> RunFolder:
+    """A run folder that is not finished.
+
+    Raises:
+        RunError: it is.
+    """
+    folder = RunFolder(path)
+    if folder.status()["state"] == "finished":
+        raise RunError(
+            f"{path} is finished", expected="a run that was broken off", fix="read its result.json"
+        )
+    return folder
+
+
+def _last_round(folder: RunFolder) -> int:
+    file = folder.path / "rounds.csv"
+    return max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
+
+
+def _log_of_server_app(deployment: Deployment, run: int) -> str:
+    """What Flower has of a run that ended before it had a log of its own."""
+    with (
+        suppress(httpx.HTTPError),
+        closing(Control(deployment.superlink, deployment.authority)) as control,
+    ):
+        return control.log(run)
+    return ""
+
+
+def _last_lines(text: str, lines: int = 12) -> str:
+    return "\n".join(text.splitlines()[-lines:]) or "no log"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a deployment: its settings, and where everything in it lies."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field, field_validator
+
+from fedrec.config import Config
+from fedrec.errors import RunError
+from fedrec.runtime.atomic_files import write_atomically
+
+DATA, CATALOGUE = "FEDREC_NODE_DATA", "FEDREC_NODE_CATALOGUE"
+"""Environment variables of the files that a client's executor reads before the first message."""
+_HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+_STRANGE = set("\"'`{};$\\\n\r")
+
+
+class DeploymentConfig(Config):
+    """Settings of a deployment, in `deployment.toml`."""
+
+    hosts: tuple[str, ...] = Field(default=("localhost", "127.0.0.1"), min_length=1)
+    """Names and addresses under which clients reach this machine; the first one is told to them."""
+    bind: str = "127.0.0.1"
+    """Address that the door listens on; 0.0.0.0 for all."""
+    port: int = Field(default=8443, ge=1, le=65535)
+    """Port of the door, the only one that clients reach."""
+    superlink_port: int = Field(default=18000, ge=1, le=65535)
+    """Port of the SuperLink on 127.0.0.1. Whoever reaches it may start runs: never publish it."""
+    node_port: int = Field(default=19100, ge=1, le=65535)
+    """First port on 127.0.0.1 of the nodes that run on this machine; each takes one."""
+    nodes: int = Field(default=2, ge=0)
+    """Number of nodes whose keys were made."""
+    most_clients: int | None = Field(default=None, ge=1)
+    """Clients that a node may host; one that claims more is not let into a run. Runs with noise
+    need it, because the more clients there are, the less noise is thought to be enough.
+    `init --experiment` writes that of the largest shard."""
+    local_nodes: bool = True
+    """Whether `up` starts these nodes on this machine too."""
+    proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
+    """What the door is: `nginx`, our own `python`, or nginx where there is one."""
+
+    @field_validator("hosts", "bind", mode="after")
+    @classmethod
+    def _hosts_that_can_be(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        for host in (value,) if isinstance(value, str) else value:
+            if not _is_host(host):
+                raise ValueError(
+                    "names of letters, digits, '-' and '.' (others as xn--...), or IP addresses"
+                )
+        return value
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # those of TOML and of text are ValueErrors
+        raise RunError(
+            f"{file} cannot be read", expected="TOML text", got=str(error), fix="correct it"
+        ) from None
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Refuse a path that cannot stand in the files and command lines of other programs.
+
+    Raises:
+        RunError: it has quotes, braces or the like.
+    """
+    strange = sorted(set(str(path)) & _STRANGE)
+    if strange or not str(path).isprintable():
+        raise RunError(
+            f"nothing of a deployment can lie in {str(path)!r}",
+            expected=(
+                "a path without quotes, braces, semicolons, dollars, backslashes and line ends"
+            ),
+            got=" ".join(strange) or "a character that cannot be printed",
+            fix="choose another folder",
+        )
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return len(text) <= 253 and _HOST.fullmatch(text) is not None
+    return True
+
+
+class Deployment:
+    """A deployment folder.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        RunError: it is not one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+        if not self.settings_file.is_file():
+            raise RunError(
+                f"{path} is not a deployment",
+                expected="a folder with deployment.toml",
+                got="no such file",
+                fix=f"fedrec deploy init {path}",
+            )
+        self.settings = DeploymentConfig.parse(read_settings(self.settings_file), at="deployment")
+
+    @classmethod
+    def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:
+        """Make the folder with its settings and nothing else."""
+        write_atomically(
+            path.expanduser().resolve() / "deployment.toml", tomli_w.dumps(settings.table())
+        )
+        return cls(path)
+
+    def changed(self, **settings: object) -> Deployment:
+        """The same folder with other settings, which are written down."""
+        return self.create(self.path, self.settings.model_copy(update=settings))
+
+    @property
+    def settings_file(self) -> Path:
+        """The settings."""
+        return self.path / "deployment.toml"
+
+    @property
+    def authority(self) -> Path:
+        """Certificate of the authority; public."""
+        return self.path / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        """Private key of the authority; needed to make certificates, never by a running process."""
+        return self.path / "authority" / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        """Folder of what the server's processes need."""
+        return self.path / "server"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the processes' output."""
+        return self.path / "logs"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's state."""
+        return self.server / "superlink.db"
+
+    @property
+    def registered(self) -> Path:
+        """A file that is there once the nodes' keys were let in."""
+        return self.server / "registered"
+
+    @property
+    def flower_home(self) -> Path:
+        """Flower's home for the operator's commands and the server's processes."""
+        return self.server / "flwr"
+
+    @property
+    def superlink(self) -> str:
+        """HOST:PORT of the SuperLink, on this machine only; in a container, what `FEDREC_SUPERLINK`
+        says."""
+        return os.environ.get("FEDREC_SUPERLINK") or f"127.0.0.1:{self.settings.superlink_port}"
+
+    @property
+    def door(self) -> str:
+        """HOST:PORT that clients are told."""
+        return f"{self.settings.hosts[0]}:{self.settings.port}"
+
+    def node(self, number: int) -> Path:
+        """Folder that is handed to a node; numbers start at 1."""
+        return self.path / "nodes" / f"node-{number}"
+
+    def node_folders(self) -> list[Path]:
+        """Folders of all nodes, in order."""
+        return [self.node(number) for number in range(1, self.settings.nodes + 1)]

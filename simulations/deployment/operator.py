@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator of a deployment does: start, register, look, run an experiment, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from fedrec.errors import EngineError
+from simulations.deployment.layout import Deployment
+from simulations.deployment.processes.commands import (
+    Process,
+    environment_of,
+    node_process,
+    python,
+    server_processes,
+)
+from simulations.deployment.processes.health import is_healthy
+
+START_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """How a process is: `pid` is None for one that does not run, `healthy` None for one that cannot
+    be asked."""
+
+    name: str
+    pid: int | None
+    restarts: int
+    healthy: bool | None
+
+
+def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
+    """Start everything, register the nodes' keys, and wait until all is well; what runs already is
+    left as it is.
+
+    Raises:
+        EngineError: something did not start in time; names it and the end of its log.
+    """
+    if supervisor_of(deployment) is None:
+        _start_supervisor(deployment)
+    deadline = time.monotonic() + wait
+    _wait_for(
+        deployment,
+        [process for process in server_processes(deployment) if process.health],
+        deadline,
+    )
+    register_nodes(deployment)
+    _wait_for_nodes(
+        deployment, deployment.settings.nodes if node_process(deployment) else 0, deadline
+    )
+
+
+def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
+    """Stop everything; whether anything ran.
+
+    Raises:
+        EngineError: it does not stop.
+    """
+    pid = supervisor_of(deployment)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + wait
+    while time.monotonic() < deadline:
+        if not _is_ours(deployment, pid):
+            return True
+        time.sleep(0.1)
+    raise EngineError(
+        f"the supervisor (process {pid}) does not stop", expected="an end", fix=f"kill -9 -- -{pid}"
+    )
+
+
+def register_nodes(deployment: Deployment) -> dict[str, int]:
+    """Let all nodes in whose keys lie in the deployment; gives the id of each.
+
+    Raises:
+        EngineError: the SuperLink refused.
+    """
+    from simulations.deployment.flower.control import Control
+
+    control = Control(deployment.superlink, deployment.authority)
+    try:
+        folders = deployment.node_folders()
+        found = {
+            folder.name: control.register((folder / "node.pub").read_bytes(), folder.name)
+            for folder in folders
+        }
+        with contextlib.suppress(
+            OSError
+        ):  # in a container the folder may only be read, and nobody waits for this
+            deployment.registered.touch()
+        return found
+    finally:
+        control.close()
+
+
+def states(deployment: Deployment) -> list[ProcessState]:
+    """How each process of the deployment is."""
+    table = _table(deployment)
+    running = table.get("processes", {}) if supervisor_of(deployment) is not None else {}
+    found = []
+    for process in [*server_processes(deployment), *node_process(deployment)]:
+        entry = running.get(process.name, {})
+        pid = entry.get("pid")
+        alive = pid is not None and Path(f"/proc/{pid}").exists()
+        healthy = None if process.health is None else alive and answers(process, deployment)
+        found.append(
+            ProcessState(process.name, pid if alive else None, entry.get("restarts", 0), healthy)
+        )
+    return found
+
+
+def supervisor_of(deployment: Deployment) -> int | None:
+    """Process id of the running supervisor."""
+    pid = _table(deployment).get("supervisor")
+    return int(pid) if pid is not None and _is_ours(deployment, int(pid)) else None
+
+
+def _is_ours(deployment: Deployment, pid: int) -> bool:
+    """Whether a process is this deployment's, and not another one that got the number of one that
+    ended."""
+    try:
+        return str(deployment.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def answers(process: Process, deployment: Deployment) -> bool:
+    """Whether a process says that it is well, with a certificate of the deployment's authority."""
+    return is_healthy(str(process.health), deployment.authority)
+
+
+def log_end(deployment: Deployment, name: str, lines: int = 12) -> str:
+    """The end of a process's log."""
+    file = deployment.logs / f"{name}.txt"
+    return (
+        "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+        if file.exists()
+        else "no log"
+    )
+
+
+def _start_supervisor(deployment: Deployment) -> None:
+    command = (*python("simulations.cli"), "deploy", "supervise", str(deployment.path))
+    log = os.open(deployment.logs / "supervisor.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    environment = environment_of(Process("supervisor", command))
+    with os.fdopen(log, "wb") as output:
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+            cwd=deployment.path,
+        )
+
+
+def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: float) -> None:
+    for process in processes:
+        while not answers(process, deployment):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"{process.name} did not start",
+                    expected=f"an answer from {process.health}",
+                    got=log_end(deployment, process.name),
+                    fix=f"see {deployment.logs / process.name}.txt; is its port free?",
+                )
+            time.sleep(0.1)
+
+
+def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
+    from simulations.deployment.flower.control import Control
+
+    control, online = Control(deployment.superlink, deployment.authority), 0
+    try:
+        while True:
+            with contextlib.suppress(
+                httpx.TransportError
+            ):  # the SuperLink is busy when many nodes come at once
+                online = sum(node.status == "online" for node in control.nodes())
+            if online >= count:
+                return
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    "not all nodes came online",
+                    expected=f"{count}",
+                    got=f"{online}",
+                    fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
+                )
+            time.sleep(0.2)
+    finally:
+        control.close()
+
+
+def _table(deployment: Deployment) -> dict:
+    try:
+        return json.loads((deployment.logs / "processes.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def run_nodes_here(deployment: Deployment) -> None:
+    """Run the deployment's nodes on this machine until told to stop; what the process `nodes`
+    does."""
+    from simulations.deployment import client
+
+    processes = []
+    for number, folder in enumerate(deployment.node_folders(), 1):
+        plan = client.plan_of(
+            folder, deployment.door, port=deployment.settings.node_port + number - 1
+        )
+        client.prepare(plan)
+        for process in client.client_processes(plan):
+            processes.append(replace(process, name=f"{folder.name}/{process.name}"))
+    client.run_nodes(processes, deployment.logs / "nodes")
+
+
+def supervise(deployment: Deployment) -> None:
+    """Run the deployment's processes until told to stop; what `up` starts in the background."""
+    from simulations.deployment.processes.supervisor import Supervisor
+
+    sys.stdin.close()
+    Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a deployment: their command lines and environments, with and without Docker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedrec.errors import EngineError
+from simulations.deployment.flower.unfinished import UNFINISHED
+from simulations.deployment.layout import Deployment
+from simulations.telemetry import disable_telemetry
+
+SERVER = "simulations.deployment.processes.server"
+HEALTH = "simulations.deployment.processes.health"
+TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+IN_CONTAINER = "FEDREC_CONTAINER"
+"""Set in the environment of the image."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that is started, watched and started again.
+
+    Attributes:
+        name: its name, that of its log too.
+        command: the command line.
+        environment: what it finds set beside the caller's environment.
+        health: URL that answers when it is well; none for one without a port.
+        after: file that must be there before it is started; such processes are stopped first.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    health: str | None = None
+    after: Path | None = None
+
+
+def server_processes(deployment: Deployment) -> list[Process]:
+    """SuperLink, executor of the ServerApp, and the door."""
+    settings, server = deployment.settings, deployment.server
+    home = {"FLWR_HOME": str(deployment.flower_home)}
+    noted = {UNFINISHED: str(server / "unfinished")}
+    secret = ("--superexec-auth-secret-file", str(server / "superexec.secret"))
+    superlink = (
+        *python(SERVER),
+        "superlink",
+        *superlink_flags(
+            host="127.0.0.1",
+            port=settings.superlink_port,
+            certificate=server / "superlink.crt",
+            key=server / "superlink.key",
+            authority=deployment.authority,
+            database=deployment.database,
+        ),
+        *secret,
+    )
+    executor = (
+        *python(SERVER),
+        "executor",
+        *executor_flags(deployment.superlink, deployment.authority),
+        *secret,
+    )
+    return [
+        Process("superlink", superlink, home, f"https://{deployment.superlink}/health"),
+        Process("serverapp", executor, {**home, **noted, TASK_POLL: "0.5"}),
+        Process("door", _door(deployment), {}, f"https://127.0.0.1:{settings.port}/health"),
+    ]
+
+
+def superlink_flags(
+    *, host: str, port: int, certificate: Path, key: Path, authority: Path, database: Path
+) -> tuple[str, ...]:
+    """Flags of the SuperLink: TLS, node authentication, executors apart, and a state that survives
+    it."""
+    return (
+        *("--host", host, "--port", str(port)),
+        *(
+            "--ssl-certfile",
+            str(certificate),
+            "--ssl-keyfile",
+            str(key),
+            "--ssl-ca-certfile",
+            str(authority),
+        ),
+        "--enable-supernode-auth",
+        *("--isolation", "process"),
+        *("--database", str(database)),
+        "--disable-runtime-dependency-installation",
+    )
+
+
+def executor_flags(address: str, authority: Path) -> tuple[str, ...]:
+    """Flags of an executor, the server's or a node's."""
+    return ("--runtime-api-address", address, "--root-certificates", str(authority))
+
+
+def node_process(deployment: Deployment) -> list[Process]:
+    """The one process whose forks are the nodes that run on this machine, if any do."""
+    if not deployment.settings.local_nodes or not deployment.settings.nodes:
+        return []
+    command = (*python("simulations.cli"), "deploy", "nodes", str(deployment.path))
+    return [Process("nodes", command, after=deployment.registered)]
+
+
+def environment_of(process: Process) -> dict[str, str]:
+    """The whole environment of a process: quiet, with this Python's commands and this project's
+    packages."""
+    root = str(Path(__file__).resolve().parents[3])
+    search = os.pathsep.join(
+        dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    ).strip(":")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    # One thread per process: many share a machine, and a batch of one client is too small to share.
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": search,
+        "PATH": path,
+        **process.environment,
+    }
+    disable_telemetry(environment)
+    if "FEDREC_DATA" in environment:
+        environment["FEDREC_DATA"] = str(Path(environment["FEDREC_DATA"]).resolve())
+    return environment
+
+
+def script(name: str) -> str:
+    """The path of one of Flower's commands.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"there is no command {name!r}", expected="Flower's commands", fix="pip install flwr"
+        )
+    return found
+
+
+def python(module: str) -> tuple[str, ...]:
+    """The start of a command line that runs one of our modules."""
+    return (sys.executable, "-m", module)
+
+
+def uses_nginx(deployment: Deployment) -> bool:
+    """Whether nginx is the door.
+
+    Raises:
+        EngineError: it is asked for and not installed.
+    """
+    wanted, found = deployment.settings.proxy, shutil.which("nginx")
+    if wanted == "nginx" and found is None:
+        raise EngineError(
+            "there is no nginx",
+            expected="nginx on the PATH",
+            fix="apt-get install nginx-light, or proxy = 'python'",
+        )
+    return wanted != "python" and found is not None
+
+
+def _door(deployment: Deployment) -> tuple[str, ...]:
+    if uses_nginx(deployment):
+        # Its compiled-in log is opened before its rules are read, and may be another user's.
+        return (
+            str(shutil.which("nginx")),
+            "-e",
+            "stderr",
+            "-c",
+            str(deployment.server / "nginx.conf"),
+        )
+    settings, server = deployment.settings, deployment.server
+    return (
+        *python("simulations.cli"),
+        *(
+            "deploy",
+            "door",
+            "--host",
+            settings.bind,
+            "--port",
+            str(settings.port),
+            "--upstream",
+            deployment.superlink,
+        ),
+        *("--certificate", str(server / "door.crt"), "--key", str(server / "door.key")),
+        *("--authority", str(deployment.authority), "--nodes", str(deployment.path / "nodes")),
+    )
+
+
+def refuse_root_in_a_container() -> None:
+    """Refuse to run as root in a container.
+
+    Raises:
+        EngineError: this is one, and its user is root.
+    """
+    if os.environ.get(IN_CONTAINER) and os.getuid() == 0:
+        raise EngineError(
+            "the containers of a deployment do not run as root",
+            expected="the user and group that .env names beside docker-compose.yml",
+            got="user 0",
+            fix="fedrec deploy compose DEPLOYMENT, which writes .env; then docker compose up again",
+        )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client's two processes do."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+
+from fedrec import __version__
+from fedrec.cohort.kernel.warm_up import compile_kernel
+from fedrec.errors import ClientError, EngineError, FedrecError
+from simulations.deployment.flower import executors
+from simulations.deployment.flower import supernode as flower_supernode
+from simulations.deployment.flower.work_signal import WORK_SIGNAL, WorkSignal
+
+_LATER = (
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.lifespan.on",
+    "sqlite3",
+    "torch.optim",
+    "fedrec.privacy.plan",
+)
+"""What would be imported in every fork otherwise."""
+NODE_POLL = "FEDREC_NODE_POLL"
+"""Names in the environment the most seconds between two questions of an idle node for a message.
+With Flower's 3 s, 200 nodes leave their SuperLink no time for anything else; with more, a first
+message reaches idle nodes later."""
+
+
+def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
+    """This installation's ClientApp, whatever the server sent: no code comes to a node over the
+    network.
+
+    Raises:
+        ClientError: the server runs another version of fedrec.
+    """
+    from clients.app import app
+
+    if __version__ not in (version, "0+unknown"):
+        raise ClientError(
+            "server and node run different versions of fedrec",
+            expected=f"fedrec {__version__}, as on this node",
+            got=f"fedrec {version}",
+            fix="install the same version on both",
+        )
+    return app
+
+
+def import_everything(*, trains: bool = True) -> None:
+    """Import what nodes need, and make the compiled code ready, once for all forks of this process.
+
+    A fork that did it would take a second of a core, for each message. On a machine where the code
+    has never been compiled this takes a quarter of a minute.
+
+    Args:
+        trains: whether forks train; a SuperNode alone needs no compiled code.
+    """
+    import clients.app
+    import clients.device.device_node  # noqa: F401
+    from fedrec.components import registry
+
+    for kind in (registry.STEP, registry.MODEL, registry.SPLIT):
+        list(registry.available(kind))
+    for name in (*_LATER, *_names_in("strategies")):
+        importlib.import_module(name)
+    if trains:
+        compile_kernel()
+    gc.collect()
+    gc.freeze()  # a collection would write to every page that the forks share
+
+
+def _names_in(package: str) -> list[str]:
+    """Names of our own modules in one of our packages."""
+    places = importlib.import_module(package).__path__
+    return [found.name for found in pkgutil.walk_packages(places, f"{package}.")]
+
+
+def supernode(arguments: list[str]) -> None:
+    """Speak to the server, with the flags of `flower-supernode`."""
+    flower_supernode.supernode(arguments, longest_poll(), _work_signal())
+
+
+def longest_poll() -> float:
+    """What `NODE_POLL` says, in seconds.
+
+    Raises:
+        EngineError: it is no number, or too small.
+    """
+    text = os.environ.get(NODE_POLL) or str(flower_supernode.FLOWER_POLL)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not flower_supernode.FIRST_POLL <= seconds < float("inf"):
+        raise EngineError(
+            f"{NODE_POLL} in the environment is no time between two questions",
+            expected=f"seconds, {flower_supernode.FIRST_POLL} or more",
+            got=repr(text),
+            fix=f"export {NODE_POLL}={flower_supernode.FLOWER_POLL:g}",
+        )
+    return seconds
+
+
+def executor(arguments: list[str]) -> None:
+    """Wait for messages and work on each in a fork, with the flags of `flower-superexec`."""
+    _read_before()
+    executors.client_executor(arguments, own_app, _work_signal())
+
+
+def _work_signal() -> WorkSignal:
+    file = os.environ.get(WORK_SIGNAL)
+    return WorkSignal(None if file is None else Path(file))
+
+
+def _read_before() -> None:
+    """Read the node's data once, for all messages to come; what is wrong with them each message
+    will say."""
+    from clients.device.own_data import read_own
+    from simulations.deployment.layout import CATALOGUE, DATA
+
+    if DATA in os.environ:
+        with contextlib.suppress(FedrecError):
+            read_own(Path(os.environ[DATA]), Path(os.environ[CATALOGUE]))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts processes, starts them again when they end, and stops them: what Docker's restart policy
+does, without Docker.
+
+A SuperNode that was killed is refused until its last sign of life is 30 s old (60 s with Flower's
+default), and exits each time; a process is therefore started again for as long as the supervisor
+lives, at first at once and then every few seconds. The supervisor writes who runs as which process
+into `processes.json`, readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from simulations.deployment.pki.keys import private_folder, write_private
+from simulations.deployment.processes.commands import Process, environment_of
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 5.0
+_WELL_AFTER = 30.0  # a process that has lived so long starts again at once
+_STOP_SECONDS = 12.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Supervisor:
+    """Runs processes until it is told to stop.
+
+    Args:
+        processes: what to run.
+        folder: where logs and the list of processes go.
+        patience: seconds that processes have to end before they are killed.
+    """
+
+    def __init__(
+        self, processes: Sequence[Process], folder: Path, patience: float = _STOP_SECONDS
+    ) -> None:
+        self.processes, self.folder, self._patience = processes, private_folder(folder), patience
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, float] = {}
+        self._restarts: dict[str, int] = {process.name: 0 for process in processes}
+        self._due: dict[str, float] = {process.name: 0.0 for process in processes}
+        self._waits: dict[str, float] = {process.name: _FIRST_WAIT for process in processes}
+        self._stopping = False
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT, then stop all."""
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, self._stop)
+        try:
+            while not self._stopping:
+                if self._step():
+                    self._write()
+                time.sleep(0.1)
+        finally:
+            self._end()
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _step(self) -> bool:
+        """Start what is due; whether anything changed."""
+        changed, now = False, time.monotonic()
+        for process in self.processes:
+            running = self._running.get(process.name)
+            if running is not None and running.poll() is None:
+                continue
+            if running is not None:
+                self._ended(process.name, now)
+                changed = True
+            if now >= self._due[process.name] and (process.after is None or process.after.exists()):
+                self._running[process.name] = self._start(process)
+                self._started[process.name] = now
+                changed = True
+        return changed
+
+    def _ended(self, name: str, now: float) -> None:
+        # What it started must not outlive it: a worker of nginx, for one, would keep the port.
+        _signal_group(self._running.pop(name).pid, signal.SIGTERM)
+        self._restarts[name] += 1
+        if now - self._started[name] > _WELL_AFTER:
+            self._waits[name] = _FIRST_WAIT
+        self._due[name] = now + self._waits[name]
+        self._waits[name] = min(2 * self._waits[name], _LONGEST_WAIT)
+
+    def _start(self, process: Process) -> subprocess.Popen[bytes]:
+        log = self._open_log(process)
+        try:
+            return subprocess.Popen(
+                process.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment_of(process),
+                cwd=self.folder,
+                start_new_session=True,  # so that it and all that it starts can be stopped together
+                preexec_fn=end_with_parent,
+            )
+        finally:
+            os.close(log)
+
+    def _open_log(self, process: Process) -> int:
+        file = self.folder / f"{process.name}.txt"
+        private_folder(file.parent)
+        return os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+
+    def _write(self) -> None:
+        table = {
+            name: {"pid": running.pid, "restarts": self._restarts[name]}
+            for name, running in self._running.items()
+        }
+        write_private(
+            self.folder / "processes.json",
+            json.dumps({"supervisor": os.getpid(), "processes": table}),
+        )
+
+    def _end(self) -> None:
+        """Those that wait for others first: a node can only take its leave of a server that is
+        there."""
+        for waits in (True, False):
+            names = [
+                process.name for process in self.processes if (process.after is not None) is waits
+            ]
+            self._end_of([self._running[name] for name in names if name in self._running])
+        (self.folder / "processes.json").unlink(missing_ok=True)
+
+    def _end_of(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        for sign, seconds in ((signal.SIGTERM, self._patience), (signal.SIGKILL, 2.0)):
+            for process in running:
+                _signal_group(process.pid, sign)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and any(_alive(process.pid) for process in running):
+                for process in running:
+                    process.poll()
+                time.sleep(0.05)
+
+
+def end_with_parent() -> None:
+    """For a child to call. On Linux, a process is told to end when its supervisor is gone, however
+    that ended."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(group: int, sign: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, sign)
+
+
+def _alive(group: int) -> bool:
+    """Whether any process of a group still runs."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dataset cut into one file per node, each with its own users' rows and nothing of others.
+
+For trying out a deployment with a dataset that is at hand, and for comparing it with a simulation:
+the rows keep their order, the split is that of the whole dataset, and a user goes by its index in
+it, so every client draws the same numbers. User u lives on node u mod n, as in a simulation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from clients.device.own_data import SEVERAL
+from fedrec.data.catalogue import Catalogue
+from fedrec.data.features import Feature
+from fedrec.data.population import Population
+from fedrec.experiment.schema import Experiment
+from fedrec.runtime.atomic_files import write_atomically
+from simulations.deployment.containers import hand_over
+from simulations.deployment.layout import Deployment
+from simulations.deployment.pki.keys import write_private
+
+_SETTINGS = {"numbers": True, "most-evaluations": 1000}
+"""Of nodes whose data their operator has anyway."""
+
+
+def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:
+    """Cut the dataset of an experiment for the nodes of a deployment, and register how many clients
+    they host at most.
+
+    Raises:
+        DataError: see `cut`.
+    """
+    settled = deployment.changed(
+        most_clients=max(cut(experiment, deployment.node_folders()), default=1)
+    )
+    hand_over(settled)
+    return settled
+
+
+def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
+    """Write `data.csv`, `catalogue.json` and `node.toml` into the folder of each node.
+
+    Returns:
+        Number of users of each.
+
+    Raises:
+        DataError: the dataset is missing or damaged.
+    """
+    population = Population.of(experiment)
+    table = _rows(population)
+    owner = table["user"].to_numpy() % len(folders)
+    for place, folder in enumerate(folders):
+        write_private(folder / "data.csv", table[owner == place].to_csv(index=False))
+        Catalogue.of(population.interactions).write(folder / "catalogue.json")
+        write_atomically(folder / "node.toml", tomli_w.dumps({"partition-id": place, **_SETTINGS}))
+    users = table["user"].to_numpy()
+    return [len(np.unique(users[owner == place])) for place in range(len(folders))]
+
+
+def _rows(population: Population) -> pd.DataFrame:
+    """Every row that the split uses, in the dataset's order."""
+    data, partition = population.interactions, population.partition
+    part = np.full(len(data), "", dtype="<U10")
+    trains = np.zeros(data.num_users, dtype=bool)
+    trains[partition.training_clients] = True
+    part[partition.train_rows] = np.where(trains[data.users[partition.train_rows]], "train", "tune")
+    part[partition.validation_rows], part[partition.test_rows] = "validation", "test"
+    columns: dict[str, np.ndarray] = {
+        "user": data.users,
+        "item": data.item_ids.astype(str)[data.items],
+    }
+    if data.ratings is not None:
+        columns["rating"] = data.ratings
+    if data.times is not None:
+        columns["time"] = data.times
+    for feature in data.user_features.features:
+        columns[feature.name] = _labels(feature)[data.users]
+    columns["part"] = part
+    return pd.DataFrame(columns).iloc[np.flatnonzero(part != "")]
+
+
+def _labels(feature: Feature) -> np.ndarray:
+    """The labels of each user, as text."""
+    found = []
+    for user in range(feature.rows):
+        codes = feature.codes[feature.offsets[user] : feature.offsets[user + 1]]
+        found.append(SEVERAL.join(feature.categories[code] for code in codes.tolist()))
+    return np.array(found, dtype=object)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and recommendations of a finished run, in the ids of its data.
+
+A user is scored as in the run's last evaluation: with what its training rows say and, where the
+experiment has on-device fine-tuning, with parameters tuned on these rows; private parameters are
+those that its node kept. Recommended are items that the user has no row about, in whatever part of
+the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from clients.evaluation import client_scores
+from clients.hosting.node import Node
+from clients.training.one_client import to_device
+from fedrec.data.cache import KEPT
+from fedrec.data.population import Population
+from fedrec.errors import DataError, ExperimentError
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import read_ids, write_ids
+from fedrec.runs.result import Result
+from server.checkpoint import Checkpoints
+
+_CELLS = 4_000_000  # users times items that are scored at once
+
+
+def load_result(folder: str | Path) -> Result:
+    """The result of a finished run with its final parameters.
+
+    Raises:
+        RunError: it is no run folder, or the run is not finished.
+    """
+    run = RunFolder(Path(folder))
+    return with_parameters(run.read_result())
+
+
+def with_parameters(result: Result) -> Result:
+    """The same result with the parameters of the newest checkpoint; none of centralised systems."""
+    if not result.experiment.federated:
+        return result
+    state = Checkpoints.of(RunFolder(result.folder)).latest()
+    return result if state is None else replace(result, parameters=state.parameters)
+
+
+def keep_ids(run: RunFolder) -> None:
+    """Write the data's ids into a run folder, where this process has read the data."""
+    population = KEPT.held(run.experiment)
+    if population is not None:
+        write_ids(run.path, population.interactions)
+
+
+def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFrame:
+    """Scores of the whole catalogue, one row per user, one column per item, by the data's ids.
+
+    Args:
+        result: of a finished run.
+        users: ids as in the data; None: all users.
+
+    Raises:
+        DataError: a user is not in the data, or the data are others than those of the run.
+        ExperimentError: the run has no federated system, or its parameters are made for each user.
+    """
+    population = _population(result)
+    clients = _clients(population, users)
+    found = [block for _, block in _scored(result, population, clients)]
+    values = np.concatenate(found) if found else np.zeros((0, population.interactions.num_items))
+    data = population.interactions
+    index = pd.Index(data.user_ids[clients], name="user")
+    return pd.DataFrame(values, index=index, columns=pd.Index(data.item_ids, name="item"))
+
+
+def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
+    """The best k items of each user that it has no row about.
+
+    Args:
+        result: of a finished run.
+        users: ids as in the data; None: all users.
+        k: >= 1; users who know nearly everything get fewer.
+
+    Returns:
+        One row per recommendation, by user and rank: `user`, `rank` (from 1), `item`, `score`.
+
+    Raises:
+        DataError: see `scores`.
+        ExperimentError: likewise, or k is below 1.
+    """
+    if k < 1:
+        raise ExperimentError("nothing to recommend", expected="k of at least 1", got=str(k))
+    population = _population(result)
+    data, frames = population.interactions, []
+    for part, values in _scored(result, population, _clients(population, users)):
+        values[population.whole_history(part) > 0] = -np.inf
+        best = np.argsort(-values, axis=1, kind="stable")[:, :k]
+        top = np.take_along_axis(values, best, axis=1)
+        row, place = np.nonzero(np.isfinite(top))
+        frames.append(
+            pd.DataFrame(
+                {
+                    "user": data.user_ids[part[row]],
+                    "rank": place + 1,
+                    "item": data.item_ids[best[row, place]],
+                    "score": top[row, place],
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _population(result: Result) -> Population:
+    experiment = result.experiment
+    if not experiment.federated or not result.parameters:
+        raise ExperimentError(
+            f"run {result.folder} has no parameters to score with",
+            expected="a finished run of a federated system, from Result.load or fedrec.resume",
+            got="centralised systems alone" if not experiment.federated else "no checkpoint",
+        )
+    population = KEPT.population(experiment)
+    known = read_ids(result.folder)
+    data = population.interactions
+    if known is not None:
+        for name, own, kept in zip(
+            ("users", "items"), (data.user_ids, data.item_ids), known, strict=True
+        ):
+            if own.astype(str).tolist() != kept.tolist():
+                raise DataError(
+                    f"the data are not those that {result.folder} was run on",
+                    expected=f"the {len(kept):,} {name} of the run",
+                    got=f"{len(own):,} {name}, or others",
+                    fix="restore the data as they were, or run again",
+                )
+    return population
+
+
+def _clients(population: Population, users: Sequence[object] | None) -> np.ndarray:
+    """`int64`, the clients of some ids, in their order."""
+    ids = population.interactions.user_ids
+    if users is None:
+        return np.arange(len(ids))
+    place = pd.Index(ids.astype(str)).get_indexer(pd.Index([str(user) for user in users]))
+    unknown = [user for user, found in zip(users, place, strict=True) if found < 0]
+    if unknown:
+        raise DataError(
+            f"there is no user {unknown[0]!r}",
+            expected=f"ids as in the data, such as {ids[0]}",
+            got=", ".join(repr(user) for user in unknown[:5]),
+        )
+    return place.astype(np.int64)
+
+
+def _scored(
+    result: Result, population: Population, clients: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Clients and their scores `float32 [clients, items]`, a few at a time, in order."""
+    experiment = result.experiment
+    size = max(1, _CELLS // population.interactions.num_items)
+    nodes = experiment.engine.nodes or 1
+    private = result.folder / "private"
+    hosts: dict[int, Node] = {}
+    for start in range(0, len(clients), size):
+        part = clients[start : start + size]
+        values = np.empty((len(part), population.interactions.num_items), dtype=np.float32)
+        for number in np.unique(part % nodes).tolist():
+            if number not in hosts:
+                folder = private if (private / f"node-{number}.sqlite").exists() else None
+                hosts[number] = Node(experiment, number, nodes, folder)
+            mine = part % nodes == number
+            values[mine] = _node_scores(hosts[number], result, part[mine])
+        yield part, values
+
+
+def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
+    if node.model.generated:
+        raise ExperimentError(
+            f"model {node.experiment.model.name!r} scores with parameters that its server makes for"
+            " each user",
+            expected="a system whose parameters are shared or private",
+            got=node.experiment.model.name,
+        )
+    step = node.step(node.experiment.fine_tune_step())
+    parameters = to_device(
+        {name: np.ascontiguousarray(value) for name, value in result.parameters.items()},
+        node.device,
+    )
+    with torch.no_grad() if step.config.epochs == 0 else torch.enable_grad():
+        found = client_scores(node, step, parameters, clients, len(result.rounds))
+    return found.detach().cpu().numpy()

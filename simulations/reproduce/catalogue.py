@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All studies, by paper and item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError
+from simulations.reproduce.papers import (
+    dp_vae,
+    pnbm,
+    privrec,
+    privrec_figures,
+    targeted_dp,
+    upc_sdg,
+)
+from simulations.reproduce.study import Study
+
+NOT_HERE = {
+    "privrec figure4": "as table 2 and the rows under noise: see `grids.privacy_frontier`",
+    "privrec figure6": "epsilon and Hits@20: see `grids.privacy_frontier`",
+    "dp-vae table5": "needs ML-20M and Netflix: hours of training and 25 GB of memory",
+    "dp-vae table9": "needs ML-20M and Netflix",
+    "targeted-dp figure4": "figures 2 and 3 against each other: see `grids.targeted_dp`",
+    "upc-sdg figure2": "what the table still tells: `fedrec synthesise`",
+}
+"""Tables and figures that are left out, and why."""
+
+
+def studies() -> Iterator[Study]:
+    """Every study, in the order of the papers."""
+    yield from privrec.tables()
+    yield from privrec_figures.figures()
+    yield from dp_vae.tables()
+    yield from targeted_dp.figures()
+    yield from pnbm.figures()
+    yield from upc_sdg.tables()
+
+
+def find(paper: str, item: str | None) -> list[Study]:
+    """The studies of a paper, or one of them.
+
+    Raises:
+        ExperimentError: there is no such paper, or no such table.
+    """
+    known: dict[str, list[Study]] = {}
+    for study in studies():
+        known.setdefault(study.paper, []).append(study)
+    if paper not in known:
+        raise ExperimentError(
+            f"there is no paper {paper!r}",
+            expected="one of " + ", ".join(known),
+            got=repr(paper),
+            fix=did_you_mean(paper, known),
+        )
+    if item is None:
+        return known[paper]
+    items = {study.item: study for study in known[paper]}
+    wanted = item.lower().replace(" ", "").replace("-", "")
+    if wanted not in items:
+        why = NOT_HERE.get(f"{paper} {wanted}")
+        raise ExperimentError(
+            f"{paper} has no {item!r} here" + (f": {why}" if why else ""),
+            expected="one of " + ", ".join(items),
+            got=repr(item),
+            fix=did_you_mean(wanted, items),
+        )
+    return [items[wanted]]

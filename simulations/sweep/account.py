@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all runs of a sweep cost together in privacy.
+
+Who looks at many private runs, and keeps one, has looked at all of them: their charges add up to
+one total, whether a run was finished or not. This is also the bound for the choice, which needs no
+noise of its own then. It holds for training users; whose rows choose a setting is a second
+question, and the lines say so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.ledger import Charge, Ledger
+from fedrec.runs.folder import RunFolder
+
+_DELTA = 1e-5  # where no run says another
+
+
+@dataclass(frozen=True)
+class UpdateSum:
+    """The privacy of all runs of a sweep.
+
+    Attributes:
+        runs: number of private runs, finished or not.
+        epsilon: of all charges together; infinite where something had no noise; None where they do
+            not add up. delta: at which it holds. lines: the same in words, one paragraph per line;
+            empty without private runs.
+    """
+
+    runs: int
+    epsilon: float | None
+    delta: float
+    lines: tuple[str, ...]
+
+
+def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> UpdateSum:
+    """What some runs cost together.
+
+    Args:
+        runs: the run folders.
+        chosen: whether a setting was chosen by these runs.
+    """
+    charges = list(_charges(runs))
+    private = [run for run in runs if _is_private(run)]
+    delta = max((_delta(run) for run in private), default=_DELTA)
+    epsilon = _epsilon([charge for charge, _ in charges], _backend(private), delta)
+    lines = tuple(_lines(private, epsilon, delta, chosen=chosen)) if private else ()
+    return UpdateSum(len(private), epsilon, delta, lines)
+
+
+def _lines(
+    private: Sequence[RunFolder], epsilon: float | None, delta: float, *, chosen: bool
+) -> Iterable[str]:
+    done = "A setting was chosen by looking at" if chosen else "This sweep is"
+    number = f"{len(private)} private run{'s' if len(private) > 1 else ''}"
+    if epsilon is None:
+        yield f"{done} {number}. Their guarantees are of different kinds and do not add up to one."
+    elif math.isinf(epsilon):
+        yield (
+            f"{done} {number}; something in them had no noise, so their total epsilon is infinite."
+        )
+    elif epsilon > 0:
+        yield (
+            f"{done} {number}: together they cost epsilon {epsilon:.4g} at delta {delta:g}, and "
+            "not the epsilon of "
+            "the one run that is kept. A simulation on public data may say the latter; a release "
+            "may not."
+        )
+    own = [run for run in private if (run.path / "epsilons.csv").exists()]
+    if own:
+        yield (
+            f"In {len(own)} of them users add noise of their own: every user's epsilons add up "
+            "over the runs in which "
+            "the user took part."
+        )
+    if chosen:
+        yield (
+            "The choice was made by the rows of validation users, without noise: no epsilon here "
+            "is about these "
+            "users, unless they are training users too."
+        )
+
+
+def _is_private(run: RunFolder) -> bool:
+    experiment = run.experiment
+    ledgers = (run.path / "baselines").glob("*/privacy.jsonl")
+    own = (run.path / "epsilons.csv").exists()
+    return experiment.privacy is not None or own or experiment.perturb is not None or any(ledgers)
+
+
+def _charges(runs: Iterable[RunFolder]) -> Iterable[tuple[Charge, str]]:
+    """Every charge of some runs, and what made it.
+
+    A private baseline in mode `reproducible` draws equal noise for equal data, settings and seed:
+    runs that differ in the federated system alone make the same release, which counts once.
+    """
+    made: set[str] = set()
+    for run in runs:
+        for charge in Ledger(run.path / "privacy.jsonl").charges:
+            yield charge, run.path.name
+        settings = run.experiment.evaluation.baseline_settings()
+        for label, options in settings.items():
+            table = run.experiment.table()
+            parts = [
+                table.get(k) for k in ("dataset", "split", "seed", "positive-above", "perturb")
+            ]
+            release = json.dumps([label, options, parts], sort_keys=True, default=str)
+            if options.get("mode", "reproducible") == "reproducible" and release in made:
+                continue
+            made.add(release)
+            for charge in Ledger(run.baseline_folder(label) / "privacy.jsonl").charges:
+                yield charge, label
+
+
+def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> float | None:
+    accountant = Accountant(backend)
+    try:
+        for charge in charges:
+            accountant.step(charge.event, charge.count)
+        return accountant.epsilon(delta).epsilon if charges else 0.0
+    except (
+        ExperimentError
+    ):  # under different adjacencies, or beyond what the backend has a bound for
+        return None
+
+
+def _backend(runs: Sequence[RunFolder]) -> str:
+    named = (run.experiment.privacy.backend for run in runs if run.experiment.privacy is not None)
+    return next(named, "pld")
+
+
+def _delta(run: RunFolder) -> float:
+    """The largest delta that a run states; of one that is not finished, what its settings say."""
+    settings = run.experiment.privacy
+    found = [] if settings is None or settings.delta is None else [settings.delta]
+    for file in (run.path / "result.json", *run.path.glob("baselines/*/result.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            stated = json.loads(file.read_text(encoding="utf-8"))
+            found.append(float(stated["privacy"]["delta"]))
+    return max(found, default=_DELTA)

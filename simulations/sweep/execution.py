@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep from beginning to end, or from where it was broken off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from fedrec.errors import ExperimentError, FedrecError
+from fedrec.experiment.loading import load
+from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import write_atomically
+from simulations.sweep.account import UpdateSum, total_of
+from simulations.sweep.folder import Job, SweepFolder
+from simulations.sweep.plan import Plan
+from simulations.sweep.progress import SweepProgress
+from simulations.sweep.search import installed, next_point
+from simulations.sweep.space import Point
+from simulations.sweep.tables import best, setting_rows, write
+from simulations.sweep.workers import Workers, opened
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep found.
+
+    Attributes:
+        folder: of the sweep.
+        plan: the sweep.
+        runs: one row per run, see `run_rows`.
+        settings: one row per setting, see `setting_rows`.
+        chosen: numbers of the settings that none other beats by the aims; empty without aims.
+        failures: errors of runs by name of the run.
+        total: privacy of all runs together.
+    """
+
+    folder: Path
+    plan: Plan
+    runs: pd.DataFrame
+    settings: pd.DataFrame
+    chosen: tuple[int, ...]
+    failures: dict[str, str]
+    total: UpdateSum
+
+    def point(self, trial: int) -> Point:
+        """The settings of a trial, counted from 1."""
+        return SweepFolder(self.folder).trials()[trial - 1]
+
+
+def sweep(
+    plan: Plan,
+    output: Path,
+    *,
+    workers: int = 1,
+    ray_address: str | None = None,
+    retry_failed: bool = False,
+    quiet: bool = True,
+) -> SweepResult:
+    """Run a sweep, or what is left of it.
+
+    Args:
+        plan: the sweep.
+        output: its folder: a new one, or that of the same sweep.
+        workers: number of runs at a time; more than 1 are Ray actors.
+        ray_address: of a Ray cluster whose machines all see `output`; default: a local Ray.
+        retry_failed: whether runs that ended with an error are done again.
+        quiet: whether to tell nothing on the way.
+
+    Raises:
+        FedrecError: another sweep is in the folder, or data, engine or disk are at fault.
+    """
+    if workers < 1:
+        raise ExperimentError(
+            "the number of workers", expected="1 or more", got=str(workers), fix="--workers 2"
+        )
+    if plan.method == "optimise":
+        installed()
+    folder = SweepFolder.opened(output, plan)
+    with folder.lock():
+        return _Execution(folder, retry_failed).run(workers, ray_address, quiet)
+
+
+class _Execution:
+    """One execution of a sweep.
+
+    Args:
+        folder: of the sweep.
+        retry_failed: whether runs that ended with an error are done again.
+    """
+
+    def __init__(self, folder: SweepFolder, retry_failed: bool) -> None:
+        self.folder, self.plan = folder, folder.plan
+        self._retry = retry_failed
+
+    def run(self, workers: int, address: str | None, quiet: bool) -> SweepResult:
+        """Do the runs that are left."""
+        if self._retry:
+            for job in self.folder.jobs():
+                if job.name in self.folder.failures():
+                    self.folder.set_failure(job, None)
+        done = sum(self._is_done(job) for job in self.folder.jobs())
+        progress = SweepProgress(self.plan.trials * len(self.plan.seeds), done, quiet=quiet)
+        device = str(self.plan.experiment.get("engine", {}).get("device", "auto"))
+        try:
+            with opened(workers, address, device) as hands:
+                self._work(hands, progress)
+        finally:
+            progress.close()
+            with suppress(FedrecError):
+                write(self.folder)
+        return result_of(self.folder)
+
+    def _work(self, hands: Workers, progress: SweepProgress) -> None:
+        left, running = self._jobs(), 0
+        while True:
+            job = next(left, None) if running < hands.size else None
+            if job is not None:
+                self.folder.make_way(job)
+                hands.submit(job, self._table(job), self.folder.run_path(job))
+                running += 1
+                continue
+            if not running:
+                return
+            ended, failure = hands.next(progress.on_rounds)
+            running -= 1
+            if failure is not None:
+                self.folder.set_failure(ended, failure)
+            progress.on_end(ended, failure, self._words(ended))
+            write(self.folder)
+
+    def _jobs(self) -> Iterator[Job]:
+        """Runs to do, one whenever there is a hand for it; new settings know the results so far."""
+        trial = 0
+        while True:
+            if trial >= len(self.folder.trials()):
+                point = next_point(self.plan, self.folder.trials(), self._values())
+                if point is None:
+                    return
+                self.folder.add_trial(point)
+            for seed in self.plan.seeds:
+                job = Job(trial, seed)
+                if not self._is_done(job) and self._is_right(job):
+                    yield job
+            trial += 1
+
+    def _is_done(self, job: Job) -> bool:
+        if job.name in self.folder.failures():
+            return True
+        run = self.folder.run(job)
+        return run is not None and run.status()["state"] == "finished"
+
+    def _is_right(self, job: Job) -> bool:
+        """Whether its settings fit together; if not, that is kept as its failure."""
+        try:
+            self.plan.at(self.folder.trials()[job.trial], job.seed)
+        except ExperimentError as error:
+            self.folder.set_failure(job, error.text())
+            return False
+        return True
+
+    def _table(self, job: Job) -> dict:
+        return self.plan.at(self.folder.trials()[job.trial], job.seed).table()
+
+    def _values(self) -> dict[int, Sequence[float]]:
+        """Means of the aims of the settings all of whose runs are done; NaN where one failed."""
+        runs, _ = write(self.folder)
+        settings = setting_rows(list(self.plan.space), runs)
+        found: dict[int, Sequence[float]] = {}
+        for trial, own in runs.groupby("trial"):
+            states = set(own["state"])
+            if states <= {"finished", "failed"}:
+                number = int(str(trial))
+                if states == {"finished"}:
+                    row = [self._aim(settings, number, aim) for aim in self.plan.aims]
+                else:
+                    row = [math.nan] * len(self.plan.aims)
+                found[number - 1] = row
+        return found
+
+    @staticmethod
+    def _aim(settings: pd.DataFrame, trial: int, aim: str) -> float:
+        if aim not in settings.columns:
+            known = [name for name in settings.columns if "@" in name and not name.endswith(" sd")]
+            raise ExperimentError(
+                f"runs have no {aim!r}",
+                expected="a metric of the runs",
+                got=aim,
+                fix="known: " + ", ".join(known),
+            )
+        return float(settings[aim].to_dict()[trial])
+
+    def _words(self, job: Job) -> str:
+        """The most wanted number of a run."""
+        failed = job.name in self.folder.failures()
+        values = {} if failed else self.folder.values(job) or {}
+        wanted = [*self.plan.aims, "hits@10", "rmse", *values]
+        shown = [name for name in dict.fromkeys(wanted) if name in values][
+            : max(1, len(self.plan.aims))
+        ]
+        return "  ".join(f"{name} {values[name]:.4f}" for name in shown)
+
+
+def result_of(folder: SweepFolder) -> SweepResult:
+    """What a sweep has found so far; chosen settings are written as experiments on the test
+    rows."""
+    runs, settings = write(folder)
+    begun = [run for job in folder.jobs() if (run := folder.run(job)) is not None]
+    chosen = best(settings, folder.plan.aims, len(folder.plan.seeds)) if len(settings) else []
+    for trial in chosen:
+        experiment = folder.plan.at(folder.trials()[trial - 1], folder.plan.seeds[0])
+        text = load(experiment.table(), ["evaluation.held-out=test"]).toml()
+        write_atomically(chosen_file(folder.path, trial), text)
+    return SweepResult(
+        folder=folder.path,
+        plan=folder.plan,
+        runs=runs,
+        settings=settings,
+        chosen=tuple(chosen),
+        failures=folder.failures(),
+        total=total_of([RunFolder(run.path) for run in begun], chosen=bool(folder.plan.aims)),
+    )
+
+
+def chosen_file(folder: Path, trial: int) -> Path:
+    """The experiment of a chosen setting, to be measured once on the test rows."""
+    return folder / f"chosen-{trial:04d}.toml"

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a sweep, which holds all of it.
+
+    sweep.json         experiment, what is varied, seeds, aims
+    trials.json        the settings that were tried, in order
+    failures.json      runs that ended with an error, and the error
+    runs/0001-seed0/   run folders: number of the setting, seed
+    runs.csv           one row per run: settings, seed, state, metrics
+    settings.csv       one row per setting: means over seeds and their standard deviations
+
+A sweep that was killed goes on with the runs that it had begun; each goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrec.errors import RunError
+from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.folder_lock import locked
+from simulations.sweep.plan import Plan
+from simulations.sweep.space import Point
+
+SWEEP = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Attributes:
+        trial: number of the setting, from 0.
+        seed: of the run.
+    """
+
+    trial: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its run folder."""
+        return f"{self.trial + 1:04d}-seed{self.seed}"
+
+
+class SweepFolder:
+    """A sweep on disk.
+
+    Args:
+        path: an existing sweep folder; use `opened` for a new one.
+
+    Raises:
+        RunError: there is no sweep at `path`, or its files are damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+        if not (self.path / SWEEP).is_file():
+            raise RunError(
+                f"{path} is not the folder of a sweep",
+                expected=f"a folder with {SWEEP}",
+                got="another folder" if self.path.is_dir() else "no such folder",
+                fix="give the folder that `fedrec sweep` printed",
+            )
+        self._values: dict[str, dict[str, float]] = {}
+        try:
+            self.plan = Plan.of_record(self._read(SWEEP))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(SWEEP, f"{type(error).__name__}: {error}") from None
+
+    @classmethod
+    def opened(cls, path: Path, plan: Plan) -> SweepFolder:
+        """The folder of a sweep: a new one, or that of the same sweep, which then goes on.
+
+        More trials of random settings, or of optimisation, go on where fewer ended.
+
+        Raises:
+            RunError: there is another sweep at `path`, or something else.
+        """
+        path = path.expanduser().resolve()
+        if (path / SWEEP).is_file():
+            found = cls(path)
+            found._go_on_with(plan)
+            return found
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(
+                f"{path} is not empty",
+                expected="a new or empty folder, or that of the same sweep",
+                got="a run folder" if (path / "run.json").is_file() else "other files",
+                fix="choose another --output",
+            )
+        write_atomically(path / SWEEP, _json(plan.record()))
+        return cls(path)
+
+    def _go_on_with(self, plan: Plan) -> None:
+        known, asked = self.plan.record(), plan.record()
+        longer = plan.method != "grid" and plan.trials > self.plan.trials
+        other = [
+            key for key in known if known[key] != asked[key] and not (longer and key == "trials")
+        ]
+        if other:
+            raise RunError(
+                f"there is another sweep in {self.path}",
+                expected="the same experiment, settings, seeds, trials and aims",
+                got=f"{', '.join(other)} differ from its {SWEEP}",
+                fix=f"choose another --output, or continue it: fedrec resume {self.path}",
+            )
+        if longer:
+            write_atomically(self.path / SWEEP, _json(asked))
+            self.plan = plan
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the folder against a second process that would run the sweep.
+
+        Raises:
+            RunError: another process holds it.
+        """
+        return locked(
+            self.path,
+            expected="one process per sweep",
+            got="another process that is running it",
+            fix="wait for it, stop it, or choose another --output",
+        )
+
+    def trials(self) -> list[Point]:
+        """The settings tried so far."""
+        found = self._read("trials.json") if (self.path / "trials.json").exists() else []
+        if not isinstance(found, list):
+            raise self._damaged("trials.json", type(found).__name__)
+        return found
+
+    def add_trial(self, point: Point) -> int:
+        """Keep a setting before its first run begins; gives its number."""
+        trials = [*self.trials(), point]
+        write_atomically(self.path / "trials.json", _json(trials))
+        return len(trials) - 1
+
+    def failures(self) -> dict[str, str]:
+        """Errors of runs, by name of the run."""
+        if not (self.path / "failures.json").exists():
+            return {}
+        return {str(name): str(text) for name, text in dict(self._read("failures.json")).items()}
+
+    def set_failure(self, job: Job, text: str | None) -> None:
+        """Keep the error of a run; None forgets it, so that the run is done again."""
+        failures = {name: said for name, said in self.failures().items() if name != job.name}
+        failures |= {} if text is None else {job.name: text}
+        write_atomically(self.path / "failures.json", _json(failures))
+        if text is None:
+            self._values.pop(job.name, None)
+            shutil.rmtree(self.run_path(job), ignore_errors=True)
+
+    def run_path(self, job: Job) -> Path:
+        """Where a run is, or will be."""
+        return self.path / "runs" / job.name
+
+    def run(self, job: Job) -> RunFolder | None:
+        """The folder of a run that has begun."""
+        path = self.run_path(job)
+        return RunFolder(path) if (path / "run.json").is_file() else None
+
+    def make_way(self, job: Job) -> None:
+        """Before a run begins: remove a folder that was broken off while it was made."""
+        if self.run(job) is None:
+            shutil.rmtree(self.run_path(job), ignore_errors=True)
+
+    def values(self, job: Job) -> dict[str, float] | None:
+        """What a finished run measured, see `values_of`; None of any other."""
+        if job.name not in self._values:
+            run = self.run(job)
+            if run is None or run.status()["state"] != "finished":
+                return None
+            self._values[job.name] = values_of(run)
+        return self._values[job.name]
+
+    def jobs(self) -> list[Job]:
+        """All runs of the settings tried so far."""
+        return [Job(trial, seed) for trial in range(len(self.trials())) for seed in self.plan.seeds]
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._damaged(name, str(error)) from None
+
+    def _damaged(self, name: str, got: str) -> RunError:
+        return RunError(
+            f"{self.path / name} cannot be read",
+            expected="a file as fedrec wrote it",
+            got=got,
+            fix="restore it from a backup; the run folders below runs/ are whole by themselves",
+        )
+
+
+def values_of(run: RunFolder) -> dict[str, float]:
+    """Metrics of a finished run, and its epsilon, infinite without privacy.
+
+    Of centralised systems alone the names are `LABEL METRIC`, such as `ease hits@10`.
+
+    Raises:
+        RunError: its result cannot be read.
+    """
+    try:
+        found = json.loads((run.path / "result.json").read_text(encoding="utf-8"))
+        if run.experiment.federated:
+            epsilon = float(found.get("privacy", {}).get("epsilon", math.inf))
+            return {**found["metrics"], "epsilon": epsilon}
+        own = found["baselines"].items()
+        return {f"{label} {name}": value for label, ms in own for name, value in ms.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{run.path / 'result.json'} cannot be read",
+            expected="a file as fedrec wrote it",
+            got=f"{type(error).__name__}: {error}",
+            fix=f"remove {run.path} and run the same command again: that run is done again",
+        ) from None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep is: an experiment, what is varied, seeds, and by what a setting is chosen.
+
+Settings are never chosen by test users: a sweep with aims is refused unless it ranks validation
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load, read
+from fedrec.experiment.schema import Experiment
+from simulations.sweep.space import Point, Space, from_record, grid, overrides, space_of, to_record
+
+Method: TypeAlias = Literal["grid", "random", "optimise"]
+TRIALS = 20
+"""Settings that `optimise` tries where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep.
+
+    Attributes:
+        experiment: table of the experiment that is varied, without defaults.
+        space: what is varied; empty where only the seed is.
+        seeds: of the runs of each setting.
+        method: how settings are found.
+        trials: number of settings.
+        aims: metrics that a setting is chosen by, such as `hits@10`, or `epsilon`; none: nothing is
+            chosen.
+    """
+
+    experiment: dict[str, Any]
+    space: Space
+    seeds: tuple[int, ...]
+    method: Method
+    trials: int
+    aims: tuple[str, ...] = ()
+
+    def at(self, point: Point, seed: int) -> Experiment:
+        """The experiment of a run.
+
+        Raises:
+            ExperimentError: the settings do not fit, or it ranks test rows and a setting is to be
+            chosen.
+        """
+        experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
+        if self.aims and experiment.evaluation.held_out == "test":
+            raise _refusal()
+        return experiment
+
+    def record(self) -> dict[str, Any]:
+        """The sweep as JSON; `of_record` takes it back."""
+        return {
+            "experiment": self.experiment,
+            "vary": to_record(self.space),
+            "seeds": list(self.seeds),
+            "method": self.method,
+            "trials": self.trials,
+            "aims": list(self.aims),
+        }
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Plan:
+        """The sweep that `record` wrote."""
+        return cls(
+            experiment=dict(record["experiment"]),
+            space=from_record(record["vary"]),
+            seeds=tuple(record["seeds"]),
+            method=record["method"],
+            trials=int(record["trials"]),
+            aims=tuple(record["aims"]),
+        )
+
+
+def plan_of(
+    source: str | Path | Mapping[str, Any],
+    fixed: Iterable[str] = (),
+    vary: Iterable[str] = (),
+    *,
+    seeds: int = 1,
+    trials: int | None = None,
+    optimise: Sequence[str] = (),
+    choose: Sequence[str] = (),
+) -> Plan:
+    """A sweep as the command line gives it; the settings of a grid are all checked before anything
+    runs.
+
+    Args:
+        source: a TOML file, the name of a shipped experiment, or a table.
+        fixed: overrides that all runs have.
+        vary: what is varied, see `space_of`.
+        seeds: runs of each setting, with the experiment's seed and those that follow it.
+        trials: number of settings that are drawn; default: the grid, or 20 with `optimise`.
+        optimise: aims by which the next settings are proposed, at most two of them.
+        choose: aims by which a setting is chosen afterwards, from a grid or from random settings.
+
+    Raises:
+        ExperimentError: something does not fit together, or a setting would be chosen by test
+        users.
+    """
+    table, space = read(source, fixed), space_of(vary)
+    base = load(table)
+    _refuse_what_does_not_fit(space, seeds, trials, optimise, choose)
+    method: Method = "optimise" if optimise else "random" if trials else "grid"
+    points = grid(space) if method == "grid" else []
+    if "name" not in table.get("engine", {}):
+        table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
+    plan = Plan(
+        experiment=table,
+        space=space,
+        seeds=tuple(range(base.seed, base.seed + seeds)),
+        method=method,
+        trials=len(points) if method == "grid" else trials or TRIALS,
+        aims=tuple(optimise or choose),
+    )
+    for point in points or [{}]:
+        plan.at(point, plan.seeds[0])
+    return plan
+
+
+def _refuse_what_does_not_fit(
+    space: Space,
+    seeds: int,
+    trials: int | None,
+    optimise: Sequence[str],
+    choose: Sequence[str],
+) -> None:
+    both, many = bool(optimise and choose), len(optimise or choose) > 2
+    rules = [
+        (seeds < 1, "the number of seeds", "1 or more", str(seeds), "--seeds 3"),
+        (
+            trials is not None and trials < 1,
+            "the number of trials",
+            "1 or more",
+            str(trials),
+            "--trials 20",
+        ),
+        (both, "two ways to choose", "--optimise or --choose", "both", "leave --choose out"),
+        (
+            many,
+            "more than two aims",
+            "one metric, or two",
+            ", ".join(optimise or choose),
+            "leave some out",
+        ),
+        (
+            not space and trials is not None,
+            "nothing is varied",
+            "--vary KEY=...",
+            "none",
+            "--seeds 3 varies seeds",
+        ),
+        (
+            not space and bool(optimise),
+            "nothing is varied",
+            "--vary KEY=...",
+            "none",
+            "--vary KEY={low=.., high=..}",
+        ),
+    ]
+    for broken, problem, expected, got, fix in rules:
+        if broken:
+            raise ExperimentError(problem, expected=expected, got=got, fix=fix)
+
+
+def _refusal() -> ExperimentError:
+    return ExperimentError(
+        "a setting would be chosen by test users",
+        expected="evaluation.held-out = 'validation' in a sweep that chooses",
+        got="'test', on which the chosen setting could then no longer be measured",
+        fix="--set evaluation.held-out=validation, with validation rows in the split, such as "
+        "--set split.validation-users=0.1",
+    )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a whole sweep goes on, on standard error: a bar on a terminal, a line per finished run
+elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from simulations.sweep.folder import Job
+
+
+class SweepProgress:
+    """Runs that are done and those that run, as a share of the whole.
+
+    Args:
+        total: number of runs.
+        done: runs that were done before.
+        quiet: whether to say nothing.
+    """
+
+    def __init__(self, total: int, done: int, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._total, self._before, self._done = total, done, done
+        self._running: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._bar: RichProgress | None = None
+        if self._console.is_terminal and not quiet:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TimeElapsedColumn(),
+            )
+            self._bar = RichProgress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total, completed=done)
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def on_rounds(self, job: Job, rounds: int, of: int) -> None:
+        """So many rounds of a run are done."""
+        self._running[job.name] = rounds / of if of else 0.0
+        self._show(f"{self._done}/{self._total} runs, {job.name} round {rounds}/{of}")
+
+    def on_end(self, job: Job, failure: str | None, words: str) -> None:
+        """A run is done."""
+        self._done += 1
+        self._running.pop(job.name, None)
+        elapsed = time.monotonic() - self._started
+        left = elapsed / max(1, self._done - self._before) * (self._total - self._done)
+        times = "" if self._bar else f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
+        ended = words if failure is None else f"failed: {failure.splitlines()[0]}"
+        self.say(f"run {self._done}/{self._total}  {job.name}  {ended}{times}")
+        self._show(f"{self._done}/{self._total} runs")
+
+    def close(self) -> None:
+        """Leave the terminal as it was; safe to call twice."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _show(self, text: str) -> None:
+        if self._bar is not None:
+            done = self._done + sum(self._running.values())
+            self._bar.update(self._task, completed=done, description=text)

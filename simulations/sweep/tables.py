@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a sweep: one row per run, and one per setting with mean and standard deviation over
+the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedrec.report.table import lower_is_better
+from fedrec.runtime.atomic_files import write_atomically
+from simulations.sweep.folder import SweepFolder
+from simulations.sweep.space import Point, toml_value
+
+_RUN = ["trial", "seed", "state"]
+
+
+def run_rows(sweep: SweepFolder) -> pd.DataFrame:
+    """One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, and its
+    metrics once finished."""
+    trials, failures = sweep.trials(), sweep.failures()
+    rows = []
+    for job in sweep.jobs():
+        values = sweep.values(job) if job.name not in failures else None
+        run = sweep.run(job) if values is None else None
+        state = "failed" if job.name in failures else "waiting"
+        state = (
+            "finished" if values is not None else state if run is None else run.status()["state"]
+        )
+        rows.append(
+            {
+                "trial": job.trial + 1,
+                **shown(trials[job.trial]),
+                "seed": job.seed,
+                "state": state,
+                **(values or {}),
+                "folder": f"runs/{job.name}",
+            }
+        )
+    return pd.DataFrame(rows, columns=None if rows else [*_RUN, "folder"])
+
+
+def setting_rows(plan_keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per setting.
+
+    Args:
+        plan_keys: the varied keys.
+        runs: as from `run_rows`.
+
+    Returns:
+        The varied keys, `runs` (finished), and of each metric the mean and, as `METRIC sd`, the
+        standard deviation over seeds, NaN for one seed; index: number of the setting, from 1.
+    """
+    known = {*_RUN, *plan_keys, "folder"}
+    metrics = [name for name in runs.columns if name not in known]
+    rows = {}
+    for trial, own in runs.groupby("trial"):
+        done = own[own["state"] == "finished"]
+        row: dict[str, Any] = {key: own[key].iloc[0] for key in plan_keys}
+        row["runs"] = len(done)
+        for name in metrics:
+            numbers = np.array(list(done[name]), dtype=float)
+            row[name] = numbers.mean() if len(numbers) else math.nan
+            finite = len(numbers) > 1 and np.isfinite(numbers).all()
+            row[f"{name} sd"] = numbers.std(ddof=1) if finite else math.nan
+        rows[trial] = row
+    frame = pd.DataFrame.from_dict(rows, orient="index")
+    frame.index.name = "trial"
+    return frame
+
+
+def best(settings: pd.DataFrame, aims: Sequence[str], seeds: int) -> list[int]:
+    """Settings that none other beats: the best by one aim, the Pareto front by two, in the order of
+    the first aim.
+
+    A setting of which a run failed is not chosen.
+    """
+    if not aims or not set(aims) <= set(settings.columns):
+        return []
+    signs = [1.0 if lower_is_better(aim) else -1.0 for aim in aims]
+    losses = {}
+    for trial, row in settings.to_dict("index").items():
+        own = tuple(sign * row[aim] for sign, aim in zip(signs, aims, strict=True))
+        if row["runs"] == seeds and not any(map(math.isnan, own)):
+            losses[int(str(trial))] = own
+    kept = [(own, trial) for trial, own in losses.items() if not _beaten(own, losses.values())]
+    return [trial for _, trial in sorted(kept)]
+
+
+def _beaten(own: tuple[float, ...], others: Iterable[tuple[float, ...]]) -> bool:
+    """Whether another setting is as good by all aims, and better by one."""
+    return any(
+        other != own and all(theirs <= mine for theirs, mine in zip(other, own, strict=True))
+        for other in others
+    )
+
+
+def write(sweep: SweepFolder) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Write runs.csv and settings.csv; gives both."""
+    runs = run_rows(sweep)
+    settings = setting_rows(list(sweep.plan.space), runs)
+    write_atomically(sweep.path / "runs.csv", runs.to_csv(index=False), durable=False)
+    write_atomically(sweep.path / "settings.csv", settings.to_csv(), durable=False)
+    return runs, settings
+
+
+def shown(point: Point) -> dict[str, Any]:
+    """A setting as a table shows it: numbers and words as they are, lists and tables as TOML."""
+    return {
+        key: value if isinstance(value, int | float | str) else toml_value(value)
+        for key, value in point.items()
+    }

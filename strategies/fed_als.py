@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alternating least squares in rounds: clients solve for users, the server for items (Chien et al.
+2021).
+
+Clients run the step `als` on the model `ials` with `moments = true`. With sums over all clients,
+
+    y_i = (user.gram + (c - 1) item.moments_i + lambda I)^-1 c item.right_i
+
+One round with everybody is one sweep of implicit ALS (Hu et al. 2008): the baseline `ials` from the
+same start. A cohort that is not everybody is scaled up to all clients.
+
+Under differential privacy the sums are noisy; matrices are then projected onto the positive
+semi-definite ones before they are solved with, which is post-processing. Where this differs from
+the paper: one clip norm is for a user's whole message, where the paper clips x_u and gives each of
+a user's items a weight of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.factors.packed import unpacked
+from strategies.base import Aggregate, CohortStrategy
+from strategies.fcf import GRAM, MOMENTS, RIGHT, refuse_other_models, summed, with_factors
+
+_NUMBERS_AT_ONCE = 4_000_000  # of the items' matrices that are solved with at once
+
+
+class FedAlsConfig(Config):
+    """Settings of solving for items; `weight` is to be that of the step."""
+
+    weight: float = Field(default=8.0, ge=1)
+    """c, the weight of a liked item, where that of any other is 1."""
+    regularisation: float = Field(default=10.0, gt=0)
+    """Lambda, of the items' factors."""
+
+
+class FedAls(CohortStrategy):
+    """Solves for the items' factors, exactly, in every round."""
+
+    Config = FedAlsConfig
+    paper = "DP-ALS (Chien et al. 2021); Hu et al. 2008"
+    config: FedAlsConfig
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client.
+
+        Raises:
+            ExperimentError: the model has no such parameters, or its clients send no moments.
+        """
+        refuse_other_models(theta, moments=True)
+        sums = {
+            name: torch.from_numpy(value)
+            for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()
+        }
+        noisy = self.privacy is not None
+        gram = _semidefinite((sums[GRAM] + sums[GRAM].T) / 2, noisy)
+        width = len(gram)
+        at_once, found = max(1, _NUMBERS_AT_ONCE // width**2), []
+        for start in range(0, len(sums[RIGHT]), at_once):
+            part = slice(start, start + at_once)
+            moments = _semidefinite(unpacked(sums[MOMENTS][part]), noisy)
+            matrix = gram + (self.config.weight - 1) * moments
+            matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
+            right = self.config.weight * sums[RIGHT][part].unsqueeze(-1)
+            found.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))
+        return with_factors(theta, torch.cat(found).numpy())
+
+
+def _semidefinite(matrices: Tensor, noisy: bool) -> Tensor:
+    """The nearest positive semi-definite matrices to symmetric `[..., d, d]`; without noise they
+    are such already."""
+    if not noisy:
+        return matrices
+    values, vectors = torch.linalg.eigh(matrices)
+    return (vectors * values.clamp(min=0).unsqueeze(-2)) @ vectors.transpose(-1, -2)

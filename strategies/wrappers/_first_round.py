@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies whose first round is another's: one release to start from, then any strategy for the
+rounds after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from fedrec.components import registry
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.experiment.phases import Phase, step_table
+from fedrec.experiment.sections import Section, component_settings
+from strategies.base import Cohorts, CohortStrategy
+from strategies.wrappers._by_round import ByRound
+
+
+class FirstRoundConfig(Config):
+    """Settings of every strategy with a first round of its own; a subclass adds `step`, what
+    clients do in it."""
+
+    sampler: Annotated[Section | None, registry.SAMPLER] = None
+    """How the cohort of the first round is drawn; default: as in the others."""
+    main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
+    """The strategy of all rounds after the first; its clients run the experiment's step."""
+
+
+class FirstRound(ByRound):
+    """One strategy in the first round, another in all that follow.
+
+    Rounds keep their numbers, which cohorts and noise are drawn by: the other strategy's first
+    round is round 2.
+
+    Attributes:
+        first_phase: the first round's phase.
+        first_class: its strategy.
+        first: the same, made.
+        main: the strategy of the other rounds.
+
+    Raises:
+        ExperimentError: the other strategy is none of fedrec's own.
+    """
+
+    first_phase: ClassVar[str]
+    first_class: ClassVar[type[CohortStrategy]]
+
+    def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        own = cohorts.among(cohorts.clients, config.sampler)
+        self.first = self.first_class(config, own, step_table(config.step))
+        cls, settings = _following(config)
+        self.main: CohortStrategy = cls(settings, cohorts, step)
+
+    @classmethod
+    def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
+        """The phases of a strategy with these settings, the first one first; one, unless it has
+        others inside. A phase for round 1, then the other strategy's."""
+        following, settings = _following(config)
+        return Phase(cls.first_phase, step_table(config.step), 1), *following.schedule(
+            settings, step
+        )
+
+    @property
+    def parts(self) -> dict[str, CohortStrategy]:
+        """The strategies that do the work, by the phase that each is for; this one, unless it has
+        others inside."""
+        return {self.first_phase: self.first, **self.main.parts}
+
+    @property
+    def volunteers(self) -> dict[str, str]:
+        """By phase, in words, who alone is learned from in it and has agreed that it be without
+        noise; none here. The other strategy's."""
+        return self.main.volunteers
+
+    def strategy_of(self, round_number: int) -> CohortStrategy:
+        """The strategy of a round."""
+        return self.first if round_number == 1 else self.main
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the other strategy remembers."""
+        return self.main.state()
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Take back what `state` gave."""
+        self.main.restore(state)
+
+
+def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
+    """The strategy of all rounds after the first, and its settings."""
+    cls = registry.resolve(registry.STRATEGY, config.main.name)
+    if not issubclass(cls, CohortStrategy):
+        raise ExperimentError(
+            f"strategy {config.main.name!r} cannot follow a first round of another",
+            expected="one of fedrec's own strategies",
+            got=repr(config.main.name),
+            fix="set strategy.main.name = 'reptile'",
+        )
+    return cls, component_settings(registry.STRATEGY, config.main, at="strategy.main")

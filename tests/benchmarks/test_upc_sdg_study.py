@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of UPC-SDG: what is measured, that it is measured once, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import upc_sdg, upc_sdg_figures
+from fedrec.experiment.loading import load
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """Figures that depend on the seed, and a list of what was asked for."""
+    asked = []
+
+    def measure(data, perturb, seed, part, models):
+        asked.append((perturb, seed))
+        values = {f"both {metric}": 0.1 + 0.02 * seed for metric in upc_sdg.METRICS}
+        return {"utility": {"bprmf": values}, "linked": 0.5 if perturb else 1.0}
+
+    monkeypatch.setattr(upc_sdg, "measure", measure)
+    return asked
+
+
+def test_what_is_there_is_not_measured_again(measuring, tmp_path):
+    named = upc_sdg.settings("office")
+    some = ("original", "upc-sdg k=0.2 gamma=0.9", "ablation-f k=0.2 gamma=0.9")
+    wanted = [(name, named[name], seed) for seed in range(2) for name in some]
+    file = tmp_path / "results.json"
+    upc_sdg.work(file, wanted, "office", "test", {}, 4)
+    upc_sdg.work(file, wanted, "office", "test", {}, 100)
+    assert len(measuring) == 6
+    rows = upc_sdg_figures.summary(json.loads(file.read_text()))
+    assert [(row["setting"], row["seeds"]) for row in rows] == [(name, 2) for name in some]
+    assert rows[0]["bprmf both Recall"] == pytest.approx(0.11)
+    assert rows[0]["+- bprmf both Recall"] == pytest.approx(0.02 / 2**0.5)
+    assert upc_sdg_figures.table_2(rows, ["bprmf"])[-1].startswith("| X+ | .1100 ± .0141 / ")
+    assert upc_sdg_figures.table_3(rows, "bprmf")[-1] == "| f | .1100 ± .0141, linked .500 ± .000 |"
+    upc_sdg.write(tmp_path, ["bprmf"])
+    assert {"figure-2.svg", "utility-linkage.svg", "tables.md", "results.csv"} <= {
+        file.name for file in tmp_path.iterdir()
+    }
+
+
+def test_curves_have_their_own_points():
+    rows = [
+        {"setting": f"upc-sdg k={k} gamma={gamma}", "linked": k, "bprmf both Recall": gamma / 10}
+        for k in (0.2, 0.8)
+        for gamma in (0.9, 0.1)
+    ]
+    rows.append({"setting": "randomised-response eps=4", "linked": 0.1, "bprmf both Recall": 0.02})
+    (panel,) = upc_sdg_figures.linkage(rows, {"x": "bprmf both Recall"})
+    assert panel.lines == {
+        "upc-sdg gamma=0.9": [(0.2, 0.09, "k=0.2"), (0.8, 0.09, "k=0.8")],
+        "upc-sdg gamma=0.1": [(0.2, 0.01, "k=0.2"), (0.8, 0.01, "k=0.8")],
+        "randomised-response": [(0.1, 0.02, "eps=4")],
+    }
+
+
+def test_every_setting_can_be_asked_for():
+    for data, dataset in upc_sdg.DATASETS.items():
+        for name, perturb in upc_sdg.settings(data).items():
+            table = {
+                "name": "x",
+                "rounds": 1,
+                "dataset": {"name": dataset},
+                "split": {"name": "published"},
+            }
+            load(
+                {
+                    **table,
+                    "sampler": {"name": "fixed-size", "cohort": 1},
+                    **({"perturb": perturb} if perturb else {}),
+                }
+            )
+            assert data == "office" or not name.startswith("noisy")

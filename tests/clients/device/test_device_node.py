@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with its own data: what a simulation's node would hold of its users, under numbers, and
+what it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from clients.app import app
+from clients.device.device_node import DeviceNode, own_node
+from clients.device.policy import Policy
+from clients.hosting.node import Node
+from clients.node_of_context import node_of
+from clients.storage.participation import Participation
+from fedrec.data.catalogue import Catalogue
+from fedrec.data.population import Population
+from fedrec.errors import DataError, RefusalError
+from fedrec.experiment.loading import load
+from fedrec.privacy.mechanisms import Secure
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.messages import (
+    GROUP,
+    INITIAL,
+    WANTED,
+    pack_evaluate,
+    pack_train,
+    pack_wanted_order,
+    unpack_parameters,
+    unpack_sum,
+    unpack_table,
+)
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder, WantedOrder
+from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.zero_copy import from_the_network, to_record
+from simulations.deployment.pki.certificates import Authority
+from simulations.deployment.shards import cut
+
+NUMBERED = {"numbers": True}
+
+
+@pytest.fixture
+def shards(load_tiny, tmp_path):
+    """The folders of two nodes with the shards of the tiny experiment."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    cut(load_tiny(), folders)
+    return folders
+
+
+def own(experiment, folder, data=None, policy=None, **settings):
+    where = {
+        "state": folder / "state",
+        "data": data or folder / "data.csv",
+        "catalogue": folder / "catalogue.json",
+    }
+    return DeviceNode(
+        experiment, experiment.digest()[:16], **where, policy=Policy(**(policy or {})), **settings
+    )
+
+
+def certify(folder):
+    """Give a node an identity, as `fedrec deploy init` does."""
+    authority = Authority.create("test")
+    issued = authority.issue_node("node-1")
+    for name, text in (("signing.key", issued.key), ("signing.crt", issued.certificate)):
+        (folder / name).write_bytes(text)
+    (folder / "ca.crt").write_bytes(authority.issued.certificate)
+
+
+def write(folder, *lines, header="user,item,rating,time"):
+    (folder / "own.csv").write_text("\n".join([header, *lines]) + "\n")
+    return folder / "own.csv"
+
+
+def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
+    experiment = load_tiny()
+    for place, folder in enumerate(shards):
+        mine, simulated = (
+            own(experiment, folder, place=place, **NUMBERED),
+            Node(experiment, place, 2, None),
+        )
+        assert np.array_equal(mine.training, simulated.training) and np.array_equal(
+            mine.evaluated, simulated.evaluated
+        )
+        assert len(mine.training) > 5 and mine.work is None and mine.memory_mib == 0
+        for client in [*simulated.training.tolist(), *simulated.evaluated.tolist()]:
+            one, other = mine.population.client(client), simulated.population.client(client)
+            assert one.client == other.client == client
+            for name in ("items", "labels", "positives", "times"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            for codes, expected in zip(one.features, other.features, strict=True):
+                np.testing.assert_array_equal(codes, expected)
+        held, expected = (
+            n.population.held_out(simulated.evaluated, "test") for n in (mine, simulated)
+        )
+        everybody = simulated.training
+        np.testing.assert_array_equal(
+            mine.population.histories(everybody, True),
+            simulated.population.histories(everybody, True),
+        )
+        np.testing.assert_array_equal(
+            mine.population.whole_history(everybody), simulated.population.whole_history(everybody)
+        )
+        for one, other in zip(
+            mine.population.rated(everybody), simulated.population.rated(everybody), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        for name in ("seen", "known", "relevant"):
+            np.testing.assert_array_equal(getattr(held, name), getattr(expected, name))
+        for name, value in simulated.initial().items():
+            assert torch.equal(mine.initial()[name], value)
+
+
+def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
+    population = Population.of(load_tiny())
+    rows = [len((folder / "data.csv").read_text().splitlines()) - 1 for folder in shards]
+    assert sum(rows) == len(population.interactions)
+    for place, folder in enumerate(shards):
+        users = {
+            int(line.split(",")[0]) for line in (folder / "data.csv").read_text().splitlines()[1:]
+        }
+        assert {user % 2 for user in users} == {place}
+
+
+def test_the_catalogue_says_nothing_of_users(load_tiny, shards):
+    population = Population.of(load_tiny())
+    found = Catalogue.read(shards[0] / "catalogue.json")
+    assert found.item_ids.tolist() == population.interactions.item_ids.astype(str).tolist()
+    assert found.item_features.names == population.interactions.item_features.names
+    for feature in population.interactions.user_features.features:
+        assert (feature.name, feature.categories) in found.user_features
+    (shards[0] / "catalogue.json").write_text('{"items": 3}')
+    with pytest.raises(DataError, match="not a catalogue"):
+        Catalogue.read(shards[0] / "catalogue.json")
+
+
+def test_users_go_by_random_numbers_that_survive_a_restart(load_tiny, shards):
+    items = Catalogue.read(shards[0] / "catalogue.json").item_ids[:6].tolist()
+    data = write(
+        shards[0],
+        *[f"{user},{item},5,{t}" for user in ("ann", "bob") for t, item in enumerate(items)],
+    )
+    experiment = load(_with_split(load_tiny))
+    first, again = (own(experiment, shards[0], data) for _ in range(2))
+    assert len(first.training) == 2 and np.array_equal(first.training, again.training)
+    assert first.partition == again.partition and (np.diff(first.training) > 0).all()
+    other = own(experiment, shards[1], data)
+    assert not np.isin(first.training, other.training).any()
+    memory = shards[0] / "state" / "node.sqlite"
+    assert stat.S_IMODE(memory.stat().st_mode) == 0o600
+    assert first.population.client(int(first.training[0])).client == first.training[0]
+    assert (first.training >= 0).all() and first.training.max() > 2**40
+
+
+def _with_split(load_tiny):
+    table = load_tiny().table()
+    return {**table, "split": {"name": "leave-one-out", "order": "temporal"}}
+
+
+def test_items_outside_the_catalogue_are_left_out_and_none_inside_is_an_error(load_tiny, shards):
+    item = Catalogue.read(shards[0] / "catalogue.json").item_ids[3]
+    data = write(
+        shards[0], "ann,no-such-item,5,1", f"ann,{item},5,2", header="user,item,rating,time"
+    )
+    node = own(
+        load_tiny(),
+        shards[0],
+        write(shards[0], f"ann,{item},5,2,train", "ann,x,5,1,train", header=PARTS),
+    )
+    (client,) = node.training.tolist()
+    assert node.population.client(client).items.tolist() == [3] and data.exists()
+    with pytest.raises(DataError, match="no item of the catalogue"):
+        own(load_tiny(), shards[0], write(shards[0], "ann,x,5,1,train", header=PARTS)).training  # noqa: B018
+
+
+PARTS = "user,item,rating,time,part"
+
+
+def test_a_part_that_is_none_is_refused(load_tiny, shards):
+    item = Catalogue.read(shards[0] / "catalogue.json").item_ids[3]
+    with pytest.raises(DataError, match="a row is in no part"):
+        file = write(shards[0], f"ann,{item},5,2,trian", header=PARTS)
+        own(load_tiny(), shards[0], file).training  # noqa: B018
+
+
+def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
+    elsewhere = load_tiny("dataset.name=table", "dataset.path=/etc/passwd")
+    assert (
+        own(elsewhere, shards[0], place=0, **NUMBERED).training.tolist()
+        == own(load_tiny(), shards[0], place=0, **NUMBERED).training.tolist()
+    )
+
+
+def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
+    node = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)
+    mine, foreign = node.training[:2], np.array([1, 10**6])
+    order = TrainOrder(1, np.concatenate([mine, foreign]))
+    assert node.accept(order).clients.tolist() == mine.tolist()
+    assert (
+        node.accept(replace(order, round=2, clients=mine[:1])).clients.tolist() == mine[:1].tolist()
+    )
+    again = own(load_tiny(), shards[0], policy={"most_rounds": 2}, **NUMBERED)  # after a restart
+    assert again.accept(replace(order, round=3)).clients.tolist() == mine[1:].tolist()
+    assert {client: rounds for client, (rounds, _) in again.memory.spent().items()} == {
+        mine[0]: 2,
+        mine[1]: 2,
+    }
+
+
+def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):
+    node = own(load_tiny(), shards[0], **NUMBERED)
+    assert isinstance(node.noise, Secure)
+    local = Protection(2.0, 2, ("w",), noise_scale=4.0)
+    for number in (1, 2):
+        node.accept(TrainOrder(number, node.training[:1], protection=local))
+    ((rounds, rho),) = node.memory.spent().values()
+    assert rounds == 2 and rho == pytest.approx(
+        2 * 0.5 * (2.0 / 4.0) ** 2
+    )  # rho = (sensitivity / sigma)^2 / 2
+
+
+@pytest.mark.parametrize("key", ["model.name", "step.name", "split.name"])
+def test_code_of_packages_that_the_owner_did_not_name_is_not_run(load_tiny, shards, key):
+    section = key.partition(".")[0]
+    table = load_tiny().table()
+    table[section] = {"name": "subprocess:Popen"}
+    from fedrec.experiment.schema import Experiment
+
+    with pytest.raises(RefusalError, match=r"does not run 'subprocess:Popen'"):
+        own(Experiment.parse(table), shards[0], **NUMBERED)
+
+
+def arrived(answer):
+    """What the server makes of an answer that came over the network."""
+    return from_the_network(answer.content)
+
+
+def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
+    experiment = load_tiny()
+    config = {
+        "data": str(shards[0] / "data.csv"),
+        "catalogue": str(shards[0] / "catalogue.json"),
+        **NUMBERED,
+    }
+    config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
+    run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4, "deployment": True}
+    context = Context(1, 2, config, RecordDict(), run)
+    theta = unpack_parameters(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
+    node = node_of(context)
+    assert (
+        isinstance(node, DeviceNode)
+        and node.private.file == shards[0] / "state" / "private" / "00ff00ff00ff00ff.sqlite"
+    )
+    everybody = Population.of(experiment).evaluated_clients("test")
+    order = EvaluateOrder(1, everybody)
+    asked = Message(pack_evaluate(to_record(theta), order), 2, "evaluate")
+    table = unpack_table(arrived(app(asked, context)))
+    assert table.index.tolist() == node.evaluated.tolist() and len(table) < len(everybody)
+    assert not [column for column in table if column.startswith(GROUP)]
+    order = TrainOrder(1, np.arange(24))
+    answer = app(Message(pack_train(to_record(theta), order), 2, "train"), context).content
+    assert all(
+        type(a).__name__ == "Array"
+        for record in answer.array_records.values()
+        for a in record.values()
+    )
+    assert unpack_sum(from_the_network(answer)).clients == len(node.training)
+
+
+def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
+    from clients.training.round import train_clients
+
+    experiment = load_tiny("engine.path=reference")
+    for place, folder in enumerate(shards):
+        mine, simulated = (
+            own(experiment, folder, place=place, **NUMBERED),
+            Node(experiment, place, 2, None),
+        )
+        theta = {name: value.numpy() for name, value in simulated.initial().items()}
+        order = TrainOrder(3, simulated.training)
+        one, other = (train_clients(node, theta, order) for node in (mine, simulated))
+        for name in theta:
+            np.testing.assert_array_equal(
+                dense_change(one.total[name], theta[name]),
+                dense_change(other.total[name], theta[name]),
+            )
+        assert (one.examples, one.loss) == (other.examples, other.loss)
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_no_server_is_told_which_items_a_client_has(load_tiny, shards, identity, purpose):
+    config = {
+        "data": str(shards[0] / "data.csv"),
+        "catalogue": str(shards[0] / "catalogue.json"),
+        **NUMBERED,
+    }
+    config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
+    run = {"resolved": load_tiny().model_dump_json(), "run": "00ff" * 4, "deployment": True}
+    order = WantedOrder(1, np.array([0, 2]), purpose, {"name": "sgd"})
+    with pytest.raises(RefusalError, match="not available on real clients"):
+        app(Message(pack_wanted_order(order), 2, WANTED), Context(1, 2, config, RecordDict(), run))
+
+
+def test_memory_survives_and_keeps_runs_apart(tmp_path):
+    file = tmp_path / "a" / "node.sqlite"
+    numbers = Participation(file).numbers(["ann", "bob"])
+    assert Participation(file).numbers(["bob", "ann", "eve"])[:2].tolist() == numbers[::-1].tolist()
+    memory = Participation(file)
+    assert memory.place() == Participation(file).place()
+    for run in ("one", "two"):
+        memory.spend(run, 1, numbers[:1], 0.25, None)
+    assert Participation(file).spent() == {int(numbers[0]): (2, 0.5)}
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM spent").fetchone() == (2,)
+
+
+def test_perturbed_profiles_are_refused(load_tiny, shards):
+    experiment = load(
+        {
+            **load_tiny().table(),
+            "perturb": {"name": "targeted", "attribute": "gender", "epsilon": 1.0},
+        }
+    )
+    with pytest.raises(RefusalError, match="not available on real clients"):
+        own(experiment, shards[0], **NUMBERED)
+
+
+def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
+    with pytest.raises(RefusalError, match=r"gives no sum of its own(.*\n)*.*at least 3 nodes"):
+        own(load_tiny(), shards[0], policy={"least_nodes": 3})
+    secure = load_tiny("secure-aggregation=true")
+    with pytest.raises(RefusalError, match=r"cannot prove itself(.*\n)*.*signing.key"):
+        own(secure, shards[0])
+    certify(shards[0])
+    assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3
+    assert (
+        own(secure, shards[0], join=shards[0]).least_nodes
+        == own(load_tiny(), shards[1]).least_nodes
+        == 0
+    )
+    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
+    settings = (
+        *((key, str(shards[0] / file)) for key, file in files.items()),
+        ("least-nodes", 3),
+        ("join", str(shards[0])),
+    )
+    assert own_node(secure.model_dump_json(), "1" * 16, settings).least_nodes == 3
+    with pytest.raises(RefusalError, match="gives no sum of its own"):
+        own_node(load_tiny().model_dump_json(), "2" * 16, settings)

@@ -1,0 +1,523 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks of a server on a node: orders and experiments that its owner never accepted, sent as a
+server sends them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from clients.app import app
+from clients.device.device_node import own_node
+from fedrec.components import registry
+from fedrec.errors import ClientError, ExperimentError, RefusalError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.messages import (
+    HELLO,
+    INITIAL,
+    pack_evaluate,
+    pack_train,
+    unpack_parameters,
+    unpack_presence,
+    unpack_sum,
+    unpack_table,
+)
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.records import CONFIG, METRICS
+from fedrec.protocol.zero_copy import from_the_network, to_record
+from simulations.deployment.shards import cut
+
+pytestmark = pytest.mark.usefixtures("identity")
+RUN = "0123456789abcdef"
+SECRET = "root:hunter2:0:0"
+
+
+class Victim:
+    """A real node, and a server that may send it anything."""
+
+    def __init__(self, folder, experiment, **settings):
+        self.folder = folder
+        cut(experiment, [folder])
+        table = {
+            "data": str(folder / "data.csv"),
+            "catalogue": str(folder / "catalogue.json"),
+            "numbers": True,
+        }
+        self.config = {**table, "private-dir": str(folder / "state"), "partition-id": 0, **settings}
+        self.settings = experiment.table()
+
+    def context(self, changes=None, **run):
+        given = {
+            "resolved": json.dumps({**self.settings, **(changes or {})}),
+            "run": RUN,
+            "deployment": True,
+        }
+        return Context(1, 2, self.config, RecordDict(), {**given, **run})
+
+    def ask(self, kind, content=None, **context):
+        answer = app(Message(content or RecordDict(), 2, kind), self.context(**context))
+        from_the_network(answer.content)
+        return answer.content
+
+    def theta(self, **context):
+        return {n: np.array(v) for n, v in unpack_parameters(self.ask(INITIAL, **context)).items()}
+
+    def order(self, number=1, step=None, **changes):
+        section = Experiment.parse(self.settings).step
+        own = {"name": section.name, **section.options}
+        return TrainOrder(number, np.arange(24), "uniform", {**own, **(step or {})}, **changes)
+
+    def train(self, order, extra=None, **context):
+        content = pack_train(to_record(self.theta(**context)), order)
+        content[CONFIG].update(extra or {})
+        return unpack_sum(self.ask("train", content, **context))
+
+    def evaluate(self, number=1, step=None, clients=None, **context):
+        ids = np.arange(24) if clients is None else clients
+        content = pack_evaluate(to_record(self.theta(**context)), EvaluateOrder(number, ids, step))
+        return unpack_table(self.ask("evaluate", content, **context))
+
+
+@pytest.fixture
+def victim(load_tiny, tmp_path):
+    """Gives a node of the tiny experiment, with overrides and with settings of its owner."""
+
+    def make(*overrides, **settings):
+        folder = tmp_path / f"node-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        return Victim(folder, load_tiny(*overrides), **settings)
+
+    own_node.cache_clear()
+    yield make
+    own_node.cache_clear()
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file that is none of the server's business."""
+    file = tmp_path / "secret"
+    file.mkdir()
+    (file / "u1.test").write_text(f"{SECRET}\n")
+    (file / "words").write_text(f"male {SECRET}\nfemale {SECRET}\n")
+    return file
+
+
+def refused(attack, match="."):
+    """What the server reads of a refusal."""
+    with pytest.raises(RefusalError, match=match) as found:
+        attack()
+    text = str(found.value)
+    assert SECRET not in text and "hunter2" not in text
+    return text
+
+
+VAE = {"name": "vae", "latent": 4, "hidden": 8}
+DPVAE = {"name": "dpvae", "noise": "secure"}
+
+
+@pytest.mark.parametrize(
+    "source", ["glove:{}/words", "table:{}/words", "glove:{}/absent", "glove:words"]
+)
+def test_priors_read_no_file_of_the_node(victim, secret, source):
+    node = victim()
+    priors = {"source": source.format(secret), "noise": False}
+    changes = {"model": VAE, "step": {**DPVAE, "priors": priors}}
+    refused(lambda: node.theta(changes=changes), "names a file")
+
+
+@pytest.mark.parametrize("folder", ["{}", "/nowhere", "../.."])
+def test_splits_read_no_folder_of_the_node(victim, secret, folder):
+    node = victim()
+    split = {"name": "kfold", "shipped": True, "folder": folder.format(secret)}
+    refused(lambda: node.theta(changes={"split": split}), "names a file")
+
+
+def test_steps_within_a_strategy_read_no_file(victim, secret):
+    node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
+    inner = {"name": "dpvae", "priors": {"source": f"glove:{secret}/words"}}
+    strategy = {"name": "two-stage", "stage-one": {"rounds": 1, "clients": "all", "step": inner}}
+    refused(lambda: node.theta(changes={"strategy": strategy}), "names a file")
+
+
+def test_a_setting_of_an_order_names_no_file(victim, secret):
+    node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
+    order = node.order(step={"priors": {"source": f"glove:{secret}/words", "noise": False}})
+    refused(lambda: node.train(order), "not a step of the experiment")
+
+
+def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret):
+    node = victim()
+    for name in (str(secret / "words"), "/nowhere", "privrec-synthetic"):
+        refused(lambda n=name: node.ask(INITIAL, resolved="", experiment=n), "no experiment")
+
+
+def test_an_error_tells_nothing_of_the_nodes_files(victim):
+    node = victim()
+    (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")
+    texts = []
+    for attempt in range(3):
+        if attempt == 1:
+            (node.folder / "data.csv").unlink()
+        if attempt == 2:
+            (node.folder / "catalogue.json").write_text(SECRET)
+        own_node.cache_clear()
+        with pytest.raises(ClientError) as found:
+            node.ask("query.hello")
+        texts.append(str(found.value))
+        assert found.value.__cause__ is None and found.value.__suppress_context__
+    assert (
+        len(set(texts)) == 1
+        and "log" in texts[0]
+        and SECRET not in texts[0]
+        and str(node.folder) not in texts[0]
+    )
+
+
+def test_a_server_does_not_decide_what_is_a_real_node(victim):
+    node = victim()
+    (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")
+    own_node.cache_clear()
+    with pytest.raises(ClientError) as found:
+        app(Message(RecordDict(), 2, HELLO), node.context(deployment=False))
+    assert SECRET not in str(found.value)
+
+
+def test_without_data_of_its_own_a_node_reads_nobody_elses(victim, secret):
+    node = victim()
+    del node.config["data"]
+    dataset = {"name": "table", "path": str(secret / "words")}
+    refused(lambda: node.theta(changes={"dataset": dataset}), "no data")
+
+
+LOCAL = 'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local"}'
+
+
+def local(scale=1.0, clip=0.5, names=None, **changes):
+    return Protection(clip, 2, tuple(names or ()), noise_scale=scale, **changes)
+
+
+def test_an_order_without_protection_gives_no_bare_update(victim):
+    node = victim(LOCAL, "sampler.name=full")
+    names = list(node.theta())
+    assert node.train(node.order(protection=local(names=names))).clients > 0
+    refused(lambda: node.train(node.order()), "protection")
+    standard = TrainOrder(1, None, "examples", None)
+    refused(lambda: node.ask("train", pack_train(to_record(node.theta()), standard)), "protection")
+
+
+def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
+    """Noise is fresh each time: of a hundred answers to one order the mean has a tenth of it."""
+    node = victim(LOCAL, "sampler.name=full", "rounds=3")
+    order = node.order(protection=local(names=node.theta()))
+    twice = TrainOrder(
+        1, np.repeat(order.clients, 50), "uniform", order.step, protection=order.protection
+    )
+    assert node.train(twice).clients == 18
+    assert [node.train(order).clients for _ in range(4)] == [18, 18, 0, 0]
+    own_node.cache_clear()  # another process
+    assert (
+        node.train(
+            TrainOrder(3, order.clients, step=order.step, protection=order.protection)
+        ).clients
+        == 0
+    )
+    own = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")  # of two rounds
+    assert [own.train(own.order()).clients for _ in range(4)] == [18, 18, 0, 0]
+    bare = victim()
+    assert [bare.train(bare.order()).clients for _ in range(4)] == [
+        18
+    ] * 4  # a round may be run again
+
+
+@pytest.mark.parametrize(
+    "weaker",
+    [
+        {"scale": 0.99},
+        {"scale": 0.0},
+        {"scale": float("nan")},
+        {"clip": 5.0},
+        {"clip": 5.0, "scale": 10.0},
+        {"order": 1},
+        {"mechanism": "laplace"},
+        {"counted": True},
+    ],
+)
+def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, weaker):
+    node = victim(LOCAL, "sampler.name=full")
+    full = {"order": 2, "names": tuple(node.theta()), "clip_norm": 0.5, "noise_scale": 1.0}
+    given = {"clip": "clip_norm", "scale": "noise_scale"}
+    protection = Protection(
+        **{**full, **{given.get(key, key): value for key, value in weaker.items()}}
+    )
+    refused(lambda: node.train(node.order(protection=protection)), "protection")
+
+
+def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
+    """As the server sizes it: counts have no signs, exchanging a user moves them by sqrt(2) S."""
+    node = victim(LOCAL, "sampler.name=full", "step.name=counts", "model.item-bias=true")
+    names = list(node.theta())
+    refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "protection")
+    assert node.train(node.order(protection=local(0.7072, names=names))).clients > 0
+
+
+def test_noise_is_counted_over_all_rounds_where_epsilon_is_given(victim):
+    """Three rounds at epsilon 3 need 1.7 times the noise of one."""
+    node = victim(
+        'privacy={clip-norm=1.0, epsilon=3.0, delta=1e-5, placement="local"}',
+        "sampler.name=full",
+        "rounds=3",
+    )
+    names = list(node.theta())
+    refused(lambda: node.train(node.order(protection=local(2.5, 1.0, names))), "protection")
+    assert node.train(node.order(protection=local(5.0, 1.0, names))).clients > 0
+
+
+def test_parameters_that_stay_on_the_device_stay_there(victim):
+    node = victim('privacy={clip-norm=0.5, noise-multiplier=1.0, parameters=["item.*"]}')
+    names = list(node.theta())
+    allowed = [name for name in names if name.startswith("item.")]
+    assert set(node.train(node.order(protection=Protection(0.5, 2, tuple(allowed)))).total) == set(
+        allowed
+    )
+    refused(
+        lambda: node.train(node.order(protection=Protection(0.5, 2, tuple(names)))), "protection"
+    )
+
+
+def test_a_step_of_the_servers_own_does_not_lift_the_limit_on_uploads(victim):
+    node = victim(
+        "model.name=vae",
+        "step.name=dpvae",
+        "step.participations=1",
+        "step.noise=secure",
+        "sampler.name=limited",
+    )
+    assert node.train(node.order(1)).clients > 0
+    assert node.train(node.order(2)).clients == 0  # everybody has made its one upload
+    refused(
+        lambda: node.train(node.order(2, {"participations": 1000})), "not a step of the experiment"
+    )
+    refused(lambda: node.train(node.order(2, {"name": "vae"})), "not a step of the experiment")
+
+
+@pytest.mark.parametrize(
+    "change", [{"epochs": 1000}, {"learning-rate": 1e9}, {"private-parameters": []}]
+)
+def test_an_order_changes_no_setting_of_the_step(victim, change):
+    node = victim('step.private-parameters=["user.*"]')
+    refused(lambda: node.train(node.order(1, change)), "not a step of the experiment")
+    refused(
+        lambda: node.evaluate(1, {**node.order().step, **change}), "not a step of the experiment"
+    )
+
+
+@pytest.mark.parametrize("number", [0, -1, 3, 10**9])
+def test_rounds_are_those_of_the_experiment(victim, number):
+    node = victim()  # of two rounds
+    refused(lambda: node.train(node.order(number)), "round")
+
+
+def test_orders_carry_no_other_keys(victim):
+    node = victim()
+    refused(lambda: node.train(node.order(), {"overrides": "x"}), "'overrides'")
+    refused(lambda: node.train(node.order(), {"proximal-mu": -1e9}), "'proximal-mu'")
+    refused(
+        lambda: node.ask(
+            "query.hello", RecordDict({"config": ConfigRecord({"path": "/etc/passwd"})})
+        ),
+        "'path'",
+    )
+
+
+def test_one_run_has_one_experiment(victim):
+    node = victim(
+        "model.name=vae",
+        "step.name=dpvae",
+        "step.participations=1",
+        "step.noise=secure",
+        "sampler.name=limited",
+    )
+    assert node.train(node.order(1)).clients > 0
+    changes = {"step": {**node.settings["step"], "participations": 50}}
+    refused(lambda: node.theta(changes=changes), "another experiment")
+    assert node.theta(changes=changes, run="f" * 16)
+
+
+def test_noise_of_a_step_that_the_server_can_compute_is_none(victim):
+    node = victim("model.name=vae", "step.name=dpvae", "step.noise=reproducible")
+    refused(node.theta, "step.noise")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "least", "accepted"),
+    [
+        ((), 1.0, False),
+        (("privacy={clip-norm=0.5, noise-multiplier=1.0}",), 1.0, False),
+        ((LOCAL, "sampler.name=full"), 2.0, True),
+        ((LOCAL, "sampler.name=full"), 2.1, False),
+    ],
+)
+def test_an_owner_may_insist_on_noise(victim, overrides, least, accepted):
+    node = victim(*overrides, **{"least-noise": least})
+
+    def attack():
+        names = list(node.theta())
+        return node.train(node.order(protection=local(names=names) if overrides else None))
+
+    if accepted:
+        assert attack().clients > 0
+    else:
+        refused(attack, "least-noise")
+
+
+def test_an_owner_may_insist_on_noise_of_the_step(victim):
+    step = (
+        "model.name=vae",
+        "step.name=dpvae",
+        "step.noise=secure",
+        "step.budgets=equal",
+        "step.epsilon=1.0",
+    )
+    node = victim(*step, **{"least-noise": 4.0})
+    assert node.train(node.order()).clients > 0  # sqrt(2 ln(1.25 / 1e-5)) = 4.8
+    refused(lambda: victim(*step, **{"least-noise": 5.0}).theta(), "least-noise")
+
+
+@pytest.mark.parametrize(
+    "run", ["../../../x", "", "x" * 16, RUN[1:], RUN.upper(), RUN + "0", RUN + "\n"]
+)
+def test_a_run_key_is_no_path(victim, run, tmp_path):
+    node = victim()
+    refused(lambda: node.theta(run=run), "run key")
+    assert not list(tmp_path.rglob("x.sqlite"))
+
+
+@pytest.fixture
+def plug_in(tmp_path, monkeypatch):
+    """An installed package with a step under the name `foreign`, which its import and its use write
+    down."""
+    package = tmp_path / "packages" / "foreign_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "step.py").write_text(
+        "from pathlib import Path\nfrom clients.steps.sgd import Sgd\n"
+        f"Path({str(tmp_path / 'imported')!r}).touch()\nclass Foreign(Sgd):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    found = registry.entry_points
+    entry = EntryPoint("foreign", "foreign_package.step:Foreign", "fedrec.step")
+    monkeypatch.setattr(
+        registry,
+        "entry_points",
+        lambda group: [entry] if group == "fedrec.step" else found(group=group),
+    )
+    yield tmp_path / "imported"
+    for name in [name for name in sys.modules if name.startswith("foreign_package")]:
+        del sys.modules[name]
+
+
+SECTIONS = {
+    "step": {"step": {"name": "{}", "epochs": 1}},
+    "fine-tune": {"evaluation": {"fine-tune": {"name": "{}"}}},
+    "stage": {
+        "strategy": {
+            "name": "two-stage",
+            "stage-one": {"rounds": 1, "clients": "all", "step": {"name": "{}"}},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["foreign", "foreign_package.step:Foreign"])
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_package_that_the_owner_did_not_name_is_not_even_imported(victim, plug_in, section, name):
+    node = victim()
+    changes = json.loads(json.dumps(SECTIONS[section]).replace("{}", name))
+    refused(lambda: node.theta(changes=changes), "does not run")
+    assert not plug_in.exists()
+    node = victim(plugins="foreign_package")
+    assert node.theta(changes=changes)
+    assert plug_in.exists()
+
+
+def test_a_strategy_of_the_servers_is_not_imported(victim, plug_in):
+    node = victim()
+    assert node.theta(changes={"strategy": {"name": "foreign_package.step:Foreign", "x": 1}})
+    assert not plug_in.exists()
+
+
+def test_evaluations_are_counted_over_all_runs(victim):
+    node = victim(**{"most-evaluations": 3})
+    for probe in range(3):
+        assert len(node.evaluate(probe % 3, run=f"{probe:016x}")) == 6
+    assert len(node.evaluate(1, run="f" * 16)) == 0
+    own_node.cache_clear()  # another process
+    assert len(node.evaluate(1)) == 0
+    standard = pack_evaluate(to_record(node.theta()), EvaluateOrder(1, None))
+    assert node.ask("evaluate", standard)[METRICS]["num-examples"] == 0
+
+
+def test_a_client_is_evaluated_ten_times_unless_its_owner_allows_more(victim):
+    node = victim()
+    toml = (node.folder / "node.toml").read_text()
+    assert (
+        "most-evaluations" in toml
+    )  # a shard that the operator cut; a client of its own gets the default
+    for _ in range(10):
+        assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 1
+    assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 0
+    assert len(node.evaluate(1)) == 5  # the others
+
+
+def node_evaluated(node):
+    return unpack_presence(node.ask("query.hello")).evaluated[0]
+
+
+def test_phases_for_volunteers_take_an_owner_who_volunteered(victim):
+    stage = {"rounds": 1, "clients": "opted-in", "share": 0.5, "step": {"name": "sgd", "epochs": 1}}
+    changes = {
+        "strategy": load(
+            {**victim().settings, "strategy": {"name": "two-stage", "stage-one": stage}}
+        ).table()["strategy"]
+    }
+    refused(lambda: victim().theta(changes=changes), "opted-in")
+    public = json.loads(json.dumps(changes).replace('"opted-in"', '"public"'))
+    refused(lambda: victim().theta(changes=public), "opted-in")
+    assert victim(**{"opted-in": True}).theta(changes=changes)
+
+
+def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim):
+    stage = '{rounds=1, clients="all", step={name="sgd", epochs=1, learning-rate=0.7}}'
+    node = victim(
+        "strategy.name=two-stage",
+        f"strategy.stage-one={stage}",
+        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", stages=["main"]}',
+        "sampler.name=full",
+    )
+    first = node.settings["strategy"]["stage-one"]["step"]
+    names = tuple(node.theta())
+    assert node.train(TrainOrder(1, np.arange(24), step=first)).clients > 0
+    assert node.train(node.order(2, protection=local(names=names))).clients > 0
+    refused(
+        lambda: node.train(TrainOrder(2, np.arange(24), step=first)), "not a step of the experiment"
+    )
+    refused(lambda: node.train(node.order(2)), "protection")
+    refused(lambda: node.train(node.order(1)), "not a step of the experiment")
+
+
+@pytest.mark.parametrize("step", ["sgd", "dpsgd"])
+def test_private_parameters_that_match_nothing_are_refused(load_tiny, tmp_path, step):
+    from clients.hosting.node import Node
+
+    with pytest.raises(ExperimentError, match=r"'usr\.\*'.*private-parameters"):
+        node = Node(
+            load_tiny(f"step.name={step}", 'step.private-parameters=["usr.*"]'), 0, 1, tmp_path
+        )
+        node.initial()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private state: by client and round, readable by its owner only."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from clients.storage.private_state import PrivateState
+from fedrec.errors import RunError
+
+
+@pytest.fixture
+def state(tmp_path):
+    return PrivateState(tmp_path / "private" / "node-0.sqlite")
+
+
+def put(state, client, round_, value, keep=10):
+    state.save(client, round_, {"own": np.array([value], np.float32)}, keep=keep)
+
+
+def got(state, client, before):
+    found = state.load(client, before)
+    return found["own"].item() if found else None
+
+
+def rounds(state, client):
+    with closing(sqlite3.connect(state.file)) as connection:
+        return [
+            row[0]
+            for row in connection.execute(
+                "SELECT round FROM state WHERE client=? ORDER BY 1", (client,)
+            )
+        ]
+
+
+def test_a_round_reads_the_newest_of_the_earlier_rounds(state):
+    for round_ in (1, 3, 7):
+        put(state, 5, round_, round_)
+    assert [got(state, 5, before) for before in (1, 2, 3, 4, 7, 8, 100)] == [None, 1, 1, 3, 3, 7, 7]
+    assert got(state, 6, 100) is None
+
+
+def test_writing_a_round_replaces_it_and_the_later_ones(state):
+    for round_ in (1, 2, 3):
+        put(state, 5, round_, round_)
+        put(state, 6, round_, round_)
+    put(state, 5, 2, 20)
+    assert rounds(state, 5) == [1, 2] and got(state, 5, 100) == 20
+    assert rounds(state, 6) == [1, 2, 3]
+
+
+def test_only_the_newest_entries_of_a_client_remain(state):
+    for round_ in range(1, 8):
+        put(state, 5, round_, round_, keep=3)
+    put(state, 6, 1, 1, keep=3)
+    assert rounds(state, 5) == [5, 6, 7] and rounds(state, 6) == [1]
+
+
+def test_arrays_keep_names_bits_and_shapes(state):
+    arrays = {
+        "layer1.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
+        "scalar": np.array(np.pi),
+    }
+    state.save(1, 1, arrays, keep=2)
+    found = PrivateState(state.file).load(1, 2)
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_the_file_is_for_its_owner_only_and_is_not_made_by_reading(state):
+    assert state.load(1, 5) == {} and not state.file.exists()
+    put(state, 1, 1, 1)
+    assert state.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_changes_nothing(state):
+    put(state, 1, 1, 1)
+    put(state, 1, 2, 2)
+    with pytest.raises(RunError, match="cannot be used"):
+        state.save(
+            1, 1, {"own": np.zeros(1)}, keep="not a number"
+        )  # fails in the last of its three commands
+    assert rounds(state, 1) == [1, 2] and got(state, 1, 2) == 1

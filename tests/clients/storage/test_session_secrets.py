@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vault: secrets outlive a process, each step is taken once, and what is over is gone."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from clients.storage.session_secrets import SessionSecrets
+from fedrec.errors import ClientError
+
+ONE, TWO = b"1" * 16, b"2" * 16
+SECRETS = {"mask-seed": b"\x00secret-of-sixteen", "place": b"\x01"}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def reopened(request, tmp_path):
+    """Gives the vault as the next process finds it; in memory there is one process only."""
+    if request.param == "disk":
+        return lambda: SessionSecrets(tmp_path / "private" / "secure-0.sqlite")
+    vault = SessionSecrets(None)
+    return lambda: vault
+
+
+def test_a_node_has_one_channel_key(reopened):
+    assert reopened().channel(b"first") == b"first"
+    assert reopened().channel(b"other") == b"first"
+
+
+def test_a_session_goes_one_way(reopened):
+    reopened().begin(ONE, SECRETS)
+    assert reopened().look(ONE) == reopened().look(ONE) == SECRETS
+    reopened().masked(ONE, {"left": b"over"})
+    assert reopened().waiting(ONE) == {"left": b"over"}
+    for step in (lambda: reopened().look(ONE), lambda: reopened().masked(ONE, {})):
+        with pytest.raises(ClientError, match="stage 'shared'"):
+            step()
+    reopened().end(ONE)
+    for step in (
+        lambda: reopened().end(ONE),
+        lambda: reopened().waiting(ONE),
+        lambda: reopened().look(ONE),
+    ):
+        with pytest.raises(ClientError, match="does not take that step"):
+            step()
+
+
+def test_nothing_is_unmasked_before_it_is_masked_or_in_another_session(reopened):
+    reopened().begin(ONE, SECRETS)
+    for step in (
+        lambda: reopened().waiting(ONE),
+        lambda: reopened().end(ONE),
+        lambda: reopened().look(TWO),
+    ):
+        with pytest.raises(ClientError):
+            step()
+    assert reopened().look(ONE) == SECRETS
+
+
+def test_a_new_session_ends_the_one_before_and_keeps_the_channel(reopened):
+    reopened().channel(b"key")
+    reopened().begin(ONE, SECRETS)
+    reopened().masked(ONE, SECRETS)
+    reopened().begin(TWO, {"place": b"\x02"})
+    with pytest.raises(ClientError):
+        reopened().waiting(ONE)
+    assert reopened().look(TWO) == {"place": b"\x02"} and reopened().channel(b"other") == b"key"
+
+
+def test_the_file_is_the_owners_alone_and_forgets(tmp_path):
+    file = tmp_path / "private" / "secure-0.sqlite"
+    vault = SessionSecrets(file)
+    assert not file.exists()
+    vault.begin(ONE, SECRETS)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    secret = SECRETS["mask-seed"].hex().encode()
+    assert secret in file.read_bytes()
+    vault.masked(ONE, {"place": b"\x01"})
+    vault.end(ONE)
+    assert all(secret not in other.read_bytes() for other in file.parent.iterdir())

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/settings.md is what the code says, and what the code says is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from fedrec.components.registry import KINDS, available
+from fedrec.components.settings import settings_of
+from fedrec.config import Config
+from fedrec.privacy.config import PrivacyConfig
+from simulations.settings_page import page
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_is_made_from_the_code():
+    assert FILE.read_text(encoding="utf-8").rstrip() == page().rstrip(), (
+        "run: python -m simulations.settings_page docs/settings.md"
+    )
+
+
+class Inner(Config):
+    """A table within."""
+
+    share: float = Field(default=0.5, ge=0, lt=1)
+    """How much."""
+
+
+class Outer(Config):
+    """Settings of a made-up component."""
+
+    rounds: int = Field(ge=1)
+    """How often."""
+    how: Literal["fast", "slow"] = "fast"
+    """In which way,
+    in two lines."""
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = (5, 10)
+    """Of what."""
+    inner: Inner = Inner()
+    """A table."""
+    rest: float | None = None
+    """Left out."""
+
+
+def test_a_setting_has_key_type_default_range_and_sentence():
+    found = {one.key: one for one in settings_of(Outer)}
+    assert list(found) == ["rounds", "how", "sizes", "inner", "inner.share", "rest"]
+    assert (found["rounds"].default, found["rounds"].range) == ("required", ">= 1")
+    assert (found["how"].type, found["how"].default) == ('"fast" or "slow"', '"fast"')
+    assert found["how"].about == "In which way, in two lines."
+    assert (found["sizes"].type, found["sizes"].default) == ("list of integer >= 1", "[5, 10]")
+    assert (found["inner"].type, found["inner"].default) == ("table", "{ share = 0.5 }")
+    assert found["inner.share"].range == ">= 0, < 1"
+    assert (found["rest"].type, found["rest"].default) == ("number", "")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_setting_of_a_built_in_has_a_sentence(kind):
+    for name, component in available(kind):
+        if isinstance(component, type) and component.__module__.startswith(kind.home):
+            silent = [one.key for one in settings_of(component) if not one.about]
+            assert not silent, f"{kind.name} {name}: {silent}"
+
+
+def test_the_keys_of_the_privacy_table_are_all_there():
+    keys = {one.key for one in settings_of(PrivacyConfig)}
+    assert set(PrivacyConfig.keys()) <= keys and "adaptive-clip.quantile" in keys
+    assert "phases.NAME.clip-norm" in keys

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leak of held-out items through negatives: off by default, complete when it is on, and always
+said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clients.hosting.node import Node
+from clients.local.examples import labelled
+from fedrec.attacks.leaky_negatives import marked, never_drawn_scores
+from fedrec.experiment.loading import load
+from fedrec.metrics.sampled import sampled_metrics
+from fedrec.runs.folder import RunFolder
+from simulations import runner
+
+
+def never_drawn_hits(experiment, rounds, users=None):
+    """Expected Hits@10 among 99 drawn items of ranking by how seldom an item was a negative in so
+    many rounds."""
+    node = Node(experiment, 0, 1, None)
+    population, schema = node.population, node.population.schema()
+    clients = population.evaluated_clients("test")[:users]
+    scores = np.empty((len(clients), schema.num_items))
+    for place, data in enumerate(population.clients(clients)):
+        random = np.random.default_rng((1, data.client))
+        examples = (labelled(data, schema, 4, "ignore", random) for _ in range(rounds))
+        scores[place] = never_drawn_scores(
+            (items[labels == 0] for items, labels in examples), schema.num_items
+        )
+    lists = population.held_out(clients, "test")
+    seen, relevant = torch.from_numpy(lists.seen), torch.from_numpy(lists.relevant)
+    found = sampled_metrics(
+        torch.from_numpy(scores), seen=seen, relevant=relevant, ks=(10,), sampled=99
+    )
+    return found["hits-of-100@10"].numpy()
+
+
+@pytest.fixture
+def table(tiny_experiment):
+    def make(leaky):
+        dataset = {"name": "synthetic", "users": 60, "items": 250, "mean-interactions": 20}
+        split = {"name": "leave-one-out", "leaky-negatives": leaky}
+        return tiny_experiment() | {"dataset": dataset, "split": split}
+
+    return make
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_what_was_never_drawn_tells_nothing_unless_it_leaks(table, leaky):
+    hits = never_drawn_hits(load(table(leaky)), rounds=60)
+    if leaky:
+        assert hits.mean() > 0.97
+    else:
+        assert abs(hits.mean() - 0.1) < 4 * hits.std() / np.sqrt(len(hits)) + 0.02
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("leaky", [False, True])
+def test_the_same_on_movielens(table, leaky):
+    """With the draws of 100 rounds: published code leaks as much."""
+    experiment = load(table(leaky) | {"dataset": {"name": "ml-100k"}, "positive-above": None})
+    hits = never_drawn_hits(experiment, rounds=100, users=150)
+    assert hits.mean() > 0.99 if leaky else abs(hits.mean() - 0.1) < 0.05
+
+
+def test_every_table_says_so(table, tmp_path):
+    honest, leaky = (runner.run(table(on), output=tmp_path / str(on)) for on in (False, True))
+    assert marked(honest.experiment) == "tiny" and not honest.privacy
+    assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
+    assert RunFolder(tmp_path / "True").read_result().privacy[0].startswith("LEAK")
+
+
+def test_held_out_items_stay_possible_negatives_by_default(table):
+    """Without the switch a client is not told of what is held out."""
+    honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
+    for mine, other in zip(
+        honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True
+    ):
+        assert mine.avoided is None and np.array_equal(mine.never_negative, mine.positives)
+        held = np.setdiff1d(other.never_negative, mine.items)
+        own = honest.held_out(np.array([mine.client]), "test").seen[0]
+        assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
+
+
+def test_sampled_metrics_stand_beside_the_full_ranking(table, tmp_path):
+    """Of the system and of baselines."""
+    settings = ["evaluation.sampled-items=9", "evaluation.baselines=['popularity']"]
+    result = runner.run(table(False), settings, output=tmp_path / "run")
+    for metrics in (result.metrics, result.baselines["popularity"]):
+        assert 0 <= metrics["hits@5"] <= metrics["hits-of-10@5"] <= 1

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeuMF and its parts against `cornac`, its limiting cases, and users who are folded in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.neural.gmf import Gmf
+from fedrec.baselines.neural.mf import Mf
+from fedrec.baselines.neural.mlp import Mlp
+from fedrec.baselines.neural.neumf import Neumf
+from fedrec.errors import ExperimentError
+
+ALL = [Gmf, Mf, Mlp, Neumf]
+
+
+def fitted(baseline, histories, **settings):
+    model = baseline(
+        baseline.Config.parse({key.replace("_", "-"): value for key, value in settings.items()})
+    )
+    model.fit(histories)
+    return model
+
+
+@pytest.mark.parametrize("baseline", ALL)
+def test_scores_are_the_logits_of_every_pair(baseline, liked):
+    """The catalogue is scored in another order than single pairs are."""
+    model = fitted(baseline, liked, epochs=2, learning_rate=0.01)
+    with torch.no_grad():
+        pairs = model.logits(torch.from_numpy(model.own)[:, None], model._parameters["items"][None])
+    torch.testing.assert_close(model.scores(liked), pairs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("baseline", ALL)
+def test_it_finds_each_users_own_half(baseline, taste):
+    model = fitted(baseline, taste, epochs=150, batch_size=32, learning_rate=0.01)
+    lower, upper = model.scores(taste).split(10, dim=1)
+    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all() and (
+        lower[1::2].mean(1) < upper[1::2].mean(1)
+    ).all()
+
+
+def test_it_is_a_function_of_its_seed(taste):
+    assert torch.equal(fitted(Neumf, taste).scores(taste), fitted(Neumf, taste).scores(taste))
+    assert not torch.equal(
+        fitted(Neumf, taste).scores(taste), fitted(Neumf, taste, seed=1).scores(taste)
+    )
+
+
+def test_logits_by_hand(taste):
+    """The formula in the module's head, one pair at a time, with the tower's first layer on the
+    joined rows."""
+    model = fitted(Neumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
+    values = {name: value.numpy() for name, value in model._parameters.items()}
+    p, q = model.own[7], values["items"][11]
+    hidden = np.concatenate([p[3:], q[3:]])
+    for place in range(2):
+        hidden = np.maximum(values[f"W{place}"] @ hidden + values[f"b{place}"], 0)
+    expected = np.concatenate([p[:3] * q[:3], hidden]) @ values["h"] + values["b"]
+    assert model.scores(taste)[7, 11].item() == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+
+
+def test_gmf_with_equal_weights_is_mf(taste):
+    """With h = 1 the logits, and the gradients of rows, are those of MF."""
+    gmf, mf = (fitted(baseline, taste, epochs=1, factors=4) for baseline in (Gmf, Mf))
+    gmf._parameters |= {
+        "h": torch.ones(4),
+        "b": mf._parameters["b"],
+        "items": mf._parameters["items"],
+    }
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    items = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 0, 0]])
+    losses = [model._batch_loss(rows, items) for model in (gmf, mf)]
+    gradients = [torch.autograd.grad(loss, rows)[0] for loss in losses]
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_batchs_loss_is_cross_entropy(taste):
+    model = fitted(Neumf, taste, epochs=1, regularisation=0.3)
+    rows, items = torch.from_numpy(model.own[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
+    their = model._parameters["items"][items]
+    labels = torch.tensor([[1.0, 0, 0], [1, 0, 0]])
+    logits = model.logits(rows[:, None], their)
+    expected = (
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / 2
+    )
+    expected = expected + 0.3 * (rows.square().sum() + their.square().sum()) / 2
+    torch.testing.assert_close(model._batch_loss(rows, items), expected)
+
+
+def test_folded_in_users_are_served(planted):
+    """Half of the users are not trained with; alone and in a block they get the same scores."""
+    known = planted.known
+    model = fitted(
+        Gmf,
+        known.take(np.arange(0, 600, 2)),
+        epochs=60,
+        learning_rate=0.005,
+        unseen_users="fold-in",
+    )
+    scores = model.scores(known)
+    reached = scores.masked_fill(known.matrix() > 0, -torch.inf).topk(10).indices
+    hit = (reached == torch.from_numpy(planted.held_out)[:, None]).any(1).double()
+    popular = np.bincount(known.items, minlength=200).astype(np.float32)
+    assert hit[1::2].mean() > planted.recall(torch.from_numpy(popular).expand(600, -1)) + 0.05
+    torch.testing.assert_close(
+        model.scores(known.take(np.array([5]))), scores[[5]], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_users_without_items_get_the_mean_row(taste):
+    model = fitted(Neumf, taste)
+    nobody = Histories(20, np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    np.testing.assert_allclose(
+        model.folded_in(nobody), np.tile(model.own.mean(0), (2, 1)), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("baseline", "settings", "word"),
+    [
+        (Neumf, {"factors": 0, "tower": []}, "factors or a tower"),
+        (Neumf, {"tower": [5, 3]}, "even width"),
+        (Neumf, {"tower": [8]}, "at least one layer"),
+        (Mlp, {"factors": 4}, "factors"),
+        (Gmf, {"tower": [8, 4]}, "tower"),
+    ],
+)
+def test_shapes_that_are_refused(baseline, settings, word):
+    with pytest.raises(ExperimentError, match=word):
+        baseline.Config.parse(settings)
+
+
+@pytest.mark.parametrize("name", ["NeuMF", "GMF"])
+def test_it_ranks_as_well_as_cornac(name, planted):
+    """Recall over five seeds, with the settings of its defaults, more epochs and larger steps: the
+    data are few."""
+    models = pytest.importorskip("cornac.models")
+    from cornac.data import Dataset
+
+    known = planted.known
+    rows = [
+        (user, item, 1.0)
+        for user, item in zip(known.rows().tolist(), known.items.tolist(), strict=True)
+    ]
+    data = Dataset.from_uir(rows)
+    items = torch.tensor([data.iid_map[item] for item in range(200)])
+    shared = {
+        "num_factors": 8,
+        "num_epochs": 30,
+        "batch_size": 256,
+        "num_neg": 4,
+        "lr": 0.003,
+        "verbose": False,
+    }
+    tower = {"layers": (64, 32, 16, 8), "act_fn": "relu"} if name == "NeuMF" else {}
+    ours, theirs = [], []
+    for seed in range(5):
+        settings = {
+            "factors": 8,
+            "epochs": 30,
+            "batch_size": 256,
+            "learning_rate": 0.003,
+            "seed": seed,
+        }
+        settings |= {"tower": [64, 32, 16, 8]} if name == "NeuMF" else {}
+        ours.append(
+            planted.recall(
+                fitted(Neumf if name == "NeuMF" else Gmf, known, **settings).scores(known)
+            )
+        )
+        reference = getattr(models, name)(**shared, **tower, backend="pytorch", seed=seed)
+        reference.fit(data)
+        scores = np.stack([reference.score(data.uid_map[user]) for user in range(600)])
+        theirs.append(planted.recall(torch.from_numpy(scores)[:, items]))
+    assert planted.agrees(ours, theirs), (ours, theirs)

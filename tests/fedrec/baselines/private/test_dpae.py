@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private autoencoder: each user's gradient is clipped as autograd has it, and each step is
+paid for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private.dpsgd._sampled import clipped_sum
+from fedrec.baselines.private.dpsgd.dpae import DpAe
+from fedrec.data.features import FeatureTable
+from fedrec.data.schema import Schema
+from fedrec.errors import ExperimentError
+from fedrec.models.ae import Ae, AeConfig
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
+
+ITEMS = 12
+SMALL = {"hidden": 6, "latent": 3, "steps": 4, "cohort": 10}
+
+
+@pytest.fixture
+def users():
+    """Forty users of two kinds of taste, the last one without an item."""
+    random = np.random.default_rng(1)
+    lists = [random.choice(np.arange(6) + 6 * (user % 2), 4, replace=False) for user in range(39)]
+    offsets = np.append(np.arange(0, 4 * 39 + 1, 4), 4 * 39)
+    return Histories(ITEMS, offsets, np.concatenate(lists).astype(np.int64))
+
+
+def made(**options) -> DpAe:
+    return DpAe(DpAe.Config.parse({**SMALL, **options}))
+
+
+def prepared(**options) -> DpAe:
+    """A model with parameters, not trained."""
+    model = made(**options)
+    network = AeConfig(hidden=6, latent=3, dropout=model.config.dropout)
+    model._model = Ae(network, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "ranking"))
+    model._parameters = model._model.initial(torch.Generator().manual_seed(3))
+    return model
+
+
+def summed(model: DpAe, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The clipped sum of users' gradients."""
+    found = model.gradients(model._parameters, rows, torch.Generator().manual_seed(0))
+    return clipped_sum(found, model.config.clip_norm)
+
+
+def one_by_one(model: DpAe, rows: torch.Tensor, bound: float) -> dict[str, torch.Tensor]:
+    """Each user's gradient by autograd, clipped over all parameters together, and added up."""
+    total = {name: torch.zeros_like(value) for name, value in model._parameters.items()}
+    for row in rows:
+        leaves = {
+            name: value.clone().unsqueeze(0).requires_grad_()
+            for name, value in model._parameters.items()
+        }
+        scores = model._model.history_scores(leaves, row.view(1, 1, -1))[0, 0]
+        loss = -(torch.log_softmax(scores, -1) * row).sum()
+        own = torch.autograd.grad(loss, list(leaves.values()))
+        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in own))  # type: ignore[arg-type]
+        for name, gradient in zip(leaves, own, strict=True):
+            total[name] += gradient[0] * min(1.0, bound / max(float(norm), 1e-30))
+    return total
+
+
+@pytest.mark.parametrize("bound", [0.3, 2.0, 1e6])
+def test_clipped_sums_are_those_of_users_one_by_one(users, bound):
+    model = prepared(**{"clip-norm": bound, "dropout": 0.0})
+    rows = users.matrix()
+    found = summed(model, rows)
+    expected = one_by_one(model, rows, bound)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=2e-5, rtol=1e-4)
+
+
+def test_no_user_has_a_longer_gradient_than_the_clip_norm(users):
+    model = prepared(**{"clip-norm": 0.5})
+    for scale in (1.0, 1e4):
+        model._parameters = {name: value * scale for name, value in model._parameters.items()}
+        for row in users.matrix()[:5]:
+            total = summed(model, row.unsqueeze(0))
+            norm = np.sqrt(sum(float((value.double() ** 2).sum()) for value in total.values()))
+            assert norm <= 0.5 * (1 + 1e-6)
+
+
+def test_a_cohort_of_nobody_gives_zeros():
+    model = prepared()
+    total = summed(model, torch.zeros(0, ITEMS))
+    assert all(
+        not value.any() and value.shape == model._parameters[name].shape
+        for name, value in total.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "cohort", "sampling"),
+    [
+        ("replace-one", 10, FixedSize(10, 40)),
+        ("add-remove", 10, Poisson(0.25)),
+        ("replace-one", 500, Full()),
+        ("add-remove", 500, Full()),
+    ],
+)
+def test_steps_are_charged_with_the_sampling_that_was_done(users, adjacency, cohort, sampling):
+    told = []
+    model = made(epsilon=6.0, adjacency=adjacency, cohort=cohort)
+    model.charge = lambda number, event: told.append((number, event))
+    model.fit(users)
+    assert [number for number, _ in told] == [1, 2, 3, 4]
+    accountant = Accountant("pld")
+    for _, event in told:
+        assert isinstance(event, GaussianRound) and event.release.sampling == sampling
+        accountant.step(event)
+    assert (
+        accountant.epsilon(1e-5).epsilon == pytest.approx(6.0, rel=2e-3) == model.spent(40).epsilon
+    )
+
+
+def test_without_noise_it_learns_and_says_that_nothing_is_guaranteed(users):
+    told = []
+    model = made(
+        **{"noise": False, "clip-norm": 1e6, "steps": 150, "cohort": 40, "learning-rate": 0.02}
+    )
+    model.charge = lambda number, event: told.append(event)
+    model.fit(users)
+    scores = model.scores(users)
+    own = scores.new_tensor(
+        [scores[user, 6 * (user % 2) : 6 * (user % 2) + 6].mean() for user in range(38)]
+    )
+    other = scores.new_tensor(
+        [scores[user, 6 - 6 * (user % 2) : 12 - 6 * (user % 2)].mean() for user in range(38)]
+    )
+    assert bool((own > other + 1).all())
+    assert all(isinstance(event, NonPrivate) for event in told)
+
+
+@pytest.mark.parametrize("mode", ["reproducible", "secure"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_cohorts(users, mode, adjacency):
+    model = made(mode=mode, adjacency=adjacency)
+    cohorts = [model._cohort(40, step) for step in range(200)]
+    sizes = {len(cohort) for cohort in cohorts}
+    assert sizes == {10} if adjacency == "replace-one" else len(sizes) > 3
+    assert np.mean([len(cohort) for cohort in cohorts]) == pytest.approx(10, abs=1.5)
+    assert all(len(np.unique(cohort)) == len(cohort) for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) > 150
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ExperimentError, match=r"baselines\.dpae\.steps"):
+        DpAe.Config.parse({"steps": 0}, at="baselines.dpae")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private matrix factorization: without noise it is plain alternation, and no user moves a sum too
+far."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private.dpmf import DpMf
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.events import NonPrivate
+
+ITEMS = 9
+EXACT = {
+    "noise": False,
+    "clip-norm": 1e6,
+    "user-norm": 1e6,
+    "factors": 3,
+    "steps": 4,
+    "regularisation": 0.5,
+}
+
+
+def histories(lists) -> Histories:
+    offsets = np.cumsum([0, *map(len, lists)])
+    return Histories(
+        ITEMS, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
+    )
+
+
+@pytest.fixture
+def users():
+    """Fifty users, some with repeated items, one with none."""
+    random = np.random.default_rng(2)
+    return histories([*(random.integers(0, ITEMS, 4).tolist() for _ in range(50)), []])
+
+
+def made(**options) -> DpMf:
+    return DpMf(DpMf.Config.parse(options))
+
+
+def started(model: DpMf, users: Histories) -> np.ndarray:
+    """The item factors from which a model sets out."""
+    step = "_descended" if model.config.reading == "posterior" else "_solved"
+    once = DpMf(model.config.model_copy(update={"steps": 1}))
+    setattr(once, step, lambda *given: once._items)
+    once.fit(users)
+    return once._items.numpy()
+
+
+def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users):
+    model = made(**EXACT)
+    items, liked, eye = (
+        started(model, users),
+        users.distinct().matrix().double().numpy(),
+        0.5 * np.eye(3),
+    )
+    model.fit(users)
+    for _ in range(4):
+        factors = liked @ items @ np.linalg.inv(items.T @ items + eye)
+        items = liked.T @ factors @ np.linalg.inv(factors.T @ factors + eye)
+    # Releases are rounded to float32.
+    np.testing.assert_allclose(model._items, items, atol=1e-5)
+    np.testing.assert_allclose(
+        model.scores(users),
+        liked @ items @ np.linalg.inv(items.T @ items + eye) @ items.T,
+        atol=1e-5,
+    )
+
+
+def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users):
+    model = made(**{**EXACT, "reading": "posterior", "steps": 1, "learning-rate": 0.01})
+    first, liked = torch.from_numpy(started(model, users)), users.distinct().matrix().double()
+    items = first.clone().requires_grad_()
+    factors = liked @ first @ torch.linalg.inv(first.T @ first + 0.5 * torch.eye(3).double())
+    loss = ((liked - factors @ items.T) ** 2).sum() + 0.5 * (items**2).sum()
+    loss.backward()
+    model.fit(users)
+    np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("reading", ["objective", "posterior"])
+def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most(reading):
+    model = made(reading=reading, factors=3, **{"clip-norm": 1.5, "user-norm": 2.0})
+    model._items = torch.zeros(
+        ITEMS, 3
+    ).double()  # so that a user of opposite factors has the opposite gradient
+    axes = 2.0 * np.eye(3)
+    choices = [[], [0], [1], list(range(ITEMS))], [axes[0], -axes[0], axes[1], 0 * axes[0]]
+    found = []
+    for items in choices[0]:
+        for factor in choices[1]:
+            pair = histories([[2, 3], items]), torch.from_numpy(np.stack([axes[2], factor]))
+            total = model.gradient(*pair) if reading == "posterior" else model.linear(*pair)
+            found.append((total, pair[1].T @ pair[1]))
+    moved = max(float((one[0] - other[0]).norm()) for one in found for other in found)
+    assert moved <= 2 * 1.5 * (1 + 1e-12) and moved == pytest.approx(2 * 1.5, rel=1e-5)
+    if reading == "objective":
+        moved = max(float((one[1] - other[1]).norm()) for one in found for other in found)
+        assert moved <= math.sqrt(2) * 4 * (1 + 1e-12) and moved == pytest.approx(math.sqrt(2) * 4)
+
+
+@pytest.mark.parametrize("reading", ["objective", "posterior"])
+def test_all_releases_together_cost_epsilon(reading):
+    model = made(reading=reading, epsilon=3.0, steps=3)
+    plans, total = model.plans(1000), 0.0
+    for part in model.parts():
+        factor = math.sqrt(2) if part.name == "quadratic" else 2.0
+        total += part.releases * (factor * part.clip_norm / plans[part.name].noise_scale) ** 2
+    mu = math.sqrt(total)
+    delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
+    assert delta == pytest.approx(1e-5, rel=0.03)
+    assert model.spent(1000).epsilon == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("reading", "kinds"), [("objective", ["quadratic", "linear"]), ("posterior", ["gradient"])]
+)
+def test_every_release_is_charged(users, reading, kinds):
+    told = []
+    model = made(reading=reading, steps=2)
+    model.charge = lambda number, event: told.append((number, event.phase))
+    model.fit(users)
+    assert told == list(enumerate(kinds * 2, 1))
+    bare = made(**{**EXACT, "reading": reading})
+    events = []
+    bare.charge = lambda number, event: events.append(event)
+    bare.fit(users)
+    assert events and all(isinstance(event, NonPrivate) for event in events)
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ExperimentError, match=r"baselines\.dpmf\.reading"):
+        DpMf.Config.parse({"reading": "liu"}, at="baselines.dpmf")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What columns are taken for, and what is asked where that cannot be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedrec.data.files.recognition import recognise
+from fedrec.errors import DataError
+
+RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(heads, rows=RATED, separator=","):
+        file = tmp_path / "table.csv"
+        lines = [separator.join(map(str, line)) for line in (heads, *rows)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        ("user", "item", "rating", "time"),
+        ("userId", "movieId", "rating", "timestamp"),
+        ("customer_id", "Product ID", "stars", "created_at"),
+        ("reviewerID", "asin", "overall", "unixReviewTime"),
+    ],
+)
+def test_columns_are_found_by_their_names(written, heads):
+    found = recognise(written(heads))
+    assert tuple(found.columns[role] for role in ("user", "item", "rating", "time")) == heads
+    assert found.positive_above == 3.0
+    assert (found.rows, found.users, found.items) == (4, 2, 3)
+
+
+def test_ratings_and_times_are_found_by_what_is_in_them(written):
+    found = recognise(written(("user", "item", "a", "b")))
+    assert found.columns == {"user": "user", "item": "item", "rating": "a", "time": "b"}
+    assert "look like" in found.reasons["rating"]
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", "|"])
+def test_the_separator_is_found(written, separator):
+    assert recognise(written(("user", "item", "rating", "time"), RATED, separator)).separator == (
+        separator
+    )
+
+
+def test_dates_are_times_and_prices_are_no_ratings(written):
+    rows = [
+        ("a", "x", 12.5, "2024-01-02"),
+        ("a", "y", 250, "2024-01-03"),
+        ("b", "x", 7.75, "2024-02-01"),
+    ]
+    found = recognise(written(("buyer", "sku", "amount", "date"), rows))
+    assert found.columns == {"user": "buyer", "item": "sku", "time": "date"}
+    assert found.positive_above is None
+    assert found.ignored == ("amount",)
+    assert "every row counts as liked" in found.lines()[-1]
+
+
+def test_two_columns_without_known_names_are_users_and_items(written):
+    found = recognise(written(("a", "b"), [(1, 7), (1, 8), (2, 7)]))
+    assert found.columns == {"user": "a", "item": "b"}
+
+
+def test_columns_can_be_named(written):
+    given = {"user": "item", "item": "user"}
+    found = recognise(written(("user", "item", "rating", "time")), given)
+    assert (found.columns["user"], found.reasons["user"]) == ("item", "as you said")
+    with pytest.raises(DataError, match="no column 'nobody'"):
+        recognise(written(("user", "item", "rating", "time")), {"user": "nobody"})
+
+
+def test_what_cannot_be_told_is_asked_for(written):
+    rows = [("p", 1, "u"), ("q", 1, "v"), ("p", 2, "v"), ("q", 2, "u")]
+    with pytest.raises(DataError, match="cannot tell which column") as error:
+        recognise(written(("a", "b", "c"), rows))
+    assert "--user COLUMN" in error.value.text()
+
+
+def test_a_table_without_names_is_refused(written):
+    with pytest.raises(DataError, match="no names of columns"):
+        recognise(written((196, 242, 3, 881250949)))
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    with pytest.raises(DataError, match="there is no table"):
+        recognise(tmp_path)
+    file = tmp_path / "x.csv"
+    file.write_bytes(b"\xff\xfe\x00user")
+    with pytest.raises(DataError, match="not text"):
+        recognise(file)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paired tests against scipy, closed forms and worked examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrec.metrics.paired_tests import bootstrap_interval, holm, paired_test
+
+
+def test_p_values_are_scipys():
+    random = np.random.default_rng(3)
+    one, other = random.random(60), random.random(60)
+    found = paired_test(one, other)
+    assert found.t_p == pytest.approx(stats.ttest_rel(one, other).pvalue)
+    assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(one, other).pvalue)
+    differences = one - other
+    assert found.difference == pytest.approx(differences.mean())
+    assert found.effect == pytest.approx(differences.mean() / differences.std(ddof=1))
+    assert (found.better, found.worse) == ((differences > 0).sum(), (differences < 0).sum())
+
+
+def test_rank_effect_by_hand():
+    # differences 1, -2, 3: ranks 1, 2, 3; (1 - 2 + 3) / 6
+    assert paired_test(np.array([1.0, 0, 3]), np.array([0.0, 2, 0])).rank_effect == pytest.approx(
+        1 / 3
+    )
+
+
+def test_equal_systems_differ_by_nothing():
+    values = np.array([0.1, 0.5, 0.2])
+    found = paired_test(values, values)
+    assert (found.difference, found.low, found.high) == (0, 0, 0)
+    assert (found.t_p, found.wilcoxon_p, found.effect, found.rank_effect) == (1, 1, 0, 0)
+
+
+def test_users_without_a_value_do_not_count():
+    one, other = np.array([1.0, np.nan, 0.5, 0.25]), np.array([0.5, 1.0, np.nan, 0.5])
+    assert paired_test(one, other).users == 2
+    with pytest.raises(ValueError, match="two users"):
+        paired_test(one[:2], other[:2])
+
+
+def test_the_bootstrap_interval_covers_as_often_as_it_says():
+    random, hits = np.random.default_rng(1), 0
+    for trial in range(200):
+        low, high = bootstrap_interval(random.normal(0.3, 1, 50), resamples=400, seed=trial)
+        hits += low <= 0.3 <= high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_the_interval_of_a_large_sample_is_the_normal_one():
+    values = np.random.default_rng(0).normal(2, 1, 4000)
+    low, high = bootstrap_interval(values, resamples=2000)
+    half = 1.96 * values.std() / np.sqrt(4000)
+    assert low == pytest.approx(values.mean() - half, abs=0.005)
+    assert high == pytest.approx(values.mean() + half, abs=0.005)
+
+
+def test_holm_by_hand():
+    # .01 * 4, .02 * 3, .03 * 2 (raised to .06), .04 * 1 (raised to .06)
+    np.testing.assert_allclose(holm(np.array([0.02, 0.01, 0.04, 0.03])), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(holm(np.array([0.7, 0.9])), [1, 1])

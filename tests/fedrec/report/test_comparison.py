@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of runs: who is paired with whom, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.report.comparison import compare
+from fedrec.report.formats import comparison_cells, comparison_text
+from fedrec.runs.result import Result
+
+
+@pytest.fixture
+def result(tiny_experiment, tmp_path):
+    def make(name="one", *, seed=0, users, baselines=None, clients=None, **changes):
+        experiment = load({**tiny_experiment(), "name": name, "seed": seed, **changes})
+        index = pd.Index(range(len(users)) if clients is None else clients, name="client")
+        tables = {
+            label: pd.DataFrame({"hits@10": values}, index=index)
+            for label, values in (baselines or {}).items()
+        }
+        own = pd.DataFrame({"hits@10": users}, index=index)
+        return Result(
+            experiment=experiment,
+            folder=tmp_path / f"{name}-{seed}-{experiment.rounds}",
+            metrics={"hits@10": float(np.mean(users))},
+            before_fine_tuning={},
+            baselines={k: {"hits@10": float(np.mean(v))} for k, v in (baselines or {}).items()},
+            rounds=pd.DataFrame({"round": [1]}),
+            users=own,
+            groups=pd.DataFrame(index=pd.Index([], name="group")),
+            baseline_users=tables,
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _no_folders(monkeypatch):
+    monkeypatch.setattr("fedrec.report.comparison.is_private", lambda result, label: False)
+
+
+def test_systems_are_paired_by_user(result):
+    own, other = [0.5, 0.2, 0.9, 0.4, 0.7], [0.1, 0.2, 0.3, 0.5, 0.2]
+    found = compare([result(users=own, baselines={"popularity": other})])
+    assert found.reference == "one"
+    test = found.tests["popularity"]
+    assert test.t_p == pytest.approx(stats.ttest_rel(other, own).pvalue)
+    assert found.table().loc["popularity", "t_holm"] == pytest.approx(test.t_p)
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_system_and_users_count_once(result):
+    base = {"popularity": [0.0, 0.0]}
+    runs = [
+        result(seed=0, users=[0.4, 0.2], baselines=base, clients=[0, 1]),
+        result(seed=1, users=[0.6, 0.8], baselines=base, clients=[1, 2]),
+    ]
+    found = compare(runs, against="popularity")
+    assert list(found.systems) == ["one", "popularity"]
+    test = found.tests["one"]
+    assert test.users == 3
+    assert test.difference == pytest.approx(np.mean([0.4, (0.2 + 0.6) / 2, 0.8]))
+    assert found.table().loc["one", "seeds"] == 2
+    assert found.table().loc["one", "sd"] == pytest.approx(np.std([0.3, 0.7], ddof=1))
+
+
+def test_other_settings_make_another_system(result):
+    runs = [result(users=[0.1, 0.2, 0.4]), result(users=[0.3, 0.1, 0.9], rounds=5)]
+    assert list(compare(runs).systems) == ["one (one-0-2)", "one (one-0-5)"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positive-above": 4.0}, "cannot be compared"),
+        ({"split": {"name": "user-holdout", "test-users": 0.5}}, "cannot be compared"),
+    ],
+)
+def test_other_data_are_refused(result, changes, message):
+    runs = [result("one", users=[0.1, 0.2]), result("two", users=[0.1, 0.2], **changes)]
+    with pytest.raises(ExperimentError, match=message):
+        compare(runs)
+
+
+def test_other_test_users_are_refused(result):
+    runs = [
+        result("one", users=[0.1, 0.2], clients=[0, 1]),
+        result("two", users=[0.1, 0.2], clients=[2, 3]),
+    ]
+    with pytest.raises(ExperimentError, match="different users"):
+        compare(runs)
+
+
+def test_unknown_names_are_told(result):
+    one = result(users=[0.1, 0.2], baselines={"popularity": [0.0, 0.1]})
+    with pytest.raises(ExperimentError, match="no metric 'hits@99'"):
+        compare([one], metric="hits@99")
+    with pytest.raises(ExperimentError, match="no system 'nobody'"):
+        compare([one], against="nobody")
+    with pytest.raises(ExperimentError, match="nothing to compare"):
+        compare([result(users=[0.1, 0.2])])
+
+
+def test_formats(result):
+    found = compare([result("a_b", users=[0.5, 0.2], baselines={"popularity": [0.1, 0.4]})])
+    heads, *rows = comparison_cells(found)
+    assert all(len(row) == len(heads) for row in rows)
+    table = pd.read_csv(pd.io.common.StringIO(comparison_text(found, "csv")), index_col=0)
+    assert table.loc["popularity", "difference"] == pytest.approx(-0.1)
+    assert comparison_text(found, "markdown").count("\n") == 4
+    latex = comparison_text(found, "latex")
+    assert "a\\_b &" in latex and latex.count("\\\\\n") == 3

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report as a page: self-contained, accessible, small, and true to the run."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+import fedrec
+from fedrec.report.page.charts import Line, histogram, line_chart
+from fedrec.report.page.page import report
+
+_VOID = {"meta", "link", "br", "img", "path", "rect", "circle"}
+
+
+class Outline(HTMLParser):
+    """Elements, ids, links and headings of a page; unbalanced ends are errors."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.headings, self.tags = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found[key] for key in ("href", "src") if key in found]
+        if re.fullmatch(r"h\d", tag):
+            self.headings.append(int(tag[1]))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def run(tiny_experiment, tmp_path_factory):
+    table = tiny_experiment()
+    table["title"] = "A <b>title</b> & more"
+    table["evaluation"]["baselines"] = ["popularity"]
+    table["privacy"] = {"clip-norm": 1.0, "noise-multiplier": 1.0}
+    return fedrec.run(table, output=tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    return report([run])
+
+
+def test_everything_is_on_the_page_and_nothing_is_fetched(page):
+    outline = Outline(page)
+    assert outline.open == []
+    assert all(link.startswith("#") or link == "data:," for link in outline.links)
+    assert "<script" not in page and "@import" not in page and "url(" not in page
+
+
+def test_links_lead_somewhere_and_ids_are_there_once(page):
+    outline = Outline(page)
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+
+
+def test_it_can_be_read_without_seeing_it(page):
+    outline = Outline(page)
+    tags = outline.tags
+    assert ("html", {"lang": "en"}) in tags
+    assert outline.headings[0] == 1 and outline.headings.count(1) == 1
+    steps = np.diff(outline.headings)
+    assert (steps <= 1).all()
+    assert all("aria-label" in at or "aria-hidden" in at for tag, at in tags if tag == "svg")
+    assert all(at.get("scope") in ("row", "col") for tag, at in tags if tag == "th")
+    assert page.count("<caption>") == page.count("<table>")
+    assert all(at.get("tabindex") == "0" for tag, at in tags if at.get("role") == "region")
+
+
+def test_texts_of_users_are_escaped(page):
+    assert "<b>title" not in page
+    assert "A &lt;b&gt;title&lt;/b&gt; &amp; more" in page
+
+
+def test_it_says_what_the_run_says(page, run):
+    assert f"{run.metrics['hits@5']:.4f}" in page
+    assert f"{run.baselines['popularity']['hits@5']:.4f}" in page
+    assert f"{run.rounds['epsilon'].iloc[-1]:.4g} at delta" in page
+    assert "Simulation, not a release" in page
+    assert "popularity (not private)" in page
+    assert "none was run" in page
+
+
+def test_colours_of_texts_have_enough_contrast():
+    style = (files("fedrec.report.page") / "page.css").read_text()
+    light, dark = (
+        dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]{6})", part))
+        for part in re.findall(r":root \{(.*?)\}", style, re.S)[:2]
+    )
+    for colours in (light, dark):
+        for name in ("ink", "soft", "link", "good", "bad"):
+            for ground in ("page", "card"):
+                assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+        for number in range(8):
+            assert contrast(colours[f"c{number}"], colours["page"]) >= 3
+
+
+def contrast(one, other):
+    """Contrast ratio of WCAG 2.2."""
+    values = sorted(luminance(colour) for colour in (one, other))
+    return (values[1] + 0.05) / (values[0] + 0.05)
+
+
+def luminance(colour):
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_twenty_runs_weigh_little(run):
+    text = report([run] * 20)
+    assert len(text.encode()) < 2_000_000
+    assert Outline(text).open == []
+
+
+def test_charts_are_empty_without_numbers_and_stand_constant_ones():
+    assert line_chart([Line("a", [], [])], title="t", x_label="x", y_label="y") == ""
+    assert histogram(np.empty(0), title="t", x_label="x") == ""
+    chart = line_chart([Line("<a>", [1, 2], [0.0, 0.0])], title="t", x_label="x", y_label="y")
+    assert "&lt;a&gt;" in chart and "nan" not in chart
+    assert "nan" not in histogram(np.zeros(3), title="t", x_label="x")
+
+
+def test_a_line_goes_from_its_first_to_its_last_point():
+    chart = line_chart([Line("a", [0, 10], [0.0, 1.0])], title="t", x_label="x", y_label="y")
+    (path,) = re.findall(r'class="line c0" d="(M[^"]+L[^"]+)"', chart)
+    assert path == "M62.0 256.0L626.0 14.0"

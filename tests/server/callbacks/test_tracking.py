@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in TensorBoard and MLflow: what the readers of these tools find is what the run folder
+says."""
+
+from __future__ import annotations
+
+import builtins
+
+import pytest
+
+from fedrec.errors import ExperimentError
+from simulations import runner
+
+NAMED = "callbacks=[{{name='{}'}}]"
+
+
+def test_tensorboard_reads_the_rounds_of_a_run_and_of_its_extension(run_tiny):
+    pytest.importorskip("tensorboard", reason="extra 'track' is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = runner.resume(run_tiny(NAMED.format("tensorboard")).folder, ["rounds=3"])
+    events = EventAccumulator(str(result.folder / "tensorboard"))
+    events.Reload()
+    found = {event.step: event.value for event in events.Scalars("round/hits@5")}
+    expected = dict(zip(result.rounds["round"], result.rounds["hits@5"], strict=True))
+    assert found == pytest.approx(expected)
+    assert events.Scalars("final/hits@5")[-1].value == pytest.approx(result.metrics["hits@5"])
+
+
+def test_mlflow_finds_settings_rounds_and_one_run_for_a_resumed_one(
+    run_tiny, tmp_path, monkeypatch
+):
+    mlflow = pytest.importorskip("mlflow", reason="extra 'track' is not installed")
+    monkeypatch.setenv("FEDREC_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    result = runner.resume(run_tiny(NAMED.format("mlflow")).folder, ["rounds=3"])
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    place = client.get_experiment_by_name("tiny")
+    (run,) = client.search_runs([place.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "hits-at-5")
+    assert [point.step for point in history] == [1, 2, 3]
+    assert [point.value for point in history] == pytest.approx(list(result.rounds["hits@5"]))
+    assert run.data.params["strategy.name"] == "reptile" and run.info.status == "FINISHED"
+    assert run.data.metrics["final/hits-at-5"] == pytest.approx(result.metrics["hits@5"])
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils"), ("mlflow", "mlflow")])
+def test_a_missing_package_names_the_extra_and_leaves_no_folder(
+    run_tiny, tmp_path, monkeypatch, name, module
+):
+    """Told before anything runs, so that no folder is left behind."""
+    original = builtins.__import__
+
+    def without(asked, *arguments, **more):
+        if asked == module or asked.startswith(f"{module}.tensorboard"):
+            raise ImportError(asked)
+        return original(asked, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ExperimentError, match=r"fedrec\[track\]"):
+        run_tiny(NAMED.format(name))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real nodes: who is known, who owns which client, and what a deployed grid does about those who
+are away."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+
+from fedrec.errors import EngineError, ExperimentError, RunError
+from fedrec.protocol.messages import pack_parameters, pack_presence
+from fedrec.protocol.orders import Presence
+from fedrec.protocol.zero_copy import for_the_network, from_record, to_record
+from server.cohorts.selection import SampledCohorts
+from server.deployed.discovery import Discovery
+from server.deployed.grid import DeployedGrid
+from server.deployed.initial import most_common_parameters
+
+pytestmark = pytest.mark.usefixtures("identity")
+
+
+def presence(place, training, evaluated=()):
+    return Presence(place, np.array(training, dtype=np.int64), np.array(evaluated, dtype=np.int64))
+
+
+class Nodes:
+    """Flower's grid by hand: nodes that answer with what `answers` holds, or not at all; time that
+    only passes."""
+
+    def __init__(self, answers):
+        self.answers, self.away, self.silent = dict(answers), set(), set()
+        self.now, self.pushed, self.waiting = 0.0, [], {}
+
+    def get_node_ids(self):
+        return [node for node in self.answers if node not in self.away]
+
+    def push_messages(self, messages):
+        identifiers = []
+        for message in messages:
+            identifier = f"m{len(self.pushed)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            self.pushed.append(message)
+            if message.metadata.dst_node_id not in self.silent:
+                self.waiting[identifier] = message
+            identifiers.append(identifier)
+        return identifiers
+
+    def pull_messages(self, identifiers):
+        return [self._reply(self.waiting.pop(i)) for i in identifiers if i in self.waiting]
+
+    def _reply(self, message):
+        content = self.answers[message.metadata.dst_node_id]
+        if isinstance(content, Error):
+            return Message(content, reply_to=message)
+        return Message(
+            pack_presence(content) if isinstance(content, Presence) else content, reply_to=message
+        )
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 0.001)
+
+    def grid(self):
+        return DeployedGrid(self, clock=lambda: self.now, sleep=self.sleep)
+
+
+def discovery(nodes, file, timeout=5.0, **settings):
+    return Discovery(nodes.grid(), file, timeout=timeout, sleep=nodes.sleep, **settings)
+
+
+def test_late_nodes_are_asked_once_and_remembered(tmp_path):
+    nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
+    found = discovery(nodes, tmp_path / "roster.json")
+    assert found.wait_for(2).nodes == (3, 7) and not found.look() and len(nodes.pushed) == 2
+    nodes.answers[11] = presence(2**61, [2**61 + 1])
+    assert (
+        found.look()
+        and found.roster.training.tolist() == [4, 5, 9, 2**61 + 1]
+        and len(nodes.pushed) == 3
+    )
+    groups = [
+        (node, ids.tolist()) for node, ids in found.roster.by_node(np.array([4, 9, 2**61 + 1]))
+    ]
+    assert groups == [(7, [4, 9]), (11, [2**61 + 1])]
+    nodes.away.add(7)  # whoever is away stays on the roster
+    again = discovery(nodes, tmp_path / "roster.json")
+    assert (
+        again.wait_for(3).training.tolist() == found.roster.training.tolist()
+        and len(nodes.pushed) == 3
+    )
+
+
+def test_a_client_id_belongs_to_who_named_it_first_and_at_once_to_nobody(tmp_path):
+    nodes = Nodes({3: presence(0, [5, 6])})
+    found = discovery(nodes, tmp_path / "r.json")
+    found.wait_for(1)
+    nodes.answers |= {4: presence(1, [6, 7]), 8: presence(2, [7, 8], [5])}
+    found.look()
+    assert {
+        n: p.training.tolist()
+        for n, p in zip(found.roster.nodes, found.roster.presences, strict=True)
+    } == {
+        3: [5, 6],
+        4: [],
+        8: [8],
+    }
+    assert found.roster.evaluated.tolist() == []  # nor is somebody else's client evaluated on it
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RecordDict(),
+        RecordDict(
+            {"arrays": ArrayRecord([np.zeros(3)]), "metrics": MetricRecord({"partition-id": 0})}
+        ),
+        Presence(0, np.array([-1]), np.array([], dtype=np.int64)),
+        Presence(0, np.array([3, 3]), np.array([], dtype=np.int64)),
+        Presence(0, np.array([[3]]), np.array([], dtype=np.int64)),
+        Presence(0, np.array([0.5]), np.array([], dtype=np.int64)),
+    ],
+)
+def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
+    nodes = Nodes({3: presence(0, [5]), 4: answer})
+    assert discovery(nodes, tmp_path / "r.json").wait_for(1).nodes == (3,)
+
+
+def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
+    """Only nodes of a simulation may, as they hold everybody's data."""
+    nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
+    assert discovery(nodes, tmp_path / "r.json").wait_for(1).work_of(np.array([5])) is None
+
+
+def test_too_few_nodes_are_an_error_that_says_so(tmp_path):
+    with pytest.raises(EngineError, match="at least 2 within 5 s"):
+        discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
+
+
+def test_the_error_says_what_is_wrong_with_the_nodes_that_are_there(tmp_path):
+    nodes = Nodes(
+        {
+            3: presence(0, [5]),
+            4: RecordDict(),
+            6: Error(0, "no file\n" + "x" * 10_000),
+            7: presence(1, [8]),
+        }
+    )
+    nodes.silent.add(7)
+    with pytest.raises(EngineError) as caught:
+        discovery(nodes, tmp_path / "r.json").wait_for(2)
+    said = str(caught.value)
+    assert (
+        "node 4: sent no list of clients" in said
+        and "node 6: failed: no file xxx" in said
+        and len(said) < 2000
+    )
+    assert "node 7: did not say whom it hosts" in said and "node 3" not in said
+
+
+def test_a_broken_roster_file_is_an_error(tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps({"x": 1}))
+    with pytest.raises(RunError, match="not a roster"):
+        discovery(Nodes({}), tmp_path / "r.json")
+
+
+def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
+    nodes = Nodes({3: presence(0, range(10))})
+    found = discovery(nodes, tmp_path / "r.json")
+    cohorts = SampledCohorts(load_tiny("sampler.cohort=10"), found.wait_for(1))
+    some = cohorts.among(np.array([0, 1, 2]), cohorts.section.model_copy(update={"cohort": 2}))
+    assert cohorts.sample(1).tolist() == list(range(10))
+    nodes.answers[4] = presence(1, range(10, 20))
+    found.look()
+    cohorts.joined(found.roster)
+    drawn = np.concatenate([cohorts.sample(number) for number in range(1, 8)])
+    assert (drawn >= 10).any() and len(cohorts.clients) == 20
+    assert dict(cohorts.by_node(np.array([2, 12]))).keys() == {3, 4}
+    assert some.clients.tolist() == [0, 1, 2] and dict(some.by_node(np.array([12]))).keys() == {4}
+
+
+def orders(*nodes):
+    return [Message(RecordDict(), node, "train") for node in nodes]
+
+
+def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.silent.add(4)
+    grid = nodes.grid()
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [
+        3
+    ]
+    assert 10.0 <= nodes.now < 11.0 and 10.0 <= nodes.pushed[-1].metadata.ttl < 100.0
+    asked = []
+    for _ in range(8):
+        before = len(nodes.pushed)
+        list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+        asked.append(4 in [m.metadata.dst_node_id for m in nodes.pushed[before:]])
+    assert asked == [False, True, False, False, True, False, False, False]  # 1, 2, 4 pauses
+    assert nodes.now < 40  # three deadlines in all, not nine
+    nodes.silent.clear()
+    for _ in range(6):
+        list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_expired_is_as_one_without_an_answer(code):
+    """Flower's server answers in the place of a node that did not."""
+    nodes = Nodes({3: RecordDict(), 4: Error(code, "expired")})
+    grid = nodes.grid()
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [
+        3
+    ]
+    list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    assert [message.metadata.dst_node_id for message in nodes.pushed] == [
+        3,
+        4,
+        3,
+    ]  # it is left alone for a while
+
+
+def test_an_error_of_a_node_is_an_answer():
+    nodes = Nodes({3: Error(2, "broken")})
+    (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
+    assert reply.has_error() and nodes.now < 1
+
+
+def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
+    nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
+    pull = nodes.pull_messages
+
+    def slowly(identifiers):
+        """The first reply holds the server up until after the deadline, while the second one
+        comes."""
+        if nodes.now < 5:
+            nodes.now = 9.0
+            return pull(identifiers[:1])
+        return pull(identifiers)
+
+    nodes.pull_messages = slowly
+    replies = list(nodes.grid().send_and_receive(orders(1, 2), timeout=5.0))
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+
+
+def test_messages_live_from_when_they_leave_however_long_the_superlink_was_away():
+    """Else it refuses them, as expired, as often as they are sent."""
+    nodes, (old,) = Nodes({1: RecordDict()}), orders(1)
+    old.metadata.__dict__["_created_at"] -= 500.0
+    assert len(list(nodes.grid().send_and_receive([old], timeout=10.0))) == 1
+    assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
+
+
+def test_nodes_that_are_away_are_not_asked():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.away.add(4)
+    assert len(list(nodes.grid().send_and_receive(orders(3, 4), timeout=10.0))) == 1
+    assert len(nodes.pushed) == 1 and nodes.now == 0.0
+
+
+def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
+    class ObjectPushError(Exception):
+        """As Flower's is called."""
+
+    nodes, fails, lifetimes = Nodes({3: RecordDict()}), [1, 1], []
+    push = nodes.push_messages
+
+    def failing(messages):
+        lifetimes.append([message.metadata.ttl for message in messages])
+        if fails:
+            fails.pop()
+            raise ObjectPushError
+        return push(messages)
+
+    nodes.push_messages = failing
+    assert len(list(nodes.grid().send_and_receive(orders(3), timeout=10.0))) == 1
+    assert (
+        len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
+    )  # Flower's id hangs on it
+
+
+def test_when_nobody_is_there_the_first_to_come_is_waited_for():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.away |= {3, 4}
+
+    def sleep(seconds):
+        nodes.now += seconds
+        if nodes.now > 4:
+            nodes.away.clear()
+
+    grid = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=sleep)
+    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2 and 4 < nodes.now < 7
+    nodes.away |= {3, 4}
+    nodes.now, grid._sleep = 0.0, nodes.sleep  # this time nobody comes
+    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0)) and 10 <= nodes.now < 11
+    assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
+
+
+def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkeypatch):
+    nodes, announced = Nodes({node: RecordDict() for node in range(3, 14)}), []
+    push = nodes.push_messages
+    monkeypatch.setattr(
+        nodes, "push_messages", lambda some: (announced.append(len(some)), push(some))[1]
+    )
+    found = list(nodes.grid().send_and_receive(orders(*range(3, 14)), timeout=10.0))
+    assert {reply.metadata.src_node_id for reply in found} == set(range(3, 14))
+    assert announced == [4, 4, 3]
+
+
+def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
+    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
+    nodes.silent |= {3, 4}  # as when the server's machine was asleep
+    grid = nodes.grid()
+    assert not list(grid.send_and_receive(orders(3, 4), timeout=10.0))
+    nodes.silent.clear()
+    assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
+
+
+def test_arrays_leave_as_one_parcel_of_flowers_own_class_and_come_back_as_arrays():
+    answer = for_the_network(RecordDict({"arrays": to_record({"v": np.ones(2), "u": np.zeros(1)})}))
+    nodes = Nodes({3: answer})
+    content = RecordDict({"arrays": to_record({"w": np.arange(3.0), "x": np.zeros(1)})})
+    (reply,) = nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0)
+    (sent,) = nodes.pushed[0].content["arrays"].values()
+    assert type(sent).__name__ == "Array" and isinstance(sent.data, bytes)
+    assert from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
+
+
+def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():
+    nodes = Nodes({3: RecordDict()})
+    pull, fails = nodes.pull_messages, [500, 503]
+
+    def failing(identifiers):
+        if fails:
+            answer = httpx.Response(fails.pop(), request=httpx.Request("POST", "https://x"))
+            raise httpx.HTTPStatusError("failed", request=answer.request, response=answer)
+        return pull(identifiers)
+
+    nodes.pull_messages = failing
+    assert len(list(nodes.grid().send_and_receive(orders(3), timeout=60.0))) == 1 and not fails
+    fails.append(401)
+    with pytest.raises(httpx.HTTPStatusError):
+        list(nodes.grid().send_and_receive(orders(3), timeout=60.0))
+
+
+def parameters(value, shape=(2, 3)):
+    return pack_parameters({"w": np.full(shape, value, dtype=np.float32)})
+
+
+@pytest.mark.parametrize(
+    "enemy", [parameters(9.0), parameters(np.nan), parameters(1.0, (3, 2)), RecordDict()]
+)
+def test_initial_parameters_are_those_that_most_give(tmp_path, enemy):
+    nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2]), 3: presence(2, [3])})
+    roster = discovery(nodes, tmp_path / "r.json").wait_for(3)
+    nodes.answers = {1: enemy, 2: parameters(1.0), 3: parameters(1.0)}
+    found = most_common_parameters(nodes.grid(), roster, timeout=5.0)
+    assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
+
+
+def test_claims_above_the_registered_maximum_are_refused(tmp_path):
+    """Claimed clients are drawn like others, and the more there are, the less noise is thought to
+    be enough."""
+    crowd = presence(1, range(100, 1100))
+    nodes = Nodes({3: presence(0, [5, 6], [6, 7]), 7: crowd, 9: presence(2, range(3), range(3, 6))})
+    found = discovery(nodes, tmp_path / "roster.json", most=3)
+    with pytest.raises(
+        EngineError, match=r"node 7: claims 1000 clients, of the 3 that it may host"
+    ):
+        found.wait_for(2)
+    assert found.roster.nodes == (3,) and found.roster.training.tolist() == [5, 6]
+    nodes.answers[9] = presence(2, range(3))
+    assert discovery(nodes, tmp_path / "other.json", most=3).wait_for(2).nodes == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("placement", "refused"), [("central", True), ("distributed", True), ("local", False)]
+)
+def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, placement, refused):
+    from server.deployed.federation import _refuse_unregistered
+
+    privacy = f'privacy={{clip-norm=1.0, noise-multiplier=1.0, placement="{placement}"}}'
+    experiment = load_tiny(privacy, *(["sampler.name=full"] if placement == "local" else []))
+    nodes = Nodes({})
+    _refuse_unregistered(experiment, DeployedGrid(nodes, 10))
+    _refuse_unregistered(load_tiny(), DeployedGrid(nodes))
+    if refused:
+        with pytest.raises(ExperimentError, match=r"most-clients in deployment\.toml"):
+            _refuse_unregistered(experiment, DeployedGrid(nodes))
+    else:
+        _refuse_unregistered(experiment, DeployedGrid(nodes))

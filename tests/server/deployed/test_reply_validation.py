@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: what enemies send counts as nothing, what honest nodes send passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.messages import GROUP, pack_sum, pack_train
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder, TrainSum
+from fedrec.protocol.sparse_update import SparseUpdate
+from fedrec.protocol.zero_copy import to_record
+from server.deployed.reply_validation import ReplyValidator, evaluated, metrics_of, of_usual_size
+
+pytestmark = pytest.mark.usefixtures("identity")
+THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
+
+
+def asked(*nodes, clients=(1, 2), protection=None, weighting="uniform"):
+    order = TrainOrder(1, np.array(clients), weighting, {"name": "sgd"}, protection=protection)
+    return [Message(pack_train(to_record(THETA), order), node, "train") for node in nodes]
+
+
+def total(size=0.1, **changes):
+    arrays = {"w": np.full((4, 2), size, np.float32), "b": np.full(3, size, np.float32)}
+    return TrainSum(
+        **{
+            "total": arrays,
+            "clients": 2,
+            "weight": 2.0,
+            "examples": 9,
+            "loss": 1.0,
+            "losses": 2,
+            **changes,
+        }
+    )
+
+
+def through(gate, *sums, theta=THETA, **order):
+    """Nodes 2, 3, ... answer with some sums; gives the nodes whose answers pass."""
+    messages = asked(*range(2, 2 + len(sums)), **order)
+    contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in sums]
+    replies = [
+        Message(content, reply_to=message)
+        for content, message in zip(contents, messages, strict=True)
+    ]
+    return [reply.metadata.src_node_id for reply in gate.trained(messages, replies, theta)]
+
+
+def test_honest_sums_pass_dense_and_by_rows():
+    rows = SparseUpdate((4, 2), np.array([1, 3]), np.ones((2, 2), np.float32), 0.5)
+    by_rows = total(total={"w": rows, "b": np.ones(3, np.float32)})
+    nobody = total(0.0, clients=0, weight=0.0, examples=0, loss=0.0, losses=0)
+    assert through(ReplyValidator(), total(), by_rows, total(30.0), nobody) == [2, 3, 4, 5]
+    weighted = total(weight=9.0)
+    assert through(
+        ReplyValidator(), weighted, total(weight=90.0, examples=90), weighting="examples"
+    ) == [2, 3]
+
+
+def drifting(drift):
+    """A sum of clients who decay their weights; without any decay its norm is small."""
+    rows = SparseUpdate((4, 2), np.array([1]), np.full((1, 2), 0.1, np.float32), drift)
+    return total(total={"w": rows, "b": np.full(3, 0.1, np.float32)})
+
+
+BAD = {
+    "wrong shape": total(total={"w": np.zeros((5, 2), np.float32), "b": np.zeros(3, np.float32)}),
+    "transposed": total(total={"w": np.zeros((2, 4), np.float32), "b": np.zeros(3, np.float32)}),
+    "missing": total(total={"w": np.zeros((4, 2), np.float32)}),
+    "unknown": total(total={**total().total, "evil": np.zeros(2, np.float32)}),
+    "NaN": total(np.nan),
+    "infinite": total(np.inf),
+    "integers": total(total={"w": np.zeros((4, 2), np.int64), "b": np.zeros(3, np.float32)}),
+    "row outside": total(
+        total={
+            "w": SparseUpdate((4, 2), np.array([7]), np.ones((1, 2), np.float32), 0.0),
+            "b": np.zeros(3, np.float32),
+        }
+    ),
+    "row below": total(
+        total={
+            "w": SparseUpdate((4, 2), np.array([-1]), np.ones((1, 2), np.float32), 0.0),
+            "b": np.zeros(3, np.float32),
+        }
+    ),
+    "drift": total(
+        total={
+            "w": SparseUpdate((4, 2), np.array([1]), np.ones((1, 2), np.float32), np.nan),
+            "b": np.zeros(3, np.float32),
+        }
+    ),
+    "others' clients": total(clients=3),
+    "minus a client": total(clients=-1),
+    "drift that no weight decay gives": drifting(2.5),
+    "weight of a crowd": total(weight=1e6),
+    "weight of its examples, which was not asked for": total(weight=9.0),
+    "less weight than clients": total(weight=1.0),
+    "a loss that hides all others": total(loss=1e30),
+    "negative weight": total(weight=-1.0),
+    "no weight": total(weight=float("nan")),
+    "loss": total(loss=float("inf")),
+    "examples": total(examples=-5),
+    "empty": RecordDict(),
+    "no metrics": RecordDict({"arrays": ArrayRecord([np.zeros(2)])}),
+    "text": RecordDict(
+        {"arrays": ArrayRecord([np.zeros(2)]), "metrics": ConfigRecord({"num-clients": "many"})}
+    ),
+    "a million times too large": total(1e5),
+    "more than floats hold": total(3e38),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_sum_is_left_out_and_the_others_count(bad):
+    assert through(ReplyValidator(), total(), bad, total(0.2)) == [2, 4]
+
+
+def test_a_million_times_too_large_is_known_from_earlier_rounds_and_from_one_other_node():
+    assert through(ReplyValidator(), total(1e5), total()) == [3]
+    gate = ReplyValidator()
+    assert (
+        through(gate, total()) == [2]
+        and through(gate, total(1e5)) == []
+        and through(gate, total(2.0)) == [2]
+    )
+
+
+def test_the_size_says_nothing_under_differential_privacy():
+    """There the strategy bounds each sum; leaving one out by its size would make it depend on the
+    others' data."""
+    private = Protection(1.0, 2, ("w", "b"))
+    assert through(ReplyValidator(), total(1e5), total(), total(np.nan), protection=private) == [
+        2,
+        3,
+    ]
+
+
+def test_a_second_answer_and_one_that_was_not_asked_for_are_refused():
+    (message,) = asked(2)
+    (foreign,) = asked(9)
+    replies = [Message(pack_sum(total()), reply_to=m) for m in (message, message, foreign)]
+    assert ReplyValidator().trained([message], replies, THETA) == replies[:1]
+
+
+def standard(arrays, examples=10):
+    return RecordDict(
+        {"arrays": to_record(arrays), "metrics": MetricRecord({"num-examples": examples})}
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "passes"),
+    [
+        (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}), True),
+        (standard({"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}), False),
+        (standard({"b": np.ones(3, np.float32), "w": np.ones((4, 2), np.float32)}), False),
+        (standard({"w": np.full((4, 2), np.nan, np.float32), "b": np.ones(3, np.float32)}), False),
+        (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, -1), False),
+        (
+            standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, float("nan")),
+            False,
+        ),
+    ],
+)
+def test_answers_in_flowers_form(content, passes):
+    config = ConfigRecord({"server-round": 1})
+    message = Message(RecordDict({"arrays": to_record(THETA), "config": config}), 2, "train")
+    assert (
+        len(ReplyValidator().trained([message], [Message(content, reply_to=message)], THETA))
+        == passes
+    )
+
+
+def test_drift_counts_in_the_norm():
+    """It moves every row of the table, named or not: with large parameters a small one is a large
+    update."""
+    theta = {"w": np.full((4, 2), 1e6, np.float32), "b": np.zeros(3, np.float32)}
+    assert through(ReplyValidator(), total(), drifting(-1.0), total(0.2), theta=theta) == [2, 4]
+    assert through(ReplyValidator(), total(), drifting(-1e-7), total(0.2), theta=theta) == [2, 3, 4]
+    private = Protection(1.0, 2, ("w", "b"), noise_scale=1.0)
+    assert through(ReplyValidator(), total(), drifting(1e37), protection=private) == [2]
+
+
+def test_one_liar_does_not_outweigh_all_others():
+    """FedAvg weights by examples: a node that states 10^9 of them sets the model."""
+    honest = [total(weight=float(count), examples=count) for count in (40, 9, 400)]
+    liar = total(weight=1e9, examples=10**9)
+    assert through(ReplyValidator(), *honest, liar, weighting="examples") == [2, 3, 4]
+
+
+@pytest.mark.parametrize("stated", [10**6, 10**11])
+def test_nor_does_one_in_flowers_form(stated):
+    config = ConfigRecord({"server-round": 1})
+    messages = [
+        Message(RecordDict({"arrays": to_record(THETA), "config": config}), n, "train")
+        for n in (2, 3, 4)
+    ]
+    near = {"w": np.full((4, 2), 0.1, np.float32), "b": np.zeros(3, np.float32)}
+    replies = [
+        Message(standard(near, count), reply_to=message)
+        for message, count in zip(messages, (10, 12, stated), strict=True)
+    ]
+    assert ReplyValidator().trained(messages, replies, THETA) == replies[:2]
+
+
+def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
+    table = pd.DataFrame({"hits@5": [0.5, np.nan]}, index=[4, 7])
+    assert evaluated(table, np.array([4, 7, 9]), ["hits@5"]) is table
+    for wrong in (
+        pd.DataFrame({"hits@5": [0.5]}, index=[8]),
+        pd.DataFrame({"hits@5": [0.5, 0.5]}, index=[4, 4]),
+        pd.DataFrame({"hits@5": [1e9]}, index=[4]),
+        pd.DataFrame({"hits@5": [np.inf]}, index=[4]),
+        pd.DataFrame({"hits@5": [-0.1]}, index=[4]),
+        pd.DataFrame({"hits@5": [0.5], "rows": [1.0]}, index=[4]),
+        pd.DataFrame({"hits@5": [0.5], "group:all": [1.0]}, index=[4]),
+        pd.DataFrame({"hits@50": [0.5]}, index=[4]),
+        pd.DataFrame({"rows": [1.0]}, index=[4]),
+        pd.DataFrame(index=[4]),
+    ):
+        with pytest.raises(ValueError):
+            evaluated(wrong, np.array([4, 7]), ["hits@5"])
+
+
+def test_errors_of_ratings_are_bounded_by_everybodys():
+    """MAE is pooled over all held-out rows, so who states a billion rows without error sets it."""
+    columns, ids = ["mae", "rmse", "rows"], np.arange(4)
+    honest = pd.DataFrame(
+        {"mae": [0.7, 0.9, 0.8], "rmse": [1.0, 1.1, 1.2], "rows": [5.0, 40.0, 8.0]}, index=ids[:3]
+    )
+    assert evaluated(honest, ids, columns) is honest and of_usual_size(honest).equals(honest)
+    for lie in ({"mae": 0.0, "rows": 1e8}, {"mae": 1e8, "rows": 1.0}):
+        liar = pd.DataFrame({**lie, "rmse": 0.0}, index=[3])[columns]
+        assert of_usual_size(pd.concat([honest, evaluated(liar, ids, columns)])).equals(honest)
+    for rows in (-1.0, 0.5, np.nan, 1e12):
+        with pytest.raises(ValueError):
+            evaluated(
+                pd.DataFrame({"mae": [0.1], "rmse": [0.1], "rows": [rows]}, index=[3]), ids, columns
+            )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (("evaluation.ks=[5, 10]",), ["hits@5", "ndcg@5", "hits@10", "ndcg@10", "mrr", "recall@5"]),
+        (
+            ("evaluation.protocol=reconstruction",),
+            ["reconstruction-recall@5", "reconstruction-ndcg@5"],
+        ),
+    ],
+)
+def test_the_metrics_that_there_are_are_those_of_honest_nodes(load_tiny, overrides, names):
+    from clients.evaluation import evaluate_clients
+    from clients.hosting.node import Node
+
+    experiment = load_tiny(*overrides)
+    node = Node(experiment, 0, 1, None)
+    arrays = {name: value.numpy() for name, value in node.initial().items()}
+    found = evaluate_clients(node, arrays, EvaluateOrder(1, None))
+    own = [name for name in found.columns if not name.startswith(GROUP)]
+    assert metrics_of(experiment) == own and own[: len(names)] == names
+
+
+def test_the_metrics_of_ratings_are_those_of_honest_nodes(tiny_experiment):
+    from clients.evaluation import evaluate_clients
+    from clients.hosting.node import Node
+    from fedrec.experiment.loading import load
+
+    table = {**tiny_experiment(), "task": "rating"}
+    del table["positive-above"]
+    node = Node(load(table), 0, 1, None)
+    arrays = {name: value.numpy() for name, value in node.initial().items()}
+    found = evaluate_clients(node, arrays, EvaluateOrder(1, None))
+    assert metrics_of(node.experiment) == [
+        name for name in found.columns if not name.startswith(GROUP)
+    ]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an experiment will cost, told before any run: against runs' ledgers, and against the
+analytic Gaussian."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from server.privacy.phase_plans import PhasePlans
+
+STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
+OPTED_IN = (
+    f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}, clients='opted-in', share=0.5}}}}"
+)
+PUBLIC = OPTED_IN.replace("opted-in", "public")
+POPULARITY = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
+BIASES = "privacy.phases.popularity={parameters=['item.bias'], noise-factor=1.5}"
+CHEAP = "evaluation.fine-tune.epochs=0"
+
+
+@pytest.fixture
+def plans(tiny_experiment):
+    """Plans of the tiny experiment with some overrides and its own clients, without a run."""
+
+    def make(*overrides: str) -> PhasePlans:
+        experiment = load(tiny_experiment(), overrides)
+        return PhasePlans.before_a_run(
+            experiment, Population.of(experiment).partition.training_clients
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("privacy={clip-norm=1.0, noise-multiplier=1.0}",),
+        (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
+        (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}", "privacy.stages=['main']"),
+        (OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-6}"),
+        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
+        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
+        (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
+        (
+            *POPULARITY,
+            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+            BIASES,
+            "privacy.budget=4.0",
+        ),
+    ],
+    ids=(
+        "one phase",
+        "two",
+        "one of two without noise",
+        "opted in, with noise",
+        "opted in",
+        "public",
+        "noise factor",
+        "budget",
+    ),
+)
+def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
+    told = plans(*overrides, "rounds=5", CHEAP)
+    result = run_tiny(*overrides, "rounds=5", CHEAP)
+    forecast = told.forecast()
+    assert len(result.rounds) == told.paid_rounds() == forecast.events
+    assert forecast.epsilon == pytest.approx(result.rounds["epsilon"].iloc[-1])
+    measured = ("By RDP (autodp)", "Noise of phase")  # which a forecast does not know
+    spent = {line for line in result.privacy if not line.startswith(measured)}
+    assert set(told.lines(forecast)) == spent
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """Of Gaussian releases that make mu together (Dong, Roth and Su 2019, corollary 1)."""
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+
+def test_noise_factors_count_as_the_analytic_gaussian_says(plans):
+    """Everybody in each of 1 + 3 rounds: mu^2 = 1 / (1.5 z)^2 + 3 / z^2."""
+    told = plans(
+        *POPULARITY,
+        "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, backend='pld'}",
+        BIASES,
+        "sampler={name='full'}",
+        "rounds=4",
+    )
+    mu = math.sqrt(1 / 3.0**2 + 3 / 2.0**2)
+    report = told.forecast()
+    assert delta_of(mu, report.epsilon) == pytest.approx(1e-5, rel=0.01)
+    assert delta_of(1 / 3.0, report.phases["popularity"]) == pytest.approx(1e-5, rel=0.01)
+    assert delta_of(math.sqrt(3) / 2, report.phases["main"]) == pytest.approx(1e-5, rel=0.01)
+
+
+def test_a_target_is_met_by_all_phases_together_whatever_their_factors(plans):
+    for factor in (0.5, 1.0, 3.0):
+        biases = BIASES.replace("1.5", str(factor))
+        told = plans(*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", biases, "rounds=6")
+        ratio = told.plans["popularity"].noise_multiplier / told.plans["main"].noise_multiplier
+        assert (
+            told.paid_rounds() == 6
+            and 2.9 < told.forecast().epsilon <= 3.0
+            and ratio == pytest.approx(factor)
+        )
+
+
+def test_what_the_best_attack_reaches_is_told_of_laplace_noise_too(plans):
+    """One release of everybody: delta = 1 - e^((epsilon - 1 / z) / 2)."""
+    settings = (
+        "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5, mechanism='laplace', backend='pld'}"
+    )
+    told = plans(settings, "sampler={name='full'}", "rounds=1")
+    report = told.forecast()
+    z = told.plans["main"].noise_multiplier
+    assert (
+        report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
+        and 4.99 < report.attack <= 5.0
+    )
+    assert any(line.startswith("The true epsilon lies between") for line in told.lines(report))
+
+
+def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans):
+    doings = list(
+        plans(
+            *POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=2.0}", BIASES, "rounds=3"
+        ).doings()
+    )
+    assert doings[0].startswith(
+        "Phase popularity: 1 round, 6 of 18 clients in each; item.bias, clipped to L2 norm 1,"
+    )
+    assert "noise multiplier 3 (" in doings[0]
+    assert doings[1].startswith(
+        "Phase main: 2 rounds, 6 of 18 clients in each; all parameters, clipped to L2 norm 1,"
+    )
+    opted = list(
+        plans(
+            OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, stages=['main']}", "rounds=3"
+        ).doings()
+    )
+    assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
+    assert opted[1].startswith("Phase main: 1 round, 6 of 18 clients in each; ")
+
+
+@pytest.mark.parametrize(
+    ("stages", "others"), [(OPTED_IN, 18), (PUBLIC, 9)], ids=["opted in", "public"]
+)
+def test_a_stage_on_volunteers_costs_everybody_else_nothing(
+    tiny_experiment, run_tiny, stages, others
+):
+    """The total is that of the main stage alone, among the clients that it draws from; the
+    volunteers are told."""
+    private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+    result = run_tiny(stages, private, "privacy.stages=['main']", "rounds=5", CHEAP)
+    alone = PhasePlans.before_a_run(
+        load(tiny_experiment(), [private, "rounds=3"]), np.arange(others)
+    )
+    assert result.rounds["epsilon"].tolist()[:2] == [0.0, 0.0]
+    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(alone.forecast().epsilon)
+    assert any(" no noise and learns from 9 clients who" in line for line in result.privacy)
+    paid = alone.forecast().epsilon * 0.99
+    short = run_tiny(
+        stages,
+        private,
+        "privacy.stages=['main']",
+        f"privacy.budget={paid}",
+        "rounds=5",
+        CHEAP,
+        output="b",
+    )
+    assert len(short.rounds) == 4
+
+
+def test_a_budget_that_ends_the_run_early_is_said(plans):
+    told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
+    paid = told.paid_rounds()
+    assert (
+        0 < paid < 50
+        and list(told.doings())[-1] == f"The budget of epsilon 6 pays for {paid} of 50 rounds."
+    )
+    assert told.forecast().epsilon <= 6.0
+    unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")
+    assert unlimited.forecast().epsilon > 6.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "no differential privacy"),
+        (
+            (
+                "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+                "privacy.phases.manes={clip-norm=2.0}",
+            ),
+            "no phase 'manes'",
+        ),
+        (
+            (
+                "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+                "strategy={name='flwr.serverapp.strategy:FedAvg'}",
+            ),
+            "cannot be made private",
+        ),
+    ],
+    ids=("no privacy", "unknown phase", "a strategy of Flower's"),
+)
+def test_what_cannot_be_told_is_refused(plans, overrides, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        plans(*overrides)
+
+
+def test_as_many_clients_as_one_likes(tiny_experiment):
+    experiment = load(tiny_experiment(), ["privacy={clip-norm=1.0, noise-multiplier=1.0}"])
+    few, many = (
+        PhasePlans.before_a_run(experiment, np.arange(n)).forecast().epsilon for n in (18, 1800)
+    )
+    assert many < few / 2

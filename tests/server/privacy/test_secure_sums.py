@@ -1,0 +1,649 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure aggregation with nodes in this process: the plain sum comes out, whoever drops out, and
+nothing else does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Context, Error, Message, RecordDict
+
+from clients import secure
+from clients.app import app
+from clients.node_of_context import node_of
+from clients.storage.session_secrets import SessionSecrets
+from fedrec.errors import ClientError, ExperimentError, RefusalError
+from fedrec.experiment.loading import load
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.messages import (
+    INITIAL,
+    SECURE_SHARES,
+    SECURE_UNMASK,
+    pack_sum,
+    pack_train,
+    unpack_parameters,
+    unpack_sum,
+    unpack_train,
+)
+from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.secure import (
+    SEALED_BYTES,
+    MaskOrder,
+    ShareReply,
+    UnmaskOrder,
+    UnmaskReply,
+    counted,
+    listed,
+    pieces,
+    unlisted,
+)
+from fedrec.protocol.secure_messages import (
+    pack_channel,
+    pack_masked,
+    pack_words,
+    unpack_channel,
+    unpack_words,
+)
+from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.secure import masks, vector
+from fedrec.secure.identity import Identity
+from fedrec.secure.session import Session
+from server.cohorts.roster import call_roster
+from server.privacy.secure_sums import FEDERATION, refuse_non_additive, secure_sums
+from simulations.deployment.pki.certificates import Authority
+from simulations.engines.grid import FIRST_NODE_ID, contexts_of
+from simulations.engines.serial import SerialGrid
+
+STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
+
+
+class UnreliableGrid(SerialGrid):
+    """Real nodes; some of them do not get a message, or are not heard. Everything that passes is
+    written down."""
+
+    def __init__(self, experiment, output, nodes):
+        configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
+        contexts = [
+            Context(1, FIRST_NODE_ID + n, own, RecordDict(), config)
+            for n, (own, config) in enumerate(configs)
+        ]
+        super().__init__(app, contexts)
+        self.contexts = contexts
+        self.deaf, self.mute, self.away, self.forged = set(), set(), set(), {}
+        self.sent, self.heard = [], []
+
+    def get_node_ids(self):
+        return [node for node in super().get_node_ids() if node - FIRST_NODE_ID not in self.away]
+
+    def _submit(self, batch):
+        for message in batch:
+            place, kind = (
+                message.metadata.dst_node_id - FIRST_NODE_ID,
+                message.metadata.message_type,
+            )
+            step = STEPS.get(kind, kind)
+            self.sent.append((place, step, message.content))
+            if (place, step) in self.deaf:
+                continue
+            try:
+                super()._submit([message])
+                reply = self._replies[message.metadata.message_id]
+            except Exception as error:
+                reply = self._replies[message.metadata.message_id] = Message(
+                    Error(2, str(error)), reply_to=message
+                )
+            if reply.has_content() and (place, step) in self.forged:
+                forged = self.forged[place, step](reply.content)
+                reply = self._replies[message.metadata.message_id] = Message(
+                    forged, reply_to=message
+                )
+            self.heard.append((place, step, reply))
+            if (place, step) in self.mute:
+                del self._replies[message.metadata.message_id]
+
+
+class Federation:
+    """Some nodes under secure aggregation, and what the same clients' plain sum is."""
+
+    def __init__(self, table, output, nodes, **settings):
+        engine = {
+            **table["engine"],
+            "nodes": nodes,
+            "max-failures": settings.pop("max_failures", 1.0),
+        }
+        bare = {**table, "engine": engine}
+        self.experiment = load({**bare, "secure-aggregation": settings or True})
+        self.grid = UnreliableGrid(self.experiment, output / "secure", nodes)
+        self.plain = UnreliableGrid(load(bare), output / "plain", nodes)
+        self.roster = call_roster(self.grid, timeout=60.0)
+        self.sums = secure_sums(self.experiment, self.grid, self.roster)
+        (fresh,) = self.plain.send_and_receive([Message(RecordDict(), FIRST_NODE_ID, INITIAL)])
+        self.theta = {
+            name: np.array(value) for name, value in unpack_parameters(fresh.content).items()
+        }
+        self.groups = dict(self.roster.for_training(self.roster.training))
+
+    def order(self, protection=None, weighting="uniform"):
+        step = {"name": self.experiment.step.name, **self.experiment.step.options}
+        return TrainOrder(1, self.roster.training, weighting, step, protection=protection)
+
+    def secure(self, order=None):
+        content = pack_train(to_record(self.theta), order or self.order())
+        (reply,) = self.sums.send_and_receive([Message(content, FEDERATION, "train")])
+        assert reply.metadata.src_node_id == FEDERATION
+        return unpack_sum(reply.content)
+
+    def sums_of(self, places, order=None):
+        """The plain sum of each of some nodes."""
+        found = []
+        for place in places:
+            node = FIRST_NODE_ID + place
+            own = replace(order or self.order(), clients=self.groups[node])
+            content = pack_train(to_record(self.theta), own)
+            (reply,) = self.plain.send_and_receive([Message(content, node, "train")])
+            found.append(unpack_sum(reply.content))
+        return found
+
+    def expect(self, found, places, order=None, step=1e-11):
+        """Compare a sum with the plain one of some nodes."""
+        parts = self.sums_of(places, order)
+        for name in found.total:
+            expected = sum(dense_change(part.total[name], self.theta[name]) for part in parts)
+            assert expected.any() or not len(parts)
+            np.testing.assert_allclose(found.total[name], expected, rtol=0, atol=step)
+        for count in ("clients", "weight", "examples", "loss", "losses", "unclipped"):
+            assert getattr(found, count) == pytest.approx(
+                sum(getattr(part, count) for part in parts), abs=1e-5
+            )
+
+
+@pytest.fixture
+def federation(tiny_experiment, tmp_path):
+    return lambda nodes, **settings: Federation(tiny_experiment(), tmp_path, nodes, **settings)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_the_sum_is_the_plain_sum(federation, nodes, weighting):
+    made = federation(nodes)
+    order = made.order(weighting=weighting)
+    found = made.secure(order)
+    assert found.clients == len(made.roster.training) == 18
+    made.expect(found, range(nodes), order)
+    made.expect(made.secure(order), range(nodes), order)  # and in a session after it
+
+
+DROPS = {
+    "before shares": ("deaf", [(1, "shares")], 4),
+    "shares not heard": ("mute", [(1, "shares")], 4),
+    "before its masked sum": ("deaf", [(1, "train")], 4),
+    "masked sum not heard": ("mute", [(1, "train")], 4),
+    "before unmasking": ("deaf", [(1, "unmask")], 5),
+    "unmasking not heard": ("mute", [(1, "unmask")], 5),
+    "one before and one after": ("deaf", [(1, "train"), (4, "unmask")], 4),
+}
+
+
+@pytest.mark.parametrize("drop", DROPS)
+def test_nodes_that_drop_out_are_taken_off(federation, drop):
+    made = federation(5, threshold=0.6)
+    how, places, _ = DROPS[drop]
+    getattr(made.grid, how).update(places)
+    lost = {place for place, step in places if step != "unmask"}
+    survivors = [place for place in range(5) if place not in lost]
+    assert len(survivors) == DROPS[drop][2]
+    found = made.secure()
+    made.expect(found, survivors)
+    made.grid.deaf.clear()
+    made.grid.mute.clear()
+    made.expect(made.secure(), range(5))  # nobody is lost for good
+
+
+def test_a_node_that_is_away_is_not_counted_on(federation):
+    made = federation(4)
+    made.grid.away.update({0, 3})
+    found = made.secure()
+    made.expect(found, [1, 2])
+    assert {place for place, step, _ in made.grid.sent if step == "shares"} == {1, 2}
+
+
+def test_while_too_few_are_there_it_is_waited_for_them(federation):
+    made = federation(3)
+    made.grid.away.update({0, 1, 2})
+    looked = []
+
+    def sleep(seconds):
+        looked.append(seconds)
+        if len(looked) == 4:
+            made.grid.away.clear()
+
+    made.sums._sleep = sleep
+    made.expect(made.secure(), range(3))
+    assert len(looked) == 4
+    made.grid.away.update({0, 1})
+    made.sums._sleep = looked.append
+    assert made.secure().clients == 0
+    timeout = made.experiment.engine.timeout
+    assert timeout <= sum(looked[4:]) <= timeout + 2
+
+
+@pytest.mark.parametrize("step", ["shares", "train", "unmask"])
+def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
+    made = federation(3)
+    made.grid.deaf.update({(0, step), (2, step)})
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        found = made.secure()
+    assert "round 1 has no sum" in caplog.text and "2 are needed" in caplog.text
+    assert found.clients == found.weight == found.examples == found.losses == 0
+    assert set(found.total) == set(made.theta) and not any(
+        value.any() for value in found.total.values()
+    )
+    unmasking = [entry for entry in made.grid.sent if entry[1] == "unmask"]
+    assert bool(unmasking) == (step == "unmask")  # shares are not even asked for
+
+
+def test_more_failures_than_are_tolerated_end_the_run(federation):
+    made = federation(4, max_failures=0.2)
+    made.grid.deaf.add((3, "train"))
+    with pytest.raises(ClientError, match="1 of 4 nodes failed"):
+        made.secure()
+
+
+def test_under_distributed_noise_the_sum_has_the_same_noise(federation):
+    made = federation(3)
+    names = tuple(made.theta)
+    order = made.order(Protection(0.5, 2, names, noise_scale=0.3, silent=True))
+    found = made.secure(order)
+    made.expect(found, range(3), order)
+    assert found.losses == found.examples == 0 and found.clients == 18
+    spread = np.concatenate([value.ravel() for value in found.total.values()]).std()
+    assert spread > 0.3 * np.sqrt(18) * 0.8
+
+
+def test_what_a_node_answers_is_masked_and_nothing_else(federation):
+    made = federation(3)
+    made.secure()
+    made.secure()
+    first, second = [
+        [
+            zero_copy_arrays(reply.content["arrays"])["masked"]
+            for _, step, reply in made.grid.heard
+            if step == "train"
+        ][turn : turn + 3]
+        for turn in (0, 3)
+    ]
+    shapes = vector.shapes_of(made.theta, None)
+    for place, part in enumerate(made.sums_of(range(3))):
+        bare = vector.encoded(part, made.theta, shapes, made.sums._bits(made.order(), [6, 6, 6]), 3)
+        assert (first[place] != bare).mean() > 0.99 and (
+            first[place] != second[place]
+        ).mean() > 0.99
+        counts = np.bincount((first[place] - bare).view(np.uint8), minlength=256)
+        assert counts.std() < 3 * np.sqrt(counts.mean())
+    for _, step, reply in made.grid.heard:
+        if step == "train":
+            assert list(reply.content) == ["arrays"] and list(reply.content["arrays"]) == ["masked"]
+
+
+FORGERIES = {
+    "a masked sum of another length": (
+        "train",
+        lambda content: pack_masked(np.zeros(3, np.uint64)),
+    ),
+    "a bare sum": ("train", lambda content: pack_sum(TrainSum({}, 1, 1.0, 1, 0.0, 0))),
+    "keys of another length": ("shares", lambda content: pack_words(ShareReply(b"", b"", b""))),
+    "nothing": ("shares", lambda content: RecordDict()),
+    "shares of another length": ("unmask", lambda content: pack_words(UnmaskReply(b"1"))),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_node_that_answers_nonsense_counts_as_one_that_did_not(federation, forgery):
+    made = federation(4, threshold=0.6)
+    step, forged = FORGERIES[forgery]
+    made.grid.forged[2, step] = forged
+    made.expect(made.secure(), [0, 1, 3] if step != "unmask" else range(4))
+
+
+def test_false_shares_are_noticed(federation, caplog):
+    made = federation(3)
+    made.grid.forged[0, "unmask"] = lambda content: pack_words(UnmaskReply(bytes(range(48))))
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        assert made.secure().clients == 0
+    assert "do not fit" in caplog.text
+
+
+def test_a_node_that_lost_its_secrets_is_met_again(federation, tmp_path):
+    made = federation(3)
+    made.secure()
+    node_of(made.grid.contexts[1]).session_secrets.file.unlink()
+    made.expect(made.secure(), [0, 2])
+    made.expect(made.secure(), range(3))
+
+
+def test_keys_are_never_told(federation, caplog):
+    made = federation(3)
+    with caplog.at_level(logging.DEBUG):
+        made.grid.deaf.add((1, "train"))
+        made.secure()
+    seen = (
+        repr(
+            [
+                (content, reply)
+                for _, _, content in made.grid.sent
+                for _, _, reply in made.grid.heard
+            ]
+        )
+        + caplog.text
+    )
+    for context in made.grid.contexts:
+        key = node_of(context).session_secrets.channel(b"none")
+        assert len(key) == 32 and key.hex() not in seen and repr(key)[2:-1] not in seen
+
+
+def test_two_nodes_are_needed(federation):
+    with pytest.raises(ExperimentError, match=r"needs more nodes(.*\n)*.*engine.nodes = 2"):
+        federation(1)
+    with pytest.raises(ExperimentError, match="at least 4 nodes"):
+        federation(3, **{"least-nodes": 4})
+
+
+@pytest.mark.parametrize("changes", [{"clients": None}, {"each": True}])
+def test_orders_for_more_than_a_sum_are_refused(federation, changes):
+    made = federation(2)
+    with pytest.raises(ExperimentError, match="more than a sum"):
+        made.secure(replace(made.order(), **changes))
+
+
+def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
+    made = federation(2)
+    for order in (made.order(), replace(made.order(), clients=None)):
+        content = pack_train(to_record(made.theta), order)
+        (reply,) = made.grid.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
+        assert reply.has_error() and "wants a bare sum" in reply.error.reason
+
+
+class Dialogue:
+    """A session of some nodes, step by step, without a grid."""
+
+    def __init__(self, made, certified=False):
+        self.nodes = [node_of(context) for context in made.grid.contexts]
+        self.authority = Authority.create("test")
+        for place, node in enumerate(self.nodes if certified else ()):
+            node.identity, node.run = self.identity(f"node-{place}"), "run"
+        channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
+        counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
+        quorum, bits = (
+            made.experiment.secure_aggregation.quorum(len(channels)),
+            made.sums._bits(made.order(), counts),
+        )
+        self.session = Session(channels, quorum, bits, counts, proofs if certified else ())
+        self.share_orders = self.session.share_orders()
+        self.made = made
+
+    def identity(self, name, authority=None):
+        issued, judge = (
+            (authority or self.authority).issue_node(name),
+            self.authority.issued.certificate,
+        )
+        return Identity(issued.key, issued.certificate, judge)
+
+    def deal(self):
+        self.session.take_shares(
+            {p: secure.share(self.nodes[p], order) for p, order in self.share_orders.items()}
+        )
+        self.mask_orders = self.session.mask_orders()
+        return self
+
+    def train(self, place, masking=None):
+        clients = self.made.groups[FIRST_NODE_ID + place]
+        order = replace(
+            self.made.order(), clients=clients, secure=masking or self.mask_orders[place]
+        )
+        return secure.masked_sum(self.nodes[place], self.made.theta, order)
+
+    def unmask(self, place, *survivors):
+        flags = bytes(other in survivors for other in range(len(self.nodes)))
+        return secure.unmask(self.nodes[place], UnmaskOrder(self.session.identifier, flags))
+
+
+@pytest.fixture
+def dialogue(federation):
+    return lambda nodes=3, certified=False, **settings: Dialogue(
+        federation(nodes, **settings), certified
+    )
+
+
+def test_a_node_never_gives_both_kinds_of_shares(dialogue):
+    """Asked who survived, it answers once; whoever asks again, with another list or the same one,
+    gets nothing."""
+    talk = dialogue().deal()
+    talk.train(0)
+    told = pieces(talk.unmask(0, 0, 1).shares, 16)
+    assert len(set(told)) == 3
+    for survivors in ((0, 2), (0, 1), (0, 1, 2)):
+        with pytest.raises(ClientError, match="taken before"):
+            talk.unmask(0, *survivors)
+
+
+@pytest.mark.parametrize("survivors", [(0,), (1, 2), (), (0, 1, 2)])
+def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
+    """Too few, without itself, none, or with one who dealt no shares; it still answers a sound one
+    afterwards."""
+    talk = dialogue()
+    talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
+    talk.mask_orders = talk.session.mask_orders()
+    talk.train(0)
+    with pytest.raises(ClientError, match="refuses a step"):
+        talk.unmask(0, *survivors)
+    assert talk.unmask(0, 0, 1).shares[32:] == bytes(16)
+
+
+def test_a_node_masks_one_sum_per_session(dialogue):
+    talk = dialogue().deal()
+    talk.train(0)
+    with pytest.raises(ClientError, match="taken before"):
+        talk.train(0)
+
+
+def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
+    talk = dialogue().deal()
+    order = talk.mask_orders[0]
+    with pytest.raises(ClientError, match="not from the node"):
+        talk.train(0, replace(order, sealed=talk.mask_orders[1].sealed))
+    swapped = pieces(order.mask_keys, 32)
+    stranger = masks.public_of(masks.key_of(bytes(16)))
+    with pytest.raises(ClientError, match="mask key is not the one"):
+        talk.train(0, replace(order, mask_keys=b"".join([swapped[0], stranger, swapped[2]])))
+    with pytest.raises(ClientError, match="1 of 3 nodes"):
+        talk.train(0, replace(order, mask_keys=swapped[0] + bytes(64)))
+    with pytest.raises(ClientError, match="another session"):
+        talk.train(0, replace(order, session=bytes(16)))
+    assert talk.train(0).dtype == np.uint64  # what was refused has cost nothing
+
+
+def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
+    talk = dialogue(**{"least-nodes": 3})
+    order = talk.share_orders[0]
+    keys = pieces(order.channels, 32)
+    for channels in (
+        keys[0] + keys[1],
+        keys[0] + keys[1] + keys[1],
+        keys[1] + keys[0] + keys[2],
+        b"",
+        bytes(31),
+    ):
+        with pytest.raises(ClientError, match="refuses a step"):
+            secure.share(talk.nodes[0], replace(order, channels=channels))
+    with pytest.raises(ClientError, match="refuses a step"):
+        secure.share(talk.nodes[0], replace(order, session=b"short"))
+    talk.nodes[0].least_nodes = 4
+    with pytest.raises(ClientError, match="this node's owner wants 4"):
+        secure.share(talk.nodes[0], order)
+
+
+def test_a_sum_that_is_too_large_is_refused_by_its_node(dialogue):
+    talk = dialogue(largest=1e-9).deal()
+    with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
+        talk.train(0)
+
+
+def test_a_plain_experiment_has_no_sessions(federation, identity):
+    made = federation(2)
+    plain = node_of(made.plain.contexts[0])
+    with pytest.raises(ClientError, match="no secure aggregation"):
+        secure.channel_key(plain)
+    masked = replace(made.order(), secure=MaskOrder(bytes(16), b"", b""))
+    content = pack_train(to_record(made.theta), masked)
+    (reply,) = made.plain.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
+    assert reply.has_error()
+
+
+def test_attack_others_have_no_clients(dialogue):
+    """The sum of a session in which one node alone has clients is that node's own."""
+    talk = dialogue()
+    order = talk.share_orders[0]
+    with pytest.raises(RefusalError, match="none is asked for"):
+        secure.share(talk.nodes[0], replace(order, counts=counted([6, 0, 0])))
+    talk.deal()
+    nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
+    with pytest.raises(
+        RefusalError, match="other clients than the 6"
+    ):  # though the others were told of six
+        secure.masked_sum(talk.nodes[1], talk.made.theta, nobody)
+
+
+def test_attack_others_clients_take_part_no_more(dialogue):
+    """As they do not live there, or have been in as many rounds as their owner allows."""
+    talk = dialogue().deal()
+    talk.nodes[1].least_clients = 1
+    talk.nodes[1].accept = lambda order: replace(order, clients=order.clients[:0])
+    with pytest.raises(RefusalError, match="0 of its clients take part"):
+        talk.train(1)
+
+
+@pytest.mark.parametrize("bits", [-200, -1, 0, 20, 41, 100, 101, 2**40])
+def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, bits):
+    talk = dialogue()
+    assert talk.session.bits == 41
+    for place, order in talk.share_orders.items():
+        if bits == 41 or place == 0:
+            talk.session.dealt[place] = secure.share(talk.nodes[place], order)
+            continue
+        told = replace(order, bits=bits)
+        if not 0 <= bits <= 100:
+            with pytest.raises(RefusalError, match="binary digits"):
+                secure.share(talk.nodes[place], told)
+            return
+        talk.session.dealt[place] = secure.share(talk.nodes[place], told)
+    talk.mask_orders = talk.session.mask_orders()
+    if bits == 41:
+        assert talk.train(1).dtype == np.uint64
+        return
+    for place in range(3):
+        with pytest.raises(RefusalError, match=f"{bits} binary digits, where 41|not from the node"):
+            talk.train(place)
+
+
+def test_attack_nodes_are_told_different_terms(dialogue):
+    """Who was told of other clients cannot read what those who were told the truth have sealed, nor
+    the reverse."""
+    talk = dialogue()
+    lie = replace(talk.share_orders[1], counts=counted([5, 6, 6]))
+    orders = {**talk.share_orders, 1: lie}
+    talk.session.take_shares(
+        {place: secure.share(talk.nodes[place], order) for place, order in orders.items()}
+    )
+    talk.mask_orders = talk.session.mask_orders()
+    for place in range(3):
+        with pytest.raises(RefusalError, match="not from the node"):
+            talk.train(place)
+
+
+def test_attack_a_session_is_repeated(dialogue):
+    """With one nonce per key, two sealed messages of one session differ by what is in them."""
+    talk = dialogue().deal()
+    first = pieces(talk.session.dealt[0].sealed, SEALED_BYTES)
+    with pytest.raises(RefusalError, match="begun before"):
+        secure.share(talk.nodes[0], talk.share_orders[0])
+    talk.nodes[0].session_secrets = SessionSecrets(
+        talk.nodes[0].session_secrets.file
+    )  # another process
+    with pytest.raises(RefusalError, match="begun before"):
+        secure.share(talk.nodes[0], talk.share_orders[0])
+    talk.session.identifier = bytes(16)
+    other = secure.share(talk.nodes[0], talk.session.share_orders()[0])
+    assert not set(first[1:]) & set(pieces(other.sealed, SEALED_BYTES)[1:])
+
+
+def test_nodes_that_prove_themselves_are_believed(dialogue):
+    talk = dialogue(certified=True).deal()
+    masked = {place: talk.train(place) for place in range(3)}
+    told = {place: talk.unmask(place, 0, 1, 2) for place in range(3)}
+    assert talk.session.unmasked(masked, told) is not None
+
+
+def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
+    """With channel keys of its own, unsigned, signed by itself, or by a node that it has made
+    up."""
+    talk = dialogue(certified=True)
+    order = talk.share_orders[0]
+    own = X25519PrivateKey.generate()
+    key, channels, proofs = masks.public_of(own), pieces(order.channels, 32), unlisted(order.proofs)
+    statement = secure._statement(talk.nodes[0], key)
+    server = talk.authority.issue(["localhost"])
+    false_server = Identity(server.key, server.certificate, talk.authority.issued.certificate)
+    stranger, twin = (
+        talk.identity("node-1", Authority.create(name)) for name in ("another", "test")
+    )
+    forged = {
+        "another's": (proofs[1], "not signed by its node"),
+        "a server's certificate": (false_server.proof(statement), "not one of a node"),
+        "one of an authority of that name": (
+            twin.proof(statement),
+            "not of the deployment's authority",
+        ),
+        "another authority's": (stranger.proof(statement), "not of the deployment's authority"),
+        "nothing": (b"", "a certificate and a signature"),
+        "rubbish": (b"\x00" * 50, "."),
+        "one node twice": (talk.nodes[2].identity.proof(statement), "3 channel keys of 2 nodes"),
+        "another run": (
+            talk.nodes[1].identity.proof(statement.replace(b"run", b"ran")),
+            "not signed by its node",
+        ),
+    }
+    for proof, why in forged.values():
+        told = listed([proofs[0], proof, proofs[2]])
+        lie = replace(order, channels=b"".join([channels[0], key, channels[2]]), proofs=told)
+        with pytest.raises(RefusalError, match=why):
+            secure.share(talk.nodes[0], lie)
+    with pytest.raises(RefusalError, match="not their nodes'"):
+        secure.share(talk.nodes[0], replace(order, proofs=b""))
+    assert secure.share(talk.nodes[0], order)
+
+
+def test_orders_travel_whole():
+    order = TrainOrder(3, np.array([1, 2]), secure=MaskOrder(b"s" * 16, b"k" * 64, b"x" * 160))
+    _, found = unpack_train(pack_train(to_record({}), order))
+    assert found.secure == order.secure
+    _, bare = unpack_train(pack_train(to_record({}), replace(order, secure=None)))
+    assert bare.secure is None
+    with pytest.raises(ValueError, match="'session' is no bytes"):
+        unpack_words(UnmaskOrder, pack_words(UnmaskReply(b"1")))
+    with pytest.raises(ValueError, match="32 bytes"):
+        unpack_channel(pack_channel(b"short"))
+    assert unpack_channel(pack_channel(bytes(32), b"proof")) == (bytes(32), b"proof")
+
+
+def test_strategies_that_are_not_additive_are_refused():
+    from flwr.serverapp.strategy import FedAvg
+
+    with pytest.raises(
+        ExperimentError, match=r"'FedAvg' cannot learn from a sum alone(.*\n)*.*'reptile'"
+    ):
+        refuse_non_additive(FedAvg())

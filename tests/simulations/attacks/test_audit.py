@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit end to end, on a strategy of this file that adds noise as it should, and on broken
+ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from fedrec.attacks.audit.canaries import CanaryPlan
+from fedrec.config import Config
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.loading import load
+from fedrec.rng import stream
+from fedrec.runs.folder import RunFolder
+from simulations import cli
+from simulations.attacks.audit import audit_experiment, with_canaries
+from simulations.attacks.claims import Claim, claim_of
+from strategies.base import CohortStrategy
+
+CLIP, STD, COHORT, CANARIES = 0.5, 0.05, 20, 200
+
+
+class NoisyConfig(Config):
+    std: float = STD
+    denominator: float = COHORT
+    server_lr: float = 1.0
+    one_seed: bool = False
+
+
+class Noisy(CohortStrategy):
+    """Mean over a fixed number, with noise; the clip is the clients', and the canaries of these
+    tests keep to it."""
+
+    Config = NoisyConfig
+    config: NoisyConfig
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.round = 0
+
+    def apply(self, theta, aggregate):
+        self.round += 1
+        random = stream(5, "test-noise", 0 if self.config.one_seed else self.round)
+        mean = {
+            name: total / self.config.denominator for name, total in aggregate.total(theta).items()
+        }
+        noisy = {
+            name: value + random.normal(0, self.config.std, value.shape)
+            for name, value in mean.items()
+        }
+        return {name: value + self.config.server_lr * noisy[name] for name, value in theta.items()}
+
+
+class Weighted(Noisy):
+    weighting = "examples"
+
+    def apply(self, theta, aggregate):
+        total = {
+            name: value * COHORT / aggregate.weight
+            for name, value in aggregate.total(theta).items()
+        }
+        return super().apply(theta, dataclasses.replace(aggregate, changes=total))
+
+
+AUDITED = {
+    "name": "audited",
+    "rounds": 25,
+    "positive-above": 3.0,
+    "dataset": {
+        "name": "synthetic",
+        "users": 60,
+        "items": 30,
+        "mean-interactions": 6,
+        "min-interactions": 3,
+    },
+    "model": {"name": "privrec", "embedding": 4, "hidden": [4]},
+    "step": {"name": "sgd", "epochs": 1, "learning-rate": 0.01, "batch-size": 64},
+    "strategy": {"name": "test_audit:Noisy"},
+    "sampler": {"name": "fixed-size", "cohort": COHORT},
+    "evaluation": {"ks": [5], "baselines": []},
+    "engine": {"name": "serial", "nodes": 2, "threads": 1, "device": "cpu"},
+}
+
+
+def audited(*overrides):
+    return load(AUDITED, overrides)
+
+
+def audit(output, *overrides, claim=None, **options):
+    settings = {"canaries": CANARIES, "overshoot": 1.0, **options}
+    return audit_experiment(audited(*overrides), claim or Claim(CLIP, STD), output, **settings)
+
+
+def check(found, name):
+    return next(check for check in found.runs[0].checks if check.name == name)
+
+
+def test_a_strategy_that_does_what_it_says_passes(tmp_path):
+    found = audit(tmp_path, "strategy.server-lr=0.5", seeds=2)
+    assert found.verdict == "PASS" and len(found.runs) == 2
+    assert found.mechanism.sampling_rate == pytest.approx(20 / 248)
+    assert found.mechanism.epsilon == pytest.approx(found.mechanism.known_epsilon(25))
+    assert check(found, "noise-std").measured == pytest.approx(STD, rel=0.03)
+    assert check(found, "reach").measured == pytest.approx(CLIP / COHORT, rel=0.5)
+
+
+def test_what_is_watched_is_what_was_planted(tmp_path):
+    audit(tmp_path, "strategy.std=0.0", claim=Claim(CLIP, 0.0))
+    with np.load(tmp_path / "run-01" / "canaries.npz") as file:
+        released = file["released"]
+    run = RunFolder(tmp_path / "run-01")
+    plan = CanaryPlan.parse(run.experiment.step.options["canaries"])
+    moved = np.abs(released) > 1e-9
+    assert released.shape == (25, CANARIES) and 0.05 < moved.mean() < 0.12
+    assert released[moved] == pytest.approx(
+        (np.broadcast_to(plan.signs(), moved.shape) * CLIP / COHORT)[moved], rel=1e-3
+    )
+    assert (moved.sum(axis=1) < COHORT).all() and moved.sum(axis=1).min() > 5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "failed"),
+    [
+        (["strategy.std=0.025"], {}, "noise-std"),
+        (["strategy.one-seed=true"], {}, "noise-correlation"),
+        ([], {"overshoot": 10.0}, "reach"),
+        (["strategy.denominator=10"], {}, "reach"),
+        (["strategy.name=test_audit:Weighted"], {"canaries": 40}, "reach"),
+    ],
+    ids=["half the noise", "one seed", "no clip", "wrong denominator", "weights"],
+)
+def test_broken_ones_fail(tmp_path, overrides, options, failed):
+    found = audit(tmp_path, *overrides, **options)
+    assert found.verdict == "FAIL" and not check(found, failed).passed
+
+
+PRIVATE = {
+    "strategy": {"name": "reptile", "server-lr": 0.5},
+    "privacy": {"clip-norm": CLIP, "noise-multiplier": 1.0, "backend": "pld"},
+}
+
+
+def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_path):
+    found = audit_experiment(load({**AUDITED, **PRIVATE}), None, tmp_path, canaries=CANARIES)
+    assert found.verdict == "PASS"
+    claimed = found.mechanism
+    assert (claimed.clip, claimed.denominator) == (
+        CLIP,
+        COHORT,
+    ) and claimed.noise_multiplier == pytest.approx(1.0)
+    assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / COHORT, rel=0.03)
+    told = json.loads((tmp_path / "run-01" / "result.json").read_text())["privacy"]
+    assert claimed.epsilon == pytest.approx(told["epsilon"]) and claimed.delta == told["delta"]
+
+
+def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
+    """The releases are the same whatever the server makes of them, so all of the audit is, but for
+    what it rounds."""
+    own = {**AUDITED, **PRIVATE, "rounds": 5}
+    falling = {**own, "strategy": {"name": "reptile", "server-lr": 0.5, "anneal-rounds": 5}}
+    found = [audit_experiment(load(own), None, tmp_path / "constant", canaries=CANARIES)]
+    found.append(audit_experiment(load(falling), None, tmp_path / "falling", canaries=CANARIES))
+    released = []
+    for name in ("constant", "falling"):
+        with np.load(tmp_path / name / "run-01" / "canaries.npz") as file:
+            released.append(file["released"])
+    assert released[1] == pytest.approx(released[0], abs=1e-4 * np.abs(released[0]).max())
+    assert check(found[1], "noise-std").measured == pytest.approx(
+        check(found[0], "noise-std").measured, rel=1e-4
+    )
+    assert found[1].verdict == found[0].verdict != "FAIL"
+
+
+def test_everybody_in_every_round_can_be_audited_too(tmp_path):
+    """Nothing is drawn: the claim is that of the analytic Gaussian, and all observers know who
+    takes part."""
+    everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
+    found = audit_experiment(load(everybody), None, tmp_path / "right", canaries=CANARIES)
+    claimed = found.mechanism
+    assert (
+        found.verdict != "FAIL"
+        and claimed.sampling_rate == 1.0
+        and claimed.denominator == 48 + CANARIES
+    )
+    assert claimed.epsilon == pytest.approx(claimed.known_epsilon(3), rel=1e-3)
+    assert check(found, "noise-std").measured == pytest.approx(2 * CLIP / (48 + CANARIES), rel=0.1)
+    assert check(found, "reach").measured == pytest.approx(CLIP / (48 + CANARIES), rel=0.5)
+    wrong = Claim(CLIP, claimed.noise_std * 2)
+    assert (
+        audit_experiment(load(everybody), wrong, tmp_path / "right", canaries=CANARIES).verdict
+        == "FAIL"
+    )
+
+
+def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_path, monkeypatch):
+    from fedrec.privacy.clipping import Clip
+    from strategies import dp
+
+    right = dp.add_noise
+    for name, broken, failed in (
+        ("no clip", (Clip, "factors", lambda self, norms: np.ones(len(norms))), "reach"),
+        (
+            "noise",
+            (dp, "add_noise", lambda total, scale, *a, **k: right(total, scale / 2, *a, **k)),
+            "noise-std",
+        ),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*broken)
+            found = audit_experiment(
+                load({**AUDITED, **PRIVATE}), None, tmp_path / name, canaries=CANARIES
+            )
+        assert found.verdict == "FAIL" and not check(found, failed).passed
+
+
+def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_path):
+    def bounded(budget):
+        return load({**AUDITED, **PRIVATE, "privacy": {**PRIVATE["privacy"], "budget": budget}})
+
+    found = audit_experiment(bounded(3.0), None, tmp_path / "some", canaries=CANARIES)
+    assert (
+        1 < found.mechanism.rounds < 25
+        and found.verdict != "FAIL"
+        and 2.0 < found.mechanism.epsilon <= 3.0
+    )
+    with pytest.raises(ExperimentError, match="nothing to audit"):
+        audit_experiment(bounded(0.01), None, tmp_path / "none", canaries=CANARIES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mechanism": "laplace"}, {"mode": "secure"}, {"placement": "local"}, {"adaptive-clip": {}}],
+    ids=lambda change: next(iter(change)),
+)
+def test_claims_that_canaries_cannot_test_are_explained(change):
+    private = {**PRIVATE, "privacy": {**PRIVATE["privacy"], **change}}
+    with pytest.raises(ExperimentError, match=f"privacy.{next(iter(change))}"):
+        claim_of(load({**AUDITED, **private}), 100)
+
+
+def test_an_experiment_without_a_claim_needs_one(tmp_path):
+    with pytest.raises(ExperimentError, match="claims no privacy"):
+        audit_experiment(audited(), None, tmp_path)
+
+
+def test_a_claim_far_below_the_truth_is_refuted_by_a_bound(tmp_path):
+    found = audit(tmp_path, "strategy.std=0.001", claim=Claim(CLIP, STD, epsilon=1.0))
+    assert found.runs[0].epsilon_verdict == "FAIL"
+    assert any("lower bound" in reason and "final" in reason for reason in found.reasons())
+
+
+def test_without_canaries_clients_train_as_ever():
+    experiment = with_canaries(audited(), CanaryPlan(first=60, count=8, magnitude=1.0), seed=4)
+    population = Population.of(experiment)
+    assert population.partition.training_clients[-8:].tolist() == list(range(60, 68))
+    assert (
+        experiment.step.options["base"] == "sgd"
+        and experiment.step.options["learning-rate"] == 0.01
+    )
+    assert experiment.strategy == audited().strategy and experiment.sampler == audited().sampler
+
+
+def test_finished_runs_are_taken_and_broken_ones_refused(tmp_path):
+    first = audit(tmp_path, "rounds=3")
+    assert audit(tmp_path, "rounds=3").table() == first.table()
+    run = tmp_path / "run-01"
+    (run / "result.json").unlink()
+    (run / "status.json").write_text('{"state": "interrupted", "round": 2}')
+    max(run.glob("checkpoints/*.npz")).unlink()
+    with pytest.raises(RunError, match="broken off"):
+        audit(tmp_path, "rounds=3")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("engine.name=flower", "cannot be watched"),
+        ("sampler.name=test_audit:Odd", "no rate"),
+        (
+            (
+                "strategy={name='two-stage', stage-one={rounds=3, strategy={name='reptile',"
+                " server-lr=5.0}}}"
+            ),
+            "has phases",
+        ),
+        ("strategy={name='popularity-start'}", "has phases"),
+        ("strategy={name='reptile', anneal-rounds=24}", "rate is 0"),
+    ],
+)
+def test_what_cannot_be_audited_is_explained(tmp_path, override, problem):
+    with pytest.raises(ExperimentError, match=problem):
+        audit(tmp_path, override)
+
+
+from server.samplers.base import Sampler  # noqa: E402
+
+
+class Odd(Sampler):
+    """A sampler that says nothing of its rate."""
+
+    def draw(self, random):
+        return self.clients[:5]
+
+
+@pytest.fixture
+def fedrec(capsys, monkeypatch, tmp_path):
+    """Calls the command line in this process: exit status, standard output, standard error."""
+    file = tmp_path / "audited.toml"
+    file.write_text(load(AUDITED).toml())
+
+    def call(*arguments):
+        monkeypatch.setattr(
+            sys, "argv", ["fedrec", *(str(file) if a == "FILE" else str(a) for a in arguments)]
+        )
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+AUDIT = ("audit", "FILE", "--clip", CLIP, "--noise-std", STD, "--canaries", CANARIES)
+
+
+def test_command_fails_loudly(fedrec, tmp_path):
+    code, out, err = fedrec(*AUDIT, "--output", tmp_path / "out", "--quiet", "--set", "rounds=10")
+    assert code == 1 and "FAIL" in out and "no clip" in err and "WRONG run 1 reach" in out
+    saved = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert saved["verdict"] == "FAIL" and saved["mechanism"]["clip"] == CLIP
+
+
+def test_command_gives_json_and_a_clean_exit(fedrec, tmp_path):
+    code, out, _ = fedrec(
+        *AUDIT, "--overshoot", 1, "-o", tmp_path / "out", "--json", "--set", "rounds=10"
+    )
+    found = json.loads(out)
+    assert code == 0 and found["verdict"] == "PASS" and found["reasons"] == []
+    assert {score["observer"] for score in found["runs"][0]["scores"]} == {
+        "final",
+        "trace",
+        "known",
+    }
+
+
+def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
+    plain = (
+        "--set",
+        "strategy.name=reptile",
+        "--set",
+        "rounds=2",
+        "--set",
+        "sampler.cohort=5",
+        "-q",
+    )
+    code, out, _ = fedrec(
+        "attack", "lira", "FILE", "--shadows", 4, "-o", tmp_path / "lira", "--epsilon", 1, *plain
+    )
+    assert code == 0 and "balanced accuracy" in out and "DP ceiling" in out and "0.731" in out
+    assert json.loads((tmp_path / "lira" / "attack.json").read_text())["options"]["shadows"] == 4
+    arguments = (
+        "--shadow-users",
+        20,
+        "--encoding",
+        "multi-hot",
+        "-o",
+        tmp_path / "paper",
+        "--json",
+        *plain,
+    )
+    code, out, _ = fedrec("attack", "membership", "FILE", *arguments)
+    found = json.loads(out)
+    assert (
+        code == 0
+        and found["success"]["members"] == 14
+        and found["options"]["encoding"] == "multi-hot"
+    )
+
+
+def test_wrong_options_are_explained(fedrec):
+    code, _, err = fedrec("attack", "membership", "FILE", "--encoding", "pool")
+    assert code == 2 and "did you mean 'pooled'" in err
+    code, _, err = fedrec("attack", "lira", "FILE", "--shadows", 5)
+    assert code == 2 and "shadow systems" in err

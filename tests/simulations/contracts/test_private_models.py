@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a model holds for one that keeps parameters on the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedrec.models.mf import Mf
+from fedrec.testing import ModelContract
+
+
+class TestPrivateUserVectors(ModelContract):
+    """Matrix factorization whose user vectors and biases stay where they are."""
+
+    component = Mf
+    experiment = {"step": {"name": "sgd", "private-parameters": ["user.*"], "epochs": 2}}  # noqa: RUF012
+
+
+def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch, tmp_path):
+    """Blocks that forget what a client keeps are found out."""
+    from simulations.contracts import model as contract
+
+    calls = iter((1.0, 1.0, 2.0))
+    kept = contract._kept
+
+    def other(node):
+        factor = next(calls)
+        return {name: factor * value for name, value in kept(node).items()}
+
+    monkeypatch.setattr(contract, "_kept", other)
+    with pytest.raises(AssertionError):
+        TestPrivateUserVectors().test_clients_together_learn_what_they_learn_one_by_one(tmp_path)

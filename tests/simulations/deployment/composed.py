@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment in real containers for tests, and hands to kill them with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+import tomli_w
+
+from fedrec.experiment.loading import load
+from simulations import runner
+from simulations.deployment import launch
+from simulations.deployment.compose import IMAGE, NGINX
+from simulations.deployment.initialise import initialise
+from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.shards import cut_for
+from tests.simulations.deployment.federation import free_ports, parameters_in, until
+
+RUNS = "/var/lib/fedrec/runs"
+
+
+def skip_without_an_engine():
+    """Skip unless a Docker engine runs here, has the images, and docker compose is there; gives its
+    command."""
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "info"], capture_output=True).returncode
+    ):
+        pytest.skip("no Docker engine runs here")
+    for image in (IMAGE, NGINX):
+        if subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
+            pytest.skip(f"the Docker engine has no image {image}")
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if (
+            shutil.which(command[0])
+            and not subprocess.run([*command, "version"], capture_output=True).returncode
+        ):
+            return command
+    pytest.skip("there is no docker compose")
+
+
+class Composed:
+    """A deployment whose processes are containers; nodes hold the shards of an experiment's
+    dataset."""
+
+    def __init__(self, path, table, command, nodes=2):
+        self.path, self.table, self._command = path, table, command
+        made = initialise(path, DeploymentConfig.parse({"nodes": nodes, "port": free_ports(1)[0]}))
+        (path / "experiment.toml").write_text(tomli_w.dumps(table))
+        cut_for(made, load(table))
+        self._project = f"fedrec-test-{os.getpid()}"
+
+    def compose(self, *arguments, timeout=300):
+        """One command of docker compose; gives its exit status and what it printed."""
+        done = subprocess.run(
+            [*self._command, "-p", self._project, *map(str, arguments)],
+            cwd=self.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+        return done.returncode, done.stdout
+
+    def done(self, *arguments, timeout=300):
+        """What a command printed that must go well."""
+        status, output = self.compose(*arguments, timeout=timeout)
+        assert status == 0, output
+        return output
+
+    def operator(self, *arguments, timeout=300):
+        """A command of the operator, such as `deploy register /deployment`."""
+        return self.compose("run", "--rm", "-T", "operator", "deploy", *arguments, timeout=timeout)
+
+    def run(self, name, *overrides, timeout=300):
+        """An experiment to its end; gives the exit status and what was printed."""
+        return self.operator(*self._run(name, overrides), timeout=timeout)
+
+    def start_run(self, name, *overrides):
+        """An experiment in the background."""
+        arguments = ["run", "--rm", "-T", "operator", "deploy", *self._run(name, overrides)]
+        return subprocess.Popen(
+            [*self._command, "-p", self._project, *arguments],
+            cwd=self.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _run(self, name, overrides):
+        changes = [word for change in overrides for word in ("--set", change)]
+        return [
+            "run",
+            "/deployment",
+            "/deployment/experiment.toml",
+            "-o",
+            f"{RUNS}/{name}",
+            *changes,
+        ]
+
+    def container(self, service):
+        """What the engine knows of a service's container."""
+        identifier = self.done("ps", "-q", service).strip()
+        return json.loads(subprocess.check_output(["docker", "inspect", identifier]))[0]
+
+    def kill(self, service):
+        """Kill the processes of a container from outside; by `docker kill` it would not be started
+        again."""
+        os.kill(self.container(service)["State"]["Pid"], signal.SIGKILL)
+
+    def is_back(self, service, after):
+        """Whether a container that was killed runs again; `after` is how often it had been started
+        again before."""
+        state = self.container(service)
+        return state["RestartCount"] > after and state["State"]["Running"]
+
+    def copy(self, name, to):
+        """A copy of a run folder out of its volume."""
+        source = f"{self.container('serverapp')['Id']}:{RUNS}/{name}"
+        subprocess.run(["docker", "cp", source, str(to)], check=True, capture_output=True)
+        return to
+
+    def rounds(self, name):
+        """Rounds that the run folder reports."""
+        status, output = self.compose("exec", "-T", "serverapp", "cat", f"{RUNS}/{name}/rounds.csv")
+        return max(0, len(output.splitlines()) - 1) if status == 0 else 0
+
+    def simulated(self, folder, *overrides):
+        """Parameters of the same run as a simulation."""
+        table = launch.settled(self.table, overrides).table()
+        table["engine"] |= {"name": "serial", "nodes": 2}
+        runner.run(table, output=folder)
+        return parameters_in(folder)
+
+    def well(self):
+        """Names of the containers that say they are well."""
+        states = {
+            name: self.container(name)["State"]
+            for name in self.done("config", "--services").split()
+            if name != "operator"
+        }
+        return {
+            name
+            for name, state in states.items()
+            if state.get("Health", {}).get("Status") == "healthy"
+        }
+
+    def wait_until(self, condition, what, timeout=240):
+        until(condition, timeout, what=what, pause=1.0)
+
+    def down(self):
+        return self.compose("down", "--volumes", "--timeout", "10")

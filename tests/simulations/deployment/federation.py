@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment on loopback for tests: real processes with the flags of a real one, and hands to
+kill them with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from fedrec.errors import FedrecError
+from fedrec.experiment.loading import load
+from fedrec.runs.folder import RunFolder
+from simulations import runner
+from simulations.deployment import launch, operator
+from simulations.deployment.initialise import add_nodes, initialise
+from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.shards import cut_for
+
+FEDREC = (sys.executable, "-m", "simulations.cli")
+
+
+def free_ports(count):
+    """So many ports in a row that nobody listens on, none of those that the system gives to
+    outgoing connections."""
+    for _ in range(200):
+        ports = range(first := random.randrange(10_000, 32_000 - count), first + count)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return list(ports)
+    raise AssertionError("no free ports on 127.0.0.1")
+
+
+class Federation:
+    """A deployment whose nodes hold the shards of an experiment's dataset."""
+
+    def __init__(self, path, table, nodes=2, **settings):
+        self.path, self.table = path, table
+        door, superlink, first, *_ = free_ports(nodes + 2)
+        ports = {"port": door, "superlink-port": superlink, "node-port": first}
+        self.deployment = initialise(
+            path, DeploymentConfig.parse({"nodes": nodes, "proxy": "python", **ports, **settings})
+        )
+        self.experiment_file = path / "experiment.toml"
+        self.experiment_file.write_text(tomli_w.dumps(table))
+        self.deployment = cut_for(self.deployment, load(table)).changed(
+            most_clients=100
+        )  # so that an enemy may lie
+        self.others = []
+
+    def up(self):
+        operator.up(self.deployment, wait=300)
+        return self
+
+    def down(self):
+        for other in self.others:
+            if other.poll() is None:
+                other.terminate()
+        for other in self.others:
+            try:
+                other.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                other.kill()
+        operator.down(self.deployment)
+
+    def environment(self):
+        root = str(Path(__file__).resolve().parents[3])
+        return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+
+    def start_run(self, name, *overrides):
+        """Hand a run to the SuperLink, as `fedrec deploy run` does; its run folder is
+        `runs/NAME`."""
+        folder = RunFolder.create(launch.settled(self.table, overrides), self.folder(name))
+        return Run(folder, launch.start(self.deployment, folder))
+
+    def start_again(self, name):
+        """Hand a run that was broken off to the SuperLink, as `fedrec deploy resume` does."""
+        folder = launch.resumable(self.folder(name))
+        return Run(folder, launch.start(self.deployment, folder))
+
+    def wait_for(self, run, timeout=400):
+        """Wait for a run's end; gives whether it finished, and why not."""
+        until(
+            lambda: self._status(run).startswith("finished"),
+            timeout,
+            what=f"the end of {run.folder.path.name}",
+        )
+        try:
+            launch.wait(self.deployment, run.folder, run.identifier)
+        except FedrecError as error:
+            return False, str(error)
+        return True, run.folder.log_file.read_text()
+
+    def run(self, name, *overrides, timeout=400):
+        """A run to its end; gives whether it finished, and why not."""
+        return self.wait_for(self.start_run(name, *overrides), timeout)
+
+    def _status(self, run):
+        with self.control() as control:
+            return next(
+                (state.status for state in control.runs() if state.run == run.identifier), "unknown"
+            )
+
+    def command(self, *arguments):
+        """A command of `fedrec deploy` in the background."""
+        return self.start([*FEDREC, "deploy", *map(str, arguments)])
+
+    def simulated(self, folder, *overrides):
+        """Parameters of the same run as a simulation: what undisturbed nodes give, by another
+        engine."""
+        table = launch.settled(self.table, overrides).table()
+        table["engine"] |= {"name": "serial", "nodes": 2}
+        runner.run(table, output=folder)
+        return parameters_in(folder)
+
+    def start(self, command):
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment(),
+        )
+        self.others.append(process)
+        return process
+
+    @staticmethod
+    def finish(process, timeout=400):
+        """Wait for the end of a command; gives its exit status and what it printed."""
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            raise AssertionError(f"no end within {timeout} s:\n{output}") from None
+        return process.returncode, output
+
+    def client(self, number, *arguments, superlink=None):
+        """`fedrec client` with the folder of a node, in the background."""
+        command = [*FEDREC, "client", "--join", str(self.deployment.node(number)), *arguments]
+        return self.start(
+            [
+                *command,
+                "--superlink",
+                superlink or self.deployment.door,
+                "--port",
+                str(free_ports(1)[0]),
+            ]
+        )
+
+    def add_node(self):
+        """A further node with registered keys; gives its number."""
+        self.deployment = add_nodes(self.deployment, 1)
+        operator.register_nodes(self.deployment)
+        return self.deployment.settings.nodes
+
+    def folder(self, name):
+        return self.path / "runs" / name
+
+    def log(self, name):
+        file = self.folder(name) / "log.txt"
+        return file.read_text() if file.exists() else ""
+
+    def rounds(self, name):
+        """Rounds that the run folder reports."""
+        file = self.folder(name) / "rounds.csv"
+        return max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
+
+    def parameters(self, name):
+        """Parameters in the newest checkpoint, with numpy alone."""
+        return parameters_in(self.folder(name))
+
+    def clients(self, name):
+        """Number of clients that answered, by round."""
+        return pd.read_csv(self.folder(name) / "rounds.csv")["num-clients"].tolist()
+
+    def charges(self, name):
+        """Lines of the privacy ledger."""
+        return (self.folder(name) / "privacy.jsonl").read_text().splitlines()
+
+    def pid(self, name, node=None):
+        """Process id of a server's process, or of a node's."""
+        logs = self.deployment.logs if node is None else self.deployment.logs / "nodes"
+        name = name if node is None else f"node-{node}/{name}"
+        return json.loads((logs / "processes.json").read_text())["processes"][name]["pid"]
+
+    def answers(self, name):
+        """Whether a process of the server has been started again since it was killed, and is
+        well."""
+        found = next(state for state in operator.states(self.deployment) if state.name == name)
+        return found.healthy and found.restarts > 0
+
+    def kill(self, name, node=None):
+        os.kill(self.pid(name, node), signal.SIGKILL)
+
+    def children(self, name, node=None):
+        """Process ids of what a process has started and that still runs."""
+        parent = self.pid(name, node)
+        return [
+            int(file.parent.name)
+            for file in Path("/proc").glob("[0-9]*/stat")
+            if _parent(file) == parent
+        ]
+
+    def control(self):
+        from simulations.deployment.flower.control import Control
+
+        return contextlib.closing(Control(self.deployment.superlink, self.deployment.authority))
+
+    def online(self):
+        with self.control() as control:
+            return sum(node.status == "online" for node in control.nodes())
+
+    def stop_runs(self):
+        """End all runs."""
+        until(lambda: not self._unfinished(stop=True), what="the end of all runs")
+
+    def _unfinished(self, stop):
+        with self.control() as control:
+            found = [run.run for run in control.runs() if not run.status.startswith("finished")]
+            for run in found if stop else ():
+                control.stop(run)
+            return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on a federation."""
+
+    folder: RunFolder
+    identifier: int
+
+
+def parameters_in(folder):
+    with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
+        return {key: file[key] for key in file.files if key.startswith("param")}
+
+
+def _parent(stat_file):
+    try:
+        return int(stat_file.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+def until(condition, timeout=240, what="it", pause=0.2):
+    """Wait until something is true."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            httpx.HTTPError,
+        ):  # as while a process is being started again
+            pass
+        time.sleep(pause)
+    raise AssertionError(f"{what} did not happen within {timeout} s")

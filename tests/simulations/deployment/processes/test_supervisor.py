@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: starts again what ends, waits for what must be there first, leaves nothing
+behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulations.deployment.federation import until
+
+SLEEPER = "import subprocess, sys, time; print('up', flush=True); "
+SLEEPER += (
+    "c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+)
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+SUPERVISE = f"""
+import sys
+from pathlib import Path
+from simulations.deployment.processes.commands import Process
+from simulations.deployment.processes.supervisor import Supervisor
+folder = Path(sys.argv[1])
+Supervisor([
+    Process("steady", (sys.executable, "-c", {SLEEPER!r})),
+    Process("quitter", (sys.executable, "-c", "print('again')")),
+    Process("later", (sys.executable, "-c", {SLEEPER!r}), after=folder / "go"),
+    Process("deaf", (sys.executable, "-c", {DEAF!r})),
+], folder / "logs", patience=1.0).run()
+"""
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """A running supervisor and the folder of its logs."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], env=environment)
+    yield process, tmp_path
+    if process.poll() is None:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def table(folder):
+    return json.loads((folder / "logs" / "processes.json").read_text())["processes"]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid):
+    return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/stat") if _parent(p) == pid]
+
+
+def _parent(stat_file):
+    try:
+        return int(stat_file.read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+@pytest.mark.slow
+def test_it_starts_again_what_ends_and_stops_everything(supervised):
+    process, folder = supervised
+    until(lambda: table(folder)["quitter"]["restarts"] >= 2, what="two restarts")
+    assert "later" not in table(folder)
+    (folder / "go").touch()
+    until(lambda: "later" in table(folder), what="the process that waits")
+    steady = table(folder)["steady"]["pid"]
+    until(lambda: children(steady), what="its child")
+    orphans = children(steady)
+    os.kill(steady, signal.SIGKILL)
+    until(lambda: table(folder)["steady"]["pid"] != steady, what="a new one")
+    until(
+        lambda: not any(alive(pid) for pid in orphans),
+        what="the end of what the old one had started",
+    )
+    until(lambda: children(table(folder)["steady"]["pid"]), what="its child")
+    assert stat.S_IMODE((folder / "logs" / "processes.json").stat().st_mode) == 0o600
+    assert (folder / "logs" / "quitter.txt").read_text().splitlines()[:2] == ["again", "again"]
+    pids = [entry["pid"] for entry in table(folder).values()]
+    everybody = pids + [child for pid in pids for child in children(pid)]
+    process.terminate()
+    process.wait(timeout=20)
+    assert (
+        not [pid for pid in everybody if alive(pid)]
+        and not (folder / "logs" / "processes.json").exists()
+    )
+
+
+def test_when_it_is_killed_its_processes_end_too(supervised):
+    process, folder = supervised
+    until(lambda: "steady" in table(folder), what="a process")
+    pid = table(folder)["steady"]["pid"]
+    deaf = table(folder)["deaf"]["pid"]
+    process.kill()
+    process.wait()
+    until(lambda: not alive(pid), timeout=20, what="its end")
+    os.kill(deaf, signal.SIGKILL)  # one that does not listen must be ended by hand

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compose file: what docker-compose accepts, flags that Flower's own parsers take, and who
+reaches whom."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clients.device.device_node import _identity
+from fedrec.errors import EngineError, RefusalError
+from simulations.cli import main
+from simulations.deployment.compose import compose, node_flags
+from simulations.deployment.initialise import add_nodes, initialise
+from simulations.deployment.layout import DeploymentConfig
+from simulations.deployment.processes.commands import refuse_root_in_a_container
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def table():
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_the_file_at_the_top_is_the_one_that_is_made_for_two_nodes():
+    assert (ROOT / "docker-compose.yml").read_text() == compose(2)
+
+
+def parsed(module, function, flags):
+    parser = getattr(importlib.import_module(module), function)()
+    return parser.parse_args([str(flag) for flag in flags])
+
+
+def test_flowers_parsers_take_our_flags(table):
+    services = table["services"]
+    link = parsed(
+        "flwr.superlink.cli.flower_superlink",
+        "_parse_args_run_superlink",
+        services["superlink"]["command"],
+    )
+    assert (
+        link.enable_supernode_auth
+        and link.isolation == "process"
+        and link.ssl_keyfile
+        and link.database
+    )
+    assert not getattr(link, "insecure", False)
+    executor = parsed(
+        "flwr.supercore.cli.flower_superexec", "_parse_args", services["serverapp"]["command"]
+    )
+    assert executor.superexec_auth_secret_file and executor.root_certificates
+    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", node_flags())
+    assert (
+        node.auth_supernode_private_key == "/join/node.key"
+        and node.isolation == "process"
+        and not node.insecure
+    )
+
+
+def networks(service):
+    return set(service["networks"])
+
+
+def test_only_the_door_is_reached_from_outside(table):
+    services = table["services"]
+    published = [name for name, service in services.items() if service.get("ports")]
+    assert published == ["door"]
+    inside = {name for name, service in services.items() if "inside" in networks(service)}
+    assert inside == {"superlink", "serverapp", "door", "operator"}
+    assert table["networks"]["inside"] == {"internal": True}
+    for number in (1, 2):
+        executor = services[f"clientapp-{number}"]
+        assert (
+            networks(executor) == {f"node-{number}"}
+            and table["networks"][f"node-{number}"]["internal"]
+        )
+        assert networks(services[f"supernode-{number}"]) == {"outside", f"node-{number}"}
+
+
+def test_what_speaks_to_the_outside_does_not_see_the_data_and_what_sees_them_not_its_key(table):
+    for number in (1, 2):
+        supernode, executor = (
+            table["services"][f"{part}-{number}"] for part in ("supernode", "clientapp")
+        )
+        assert not any("data.csv" in volume for volume in supernode["volumes"])
+        assert any(
+            f"node-{number}/data.csv:/data/data.csv:ro" in volume for volume in executor["volumes"]
+        )
+        sources = [
+            [secret["source"] for secret in part["secrets"]] for part in (supernode, executor)
+        ]
+        assert sources == [[f"node-{number}-node.key"], [f"node-{number}-signing.key"]]
+        kept = {volume.partition(":")[0] for volume in executor["volumes"]}
+        assert f"node-{number}-state" in kept and not any(
+            f"-{number}-state" in v for v in supernode["volumes"]
+        )
+
+
+def test_containers_are_not_root_hold_nothing_and_are_started_again(table):
+    for name, service in table["services"].items():
+        assert service["user"] == "${FEDREC_UID:-10001}:${FEDREC_GID:-10001}", name
+        assert service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert service["restart"] == ("no" if name == "operator" else "unless-stopped")
+        assert name == "operator" or service["healthcheck"]["test"][0] == "CMD"
+        assert ":" in service["image"] and not service["image"].endswith(":latest")
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("FROM") and line != "FROM scratch":
+            assert ":" in line and "latest" not in line
+    assert "USER fedrec" in (ROOT / "Dockerfile").read_text()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored and "**/*.key" in ignored
+
+
+def test_everything_that_is_mounted_is_made_by_init(table, tmp_path):
+    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
+    for secret in table["secrets"].values():
+        assert (made.path / secret["file"].split("}/")[1]).is_file(), secret
+    own = yaml.safe_load((made.path / "docker-compose.yml").read_text())
+    for secret in own["secrets"].values():
+        assert (made.path / secret["file"]).is_file()
+    assert own["services"].keys() == table["services"].keys()
+    assert (made.path / "server" / "nginx-compose.conf").is_file()
+    text = (made.path / "docker-compose.yml").read_text()
+    for file in made.path.rglob("*.key"):
+        assert file.read_text() not in text
+
+
+def settings_in(file):
+    return dict(line.split("=", 1) for line in file.read_text().splitlines())
+
+
+def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        os, "chown", lambda path, user, group, **_: given.update({Path(path).resolve(): user})
+    )
+    for user, wanted in ((1234, "1234"), (0, "10001")):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        monkeypatch.setattr(os, "getgid", lambda user=user: user)
+        made = initialise(tmp_path / wanted, DeploymentConfig.parse({"nodes": 1}, at="deployment"))
+        found = settings_in(made.path / ".env")
+        assert found["FEDREC_UID"] == found["FEDREC_GID"] == wanted
+        assert found["FEDREC_DEPLOYMENT"] == f"'{made.path}'"
+        assert bool(given) is (user == 0)
+    for file in (
+        "ca.crt",
+        "server/superlink.key",
+        "server/door.key",
+        "nodes/node-1/signing.key",
+        "nodes/node-1",
+    ):
+        assert given[made.path / file] == 10001
+    assert made.authority_key not in given and made.authority_key.parent not in given
+
+
+def test_compose_writes_the_file_for_another_folder(tmp_path, monkeypatch):
+    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 3}, at="deployment"))
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["fedrec", "deploy", "compose", str(made.path), "--into", str(tmp_path / "here")],
+    )
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    table = yaml.safe_load((tmp_path / "here" / "docker-compose.yml").read_text())
+    assert "supernode-3" in table["services"]
+    assert all(
+        secret["file"].startswith("${FEDREC_DEPLOYMENT:?") for secret in table["secrets"].values()
+    )
+    assert settings_in(tmp_path / "here" / ".env")["FEDREC_DEPLOYMENT"] == f"'{made.path}'"
+
+
+def test_root_in_a_container_is_refused(monkeypatch):
+    monkeypatch.setenv("FEDREC_CONTAINER", "1")
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    refuse_root_in_a_container()
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    with pytest.raises(EngineError, match="do not run as root"):
+        refuse_root_in_a_container()
+
+
+def test_docker_compose_accepts_it(tmp_path):
+    """By whichever docker compose is here; it needs no engine for that."""
+    commands = [["docker-compose"], ["docker", "compose"]]
+    here = [
+        c
+        for c in commands
+        if shutil.which(c[0])
+        and not subprocess.run([*c, "version"], capture_output=True).returncode
+    ]
+    if not here:
+        pytest.skip("no docker compose here")
+    for command in here:
+        done = subprocess.run(
+            [*command, "-f", str(ROOT / "docker-compose.yml"), "config", "-q"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "FEDREC_DEPLOYMENT": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_nodes_of_an_older_version_get_the_keys_that_they_lack(tmp_path):
+    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
+    (made.node(1) / "signing.key").unlink()
+    kept = (made.node(2) / "signing.key").read_bytes()
+    with pytest.raises(RefusalError, match="cannot prove itself") as error:
+        _identity(made.node(1))
+    assert "fedrec deploy add-nodes DEPLOYMENT 0" in error.value.fix
+    assert add_nodes(made, 0).settings.nodes == 2
+    one, other = _identity(made.node(1)), _identity(made.node(2))
+    assert other.author(one.proof(b"it is me"), b"it is me")
+    assert (made.node(2) / "signing.key").read_bytes() == kept

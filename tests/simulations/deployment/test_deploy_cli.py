@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of a deployment, as far as they need no processes: what init makes, and what is
+refused."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedrec.errors import DataError, EngineError, ExperimentError, RunError
+from fedrec.experiment.loading import load
+from simulations.cli import app
+from simulations.deployment import launch, operator
+from simulations.deployment.client import client_processes, plan_of, prepare
+from simulations.deployment.layout import Deployment, DeploymentConfig
+from simulations.deployment.pki.keys import private_folder
+from simulations.deployment.processes.commands import node_process, server_processes
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A deployment folder with three nodes."""
+    settings = [
+        "--nodes",
+        "3",
+        "--host",
+        "fl.example.org",
+        "--host",
+        "10.0.0.7",
+        "--proxy",
+        "python",
+    ]
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), *settings])
+    assert done.exit_code == 0, done.output
+    return Deployment(tmp_path / "d")
+
+
+def test_init_makes_keys_that_only_the_owner_reads(made):
+    private = [made.authority_key, *made.server.glob("*.key"), *made.server.glob("*.secret")]
+    private += [folder / "node.key" for folder in made.node_folders()]
+    assert len(private) == 7
+    for file in private:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    keys = [(folder / "node.key").read_bytes() for folder in made.node_folders()]
+    assert len(set(keys)) == 3
+    for folder in made.node_folders():
+        assert (folder / "ca.crt").read_bytes() == made.authority.read_bytes()
+    assert not list(made.node(1).glob("ca.key")) and made.door == "fl.example.org:8443"
+
+
+def test_init_refuses_a_folder_with_something_in_it(made):
+    done = CliRunner().invoke(app, ["deploy", "init", str(made.path)])
+    assert isinstance(done.exception, RunError) and "not empty" in str(done.exception)
+
+
+def test_another_folder_is_no_deployment(tmp_path):
+    with pytest.raises(RunError, match="fedrec deploy init"):
+        Deployment(tmp_path)
+
+
+def test_nodes_may_be_added(made):
+    CliRunner().invoke(app, ["deploy", "add-nodes", str(made.path), "2"])
+    grown = Deployment(made.path)
+    assert grown.settings.nodes == 5 and all(
+        (folder / "node.key").is_file() for folder in grown.node_folders()
+    )
+    assert "supernode-5" in (grown.path / "docker-compose.yml").read_text()
+
+
+def test_the_superlink_listens_on_this_machine_only_and_asks_for_keys_and_secrets(made):
+    link, executor, door = server_processes(made)
+    text = " ".join(link.command)
+    for flag in (
+        "--host 127.0.0.1",
+        "--enable-supernode-auth",
+        "--isolation process",
+        "--superexec-auth-secret-file",
+    ):
+        assert flag in text
+    assert "--insecure" not in text and "--superexec-auth-secret-file" in executor.command
+    assert "--upstream 127.0.0.1:18000" in " ".join(door.command)
+    (nodes,) = node_process(made)
+    assert nodes.after == made.registered and not made.registered.exists()
+
+
+def test_nothing_runs_before_up(made):
+    assert operator.supervisor_of(made) is None and operator.down(made) is False
+    assert all(state.pid is None and not state.healthy for state in operator.states(made))
+
+
+def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tmp_path):
+    (tmp_path / "mine.csv").write_text("user,item\na,b\n")
+    plan = plan_of(made.node(2), made.door, data=tmp_path / "mine.csv", settings=["most-rounds=7"])
+    prepare(plan)
+    supernode, executor = client_processes(plan)
+    said = " ".join(supernode.command)
+    assert (
+        "--auth-supernode-private-key" in said
+        and "--insecure" not in said
+        and "--isolation process" in said
+    )
+    assert f'data="{tmp_path}/mine.csv"' in said and "most-rounds=7" in said
+    assert "node.key" not in " ".join(executor.command)
+    for file in (plan.state / "meeting").iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not (plan.state / "meeting" / "ca.key").exists()
+    secret = (plan.state / "meeting" / "node.secret").read_bytes()
+    prepare(plan)
+    assert (plan.state / "meeting" / "node.secret").read_bytes() == secret
+
+
+def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
+    with pytest.raises(DataError, match="no data file"):
+        prepare(plan_of(made.node(1), made.door, data=tmp_path / "none.csv"))
+    with pytest.raises(DataError, match="no data file"):  # else the server would name one
+        prepare(plan_of(made.node(1), made.door))
+    with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
+        prepare(plan_of(made.node(1), made.door, data=Path(__file__), settings=["most-rounds=-1"]))
+    with pytest.raises(EngineError, match="folder to join with"):
+        prepare(plan_of(tmp_path, made.door))
+    (made.node(1) / "node.key").chmod(0o644)
+    with pytest.raises(EngineError, match="chmod 600"):
+        prepare(plan_of(made.node(1), made.door))
+
+
+def test_an_experiment_on_a_deployment_has_no_baselines_and_outlives_nodes(tiny_experiment):
+    settled = launch.settled(tiny_experiment())
+    assert (
+        settled.evaluation.baselines == ()
+        and settled.engine.name == "flower"
+        and settled.evaluation.every == 0
+    )
+    assert launch.settled(tiny_experiment(), ["evaluation.every=5"]).evaluation.every == 5
+    assert (
+        settled.engine.timeout == launch.DEADLINE
+        and settled.engine.max_failures == launch.MOST_FAILURES
+    )
+    own = launch.settled(tiny_experiment(), ["engine.timeout=7.0", "engine.max-failures=0.1"])
+    assert own.engine.timeout == 7.0 and own.engine.max_failures == 0.1
+    assert own.strategy == load(tiny_experiment()).strategy
+
+
+def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
+    tiny_experiment, tmp_path
+):
+    from fedrec.runs.folder import RunFolder
+
+    one, other = (
+        RunFolder.create(launch.settled(tiny_experiment()), tmp_path / name) for name in "ab"
+    )
+    assert launch.run_key(one) == launch.run_key(RunFolder(tmp_path / "a")) != launch.run_key(other)
+
+
+def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
+    from pathlib import Path
+
+    with open(Path(__file__).resolve().parents[3] / "pyproject.toml", "rb") as file:
+        keys = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+    assert {"resolved", "output", "deployment", "run"} <= keys.keys()
+
+
+@pytest.mark.parametrize(
+    "host", ["", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example.org."]
+)
+def test_a_host_that_is_none_is_told_and_leaves_nothing(tmp_path, host):
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), "--host", host])
+    assert isinstance(done.exception, ExperimentError) and "deployment.hosts" in str(done.exception)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    "host", ["fl.example.org", "10.0.0.1", "::1", "xn--exmple-cua.org", "localhost"]
+)
+def test_hosts_that_can_be(host):
+    assert DeploymentConfig.parse({"hosts": [host]}).hosts == (host,)
+
+
+@pytest.mark.parametrize("name", ["it's", 'a"b', "a;b", "a$b", "a{b", "a\nb"])
+def test_a_folder_that_other_programs_cannot_read_is_told_and_leaves_nothing(tmp_path, name):
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / name)])
+    assert isinstance(done.exception, RunError) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_not_widened(tmp_path):
+    (tmp_path / "d").mkdir(mode=0o500)
+    private_folder(tmp_path / "d")
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o500
+    (tmp_path / "d").chmod(0o755)
+    private_folder(tmp_path / "d")
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o700

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private parts of Flower that a deployment leans on: when a new version moves one, the test's
+name says which."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+)
+from flwr.supercore.object_store import ObjectStoreFactory
+
+from fedrec import __version__
+from fedrec.errors import ClientError, EngineError
+from fedrec.runtime.backoff import Backoff
+from server.deployed import grid
+from simulations.deployment.flower import executors, superlink, supernode
+from simulations.deployment.flower.pace import PacedTime
+from simulations.deployment.flower.pulls import quick
+from simulations.deployment.flower.unfinished import UnfinishedTasks
+from simulations.deployment.flower.work_signal import WorkSignal
+from simulations.deployment.processes.node import NODE_POLL, longest_poll, own_app
+
+
+def test_the_supernodes_loop_sleeps_through_its_module_time():
+    source = inspect.getsource(supernode.start_client_internal)
+    assert "time.sleep(3)" in source and "time.sleep(0.5)" in source
+    assert inspect.ismodule(supernode.start_client_internal.time)
+
+
+def test_the_heartbeats_interval_is_read_where_we_set_it():
+    for module in (supernode.heartbeat, supernode.fleet_http_connection):
+        assert module.HEARTBEAT_DEFAULT_INTERVAL == 30
+        assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(module)
+
+
+def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
+    codes = importlib.import_module("flwr.common.constant").ErrorCode
+    assert grid._EXPIRED == (codes.MESSAGE_UNAVAILABLE, codes.REPLY_MESSAGE_UNAVAILABLE)
+
+
+def test_an_upload_that_lost_its_place_is_begun_again():
+    assert grid._passes(ObjectPushError("a", 1, "b")) and not grid._passes(ValueError())
+
+
+def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
+    source = inspect.getsource(superlink.sql_corestate)
+    assert (
+        superlink.sql_corestate.HEARTBEAT_DEFAULT_INTERVAL == 30
+        and "HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT" in source
+    )
+
+
+def test_the_executor_asks_get_executor():
+    assert "get_executor(" in inspect.getsource(executors.run_superexec.run_superexec)
+    for name in ("get_eligible_capacity", "launch", "reconcile", "close"):
+        assert callable(
+            getattr(executors.ForkExecutor, name)
+        ) and f"executor.{name}" in inspect.getsource(executors.run_superexec) + inspect.getsource(
+            executors.run_superexec.AutoExecPlugin.__mro__[1]
+        )
+
+
+def test_a_message_is_worked_on_by_run_clientapp_with_an_exchangeable_app():
+    source = inspect.getsource(executors.run_clientapp.run_clientapp)
+    assert "get_load_client_app_fn(" in source and "install_from_fab(" in source
+
+
+def test_pieces_of_messages_are_pulled_by_functions_that_take_other_waits():
+    pullers = (supernode.start_client_internal.pull_objects, executors.http_grid.pull_objects)
+    for pull in (*pullers, executors.run_clientapp.pull_and_inflate_object_from_tree):
+        known = inspect.signature(pull).parameters
+        assert {"initial_backoff", "backoff_cap", "max_time"} <= known.keys() and known[
+            "initial_backoff"
+        ].default == 1
+    assert "pull_objects(" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
+    assert "except ObjectPullError" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
+    assert "pull_and_inflate_object_from_tree(" in inspect.getsource(
+        executors.run_clientapp.pull_task_input
+    )
+
+
+def test_the_serverapps_program_reads_its_arguments():
+    source = inspect.getsource(importlib.import_module("flwr.superlink.cli.flwr_serverapp"))
+    for flag in ("--runtime-api-address", "token", "root_certificates", "parent_pid"):
+        assert flag in source
+
+
+def test_a_piece_that_never_comes_is_given_up():
+    """Flower's function, with our waits: an error after the time we set, and not after two
+    hours."""
+
+    def missing(object_id):
+        raise ObjectUnavailableError(object_id)
+
+    pull = quick(executors.http_grid.pull_objects, max_time=0.2)
+    with pytest.raises(ObjectPullError):
+        pull(["a", "b"], missing)
+
+
+def test_the_superlinks_database_reads_its_patience_where_we_set_it():
+    assert "SQLITE_PRAGMAS" in inspect.getsource(superlink.sql_mixin._set_sqlite_pragmas)
+    assert dict(superlink.sql_mixin.SQLITE_PRAGMAS)["busy_timeout"] == "5000"
+
+
+def test_the_executor_makes_its_client_by_name():
+    assert "RuntimeHttpClient.from_server_address(" in inspect.getsource(
+        executors.run_superexec.run_superexec
+    )
+    assert "client.AcquireTask(" in inspect.getsource(executors.run_superexec.run_superexec)
+
+
+def test_sleeps_grow_until_there_is_work():
+    ramp = Backoff(0.1, 1.0, growth=2.0)
+    assert [ramp.next() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    ramp.restart()
+    assert ramp.next() == 0.1
+    slept = []
+    paced = PacedTime(lambda seconds: seconds / 2, sleep=slept.append)
+    paced.sleep(3)
+    assert slept == [1.5] and paced.monotonic() > 0
+
+
+def test_an_executor_asks_ever_more_rarely_until_there_is_work():
+    source = inspect.getsource(executors.run_superexec)
+    assert "time.sleep(task_poll_interval)" in source and inspect.ismodule(
+        executors.run_superexec.time
+    )
+    ramp = Backoff(0.1, 1.0)
+    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, ramp)
+    assert ramp.next() < ramp.next()
+    executor.launch(SimpleNamespace(task_id=1))
+    assert ramp.next() == 0.1
+    while executor._children:
+        executor.reconcile()
+
+
+def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
+    pace = supernode.NodePace(10.0)
+    idle = [pace(3) for _ in range(20)]
+    assert idle[0] == 0.1 and sorted(idle) == idle and idle[-1] == 10.0
+    looks = [pace(0.5) for _ in range(60)]
+    assert looks[0] == 0.03 and sorted(looks) == looks and looks[-1] == 0.5
+    assert pace(3) == 0.1 and pace(0.5) == 0.03
+
+
+def test_a_bell_ends_a_sleep_and_one_that_rang_before_it_too(tmp_path):
+    now, file = [0.0], tmp_path / "work-signal"
+
+    def pause(seconds):
+        if now[0] < 2.0 <= now[0] + seconds:
+            WorkSignal(file).ring()
+        now[0] += seconds
+
+    work_signal = WorkSignal(file, clock=lambda: now[0], pause=pause)
+    work_signal.sleep(1.0)
+    assert now[0] == pytest.approx(1.0)
+    work_signal.sleep(10.0)
+    woken = now[0]
+    assert 2.0 <= woken < 2.2
+    work_signal.sleep(1.0)
+    assert now[0] == pytest.approx(woken + 1.0)
+    os.utime(file, ns=(1, 1))  # rung while nobody slept
+    work_signal.sleep(1.0)
+    assert now[0] == pytest.approx(woken + 1.0)
+
+
+def test_a_bell_that_cannot_be_rung_leaves_whoever_sleeps_to_wake_up_alone(tmp_path):
+    slept = []
+    clock = iter(range(100))
+    for file in (None, tmp_path / "nowhere" / "work-signal"):
+        work_signal = WorkSignal(file, clock=lambda: next(clock), pause=slept.append)
+        work_signal.ring()
+        work_signal.sleep(2.0)
+    assert slept == [0.02, 0.02]
+
+
+def test_a_new_task_rings_the_bell(tmp_path, identity):
+    memory = supernode.AnsweringNodeState(
+        ObjectStoreFactory().store(), work_signal=WorkSignal(tmp_path / "work-signal")
+    )
+    assert not (tmp_path / "work-signal").exists()
+    memory.create_task(task_type=executors.TaskType.CLIENT_APP, run_id=1)
+    assert (tmp_path / "work-signal").exists()
+
+
+def test_how_rarely_an_idle_node_asks_is_set_in_the_environment(monkeypatch):
+    monkeypatch.delenv(NODE_POLL, raising=False)
+    assert longest_poll() == supernode.FLOWER_POLL == 3.0
+    monkeypatch.setenv(NODE_POLL, "12.5")
+    assert longest_poll() == 12.5
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "0.01"])
+def test_what_is_no_such_time_is_refused(monkeypatch, text):
+    monkeypatch.setenv(NODE_POLL, text)
+    with pytest.raises(EngineError, match=NODE_POLL) as refused:
+        longest_poll()
+    assert repr(text) in str(refused.value.text())
+
+
+@pytest.fixture
+def memory(identity):
+    """A SuperNode's memory, made as Flower makes it."""
+    supernode.nodestate_factory.InMemoryNodeState = supernode.AnsweringNodeState
+    try:
+        return supernode.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
+    finally:
+        supernode.nodestate_factory.InMemoryNodeState = supernode.InMemoryNodeState
+
+
+def received(memory, number):
+    """A message as the SuperNode's loop stores one, and the id of its task, which runs."""
+    message = Message(RecordDict(), 1, "train")
+    message.metadata.__dict__["_message_id"] = f"message-{number}"
+    task = memory.create_task(
+        task_type=executors.TaskType.CLIENT_APP, run_id=message.metadata.run_id
+    )
+    memory.store_message(message)
+    assert memory.claim_task(task) and memory.activate_task(task)
+    return message, task
+
+
+def replies(memory):
+    return memory.get_messages_legacy(is_reply=True)
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_a_clients_process_that_ended_without_an_answer_is_answered_for(memory, fetched):
+    message, task = received(memory, 1)
+    if fetched:
+        assert len(memory.get_messages_legacy(is_reply=False)) == 1
+    assert memory.finish_task(task, "failed", "killed")
+    (reply,) = replies(memory)
+    assert reply.has_error() and reply.metadata.reply_to_message_id == message.metadata.message_id
+    assert not replies(memory)
+
+
+def test_one_that_failed_with_an_answer_is_not_answered_for_again(memory):
+    message, task = received(memory, 1)
+    memory.get_messages_legacy(is_reply=False)
+    answer(memory, message, "own")
+    memory.finish_task(task, "failed", "later")
+    assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
+
+
+def test_one_that_fails_late_does_not_answer_the_next_message(memory):
+    first, task = received(memory, 1)
+    memory.delete_messages(message_ids=[first.metadata.message_id])  # as when its answer was sent
+    received(memory, 2)
+    memory.finish_task(task, "failed", "late")
+    assert not replies(memory)
+
+
+def answer(memory, message, name):
+    """The reply of a client's process."""
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = name
+    memory.store_message(reply)
+
+
+def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(memory):
+    """As when a run is stopped while its message arrives: the loop forgets it, its process answers
+    later."""
+    given_up, _ = received(memory, 1)
+    message, _ = received(memory, 2)
+    assert [m.metadata.message_id for m in memory.get_messages_legacy(is_reply=False)] == [
+        "message-2"
+    ]
+    answer(memory, given_up, "late")
+    assert not replies(memory)
+    answer(memory, message, "own")
+    assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
+
+
+def test_a_reply_that_was_there_before_the_next_message_is_gone_with_it(memory):
+    given_up, _ = received(memory, 1)
+    answer(memory, given_up, "late")
+    received(memory, 2)
+    assert not replies(memory)
+
+
+def test_what_is_done_is_not_kept(memory):
+    for number in range(20):
+        message, task = received(memory, number)
+        answer(memory, message, f"reply-{number}")
+        memory.finish_task(task, "completed", "")
+    assert len(memory.task_store) == 1 and len(memory.msg_store) <= 2
+    assert not memory.finish_task(task - 1, "failed", "late")
+
+
+def test_one_that_ended_well_needs_no_answer(memory):
+    _, task = received(memory, 1)
+    assert memory.finish_task(task, "completed", "") and not replies(memory)
+
+
+def test_a_node_runs_its_own_code_and_only_with_its_own_version():
+    assert isinstance(own_app("fedrec/fedrec", __version__, "whatever"), ClientApp)
+    if __version__ != "0+unknown":
+        with pytest.raises(ClientError, match="different versions"):
+            own_app("fedrec/fedrec", "99.0", "whatever")
+
+
+def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
+    assert "SqlLinkState(" in inspect.getsource(superlink.linkstate_factory.LinkStateFactory.state)
+    assert "self.store_message_ins(" in inspect.getsource(
+        superlink.SqlLinkState.store_message_and_object_tree
+    )
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A SuperLink's memory, and the pieces in it: `shared` belongs to both messages, `late` answers
+    the overdue one."""
+    store = ObjectStoreFactory().store()
+    names = {
+        name: get_object_id(name.encode()) for name in ("shared", "overdue", "answerable", "late")
+    }
+    for name in ("overdue", "answerable"):
+        store.preregister(
+            1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])])
+        )
+    store.preregister(1, ObjectTree(object_id=names["late"]))
+    state = superlink.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)  # type: ignore[arg-type]
+    state.initialize()
+    with state.session() as session:
+        session.add(superlink.MessageIns(message_id=names["overdue"], created_at=1000.0, ttl=99.0))
+        session.add(
+            superlink.MessageIns(message_id=names["answerable"], created_at=1000.0, ttl=101.0)
+        )
+        session.add(
+            superlink.MessageRes(message_id=names["late"], reply_to_message_id=names["overdue"])
+        )
+    return state, store, names
+
+
+def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_pieces(linked):
+    state, store, names = linked
+    state.forget_overdue(1100.0)
+    assert state.num_message_ins() == 1 and state.num_message_res() == 0
+    state.drop_pieces(time.monotonic() + 1)
+    assert {name for name in names if names[name] in store} == {"answerable", "shared"}
+    state.forget_overdue(1102.0)
+    state.drop_pieces(time.monotonic() + 1)
+    assert state.num_message_ins() == 0 and len(store) == 0
+
+
+def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
+    state, store, names = linked
+    before = time.monotonic()
+    state.delete_messages(
+        {names["overdue"]}
+    )  # as Flower does when it hands out the answer, before that is read
+    state.drop_pieces(before)
+    assert state.num_message_res() == 0 and len(store) == 4
+    store.delete(names["late"])  # as the reader does at last
+    state.drop_pieces(time.monotonic() + 1)
+    assert {name for name in names if names[name] in store} == {"answerable", "shared"}
+
+
+def test_what_is_done_seldom_is_done_once_in_a_while_and_never_twice_at_a_time():
+    now, done = [0.0], []
+    seldom = superlink.Seldom(1.0, clock=lambda: now[0])
+    for now[0] in (0.0, 0.5, 0.99, 1.0, 1.5):
+        seldom.run(lambda: (done.append(now[0]), seldom.run(lambda: done.append("inside")))[0])
+    assert done == [0.0, 1.0]
+    later = superlink.Seldom(1.0, at_once=False, clock=lambda: now[0])
+    later.run(lambda: done.append("too soon"))
+    assert done == [0.0, 1.0]
+    with pytest.raises(ZeroDivisionError):
+        superlink.Seldom(0.0).run(lambda: 1 / 0)
+
+
+def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monkeypatch):
+    state, written = linked[0], []
+    monkeypatch.setattr(
+        superlink.SqlLinkState, "store_traffic", lambda _, run, **b: written.append((run, b))
+    )
+    for run in (7, 7, 8):
+        state.store_traffic(run, bytes_sent=3, bytes_recv=5)
+    assert written == [(7, {"bytes_sent": 3, "bytes_recv": 5})]
+    state._enter_bytes()
+    assert written[1:] == [
+        (7, {"bytes_sent": 3, "bytes_recv": 5}),
+        (8, {"bytes_sent": 3, "bytes_recv": 5}),
+    ]
+    state._enter_bytes()
+    assert len(written) == 3
+
+
+def test_bytes_of_a_run_that_is_gone_are_dropped(linked):
+    state = linked[0]
+    state.store_traffic(7, bytes_sent=3, bytes_recv=5)  # Flower's own raises
+
+
+def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
+    state, looks = linked[0], []
+    monkeypatch.setattr(
+        superlink.SqlLinkState, "_cleanup_expired_task_tokens", lambda _: looks.append(1)
+    )
+    state._expiring = superlink.Seldom(superlink.SETTLING)
+    for _ in range(5):
+        state.get_tasks()
+    assert looks == [1]
+
+
+def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path, monkeypatch):
+    reported = []
+    monkeypatch.setattr(
+        executors, "_report_failure", lambda spec, why: reported.append((spec, why))
+    )
+    kind = executors.TaskType.SERVER_APP
+    task = executors.ExecutionSpec(kind, "a:1", "token", False, "ca.crt", False, 1, False, 7)
+    first = UnfinishedTasks(tmp_path / "unfinished")
+    first.add(task)
+    (note,) = (tmp_path / "unfinished").iterdir()
+    assert note.stat().st_mode & 0o077 == 0
+    (tmp_path / "unfinished" / "8.json").write_text("[")  # a note that was cut is left out
+    second = UnfinishedTasks(tmp_path / "unfinished")
+    executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
+    assert reported == [(task, "ended together with its executor")]
+    executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
+    assert len(reported) == 1
+
+
+def test_a_task_that_ended_is_no_longer_noted(tmp_path):
+    unfinished = UnfinishedTasks(tmp_path)
+    kind = executors.TaskType.SERVER_APP
+    task = executors.ExecutionSpec(kind, "a:1", "token", False, None, False, 1, False, 7)
+    executor = executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), unfinished)
+    executor.launch(task)
+    assert len(list(tmp_path.iterdir())) == 1
+    for _ in range(200):
+        executor.reconcile()
+        if not list(tmp_path.iterdir()):
+            break
+        time.sleep(0.02)
+    assert not list(tmp_path.iterdir())

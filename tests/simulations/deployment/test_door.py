@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door lets nodes' calls through and nothing else: our own proxy and nginx, by one table, over
+real TLS."""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import http.server
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+)
+
+from simulations.deployment.gateway.nginx import rules
+from simulations.deployment.pki.certificates import Authority
+from simulations.deployment.pki.keys import NodeKey, write_private
+from tests.simulations.deployment.federation import free_ports
+
+PASS = [
+    "/v1/fleet/pull-messages",
+    "/v1/fleet/activate-node",
+    "/v1/fleet/push-object",
+    "/v1/fleet/get-run",
+]
+REFUSE = [
+    "/",
+    "/v1/fleet",
+    "/v1/fleet/",
+    "/v1/control/start-run",
+    "/v1/control/register-node",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/..%2fcontrol/start-run",
+    "/v1/fleet/%2e%2e/control/start-run",
+    "/v1/fleet//../control/start-run",
+    "//v1/control/start-run",
+    "/v1/fleet/pull-messages/../../control/start-run",
+    "/v1/fleet/pull-messages;/../../control/start-run",
+    "/v1/fleet/pull-messages%00",
+    "/v1/fleet/pull-messages?x=/v1/control",
+    "/v1/fleet\\..\\control\\start-run",
+    "/V1/FLEET/pull-messages",
+    "/docs",
+    "/openapi.json",
+]
+
+
+class Upstream(http.server.BaseHTTPRequestHandler):
+    """Stands for the SuperLink: answers anything, and writes down what reached it."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list = []  # noqa: RUF012
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0) or 0))
+        if self.headers.get("transfer-encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size + 2)[:-2]
+            self.rfile.readline()
+        self.seen.append((self.path, self.headers.get("x-flwr-node", ""), body))
+        answer = b"\x00\xffanswer"
+        self.send_response(412 if self.path.endswith("activate-node") else 200)
+        self.send_header("content-length", str(len(answer)))
+        self.send_header("x-back", "1")
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Certificates of a SuperLink and of a door, by one authority."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = Authority.create("own")
+    write_private(folder / "ca.crt", authority.issued.certificate)
+    for name in ("superlink", "door"):
+        issued = authority.issue(["localhost", "127.0.0.1"])
+        write_private(folder / f"{name}.crt", issued.certificate)
+        write_private(folder / f"{name}.key", issued.key)
+    (folder / "nodes" / "node-1").mkdir(parents=True)
+    key = NodeKey.create()
+    write_private(folder / "nodes" / "node-1" / "node.pub", key.public)
+    write_private(folder / "node.key", key.private)
+    return folder
+
+
+def signed(key, timestamp=None):
+    """Headers of a node's call, as Flower's SuperNode makes them."""
+    private = load_ssh_private_key(key, None)
+    timestamp = timestamp or datetime.datetime.now(datetime.UTC).isoformat()
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = private.sign(timestamp.encode(), ECDSA(SHA256()))
+    both = {"flwr-public-key": public, "flwr-signature": signature}
+    return {
+        "flwr-timestamp": timestamp,
+        **{name: b64encode(text).decode() for name, text in both.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def upstream(certificates):
+    """HOST:PORT of a server with TLS that answers anything."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "superlink.crt", certificates / "superlink.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def python_door(folder, port, upstream):
+    files = [
+        "--certificate",
+        folder / "door.crt",
+        "--key",
+        folder / "door.key",
+        "--authority",
+        folder / "ca.crt",
+    ]
+    where = ["--host", "127.0.0.1", "--port", port, "--upstream", upstream]
+    files += ["--nodes", folder / "nodes"]
+    return [sys.executable, "-m", "simulations.cli", "deploy", "door", *map(str, [*where, *files])]
+
+
+def nginx_door(folder, port, upstream):
+    text = rules(
+        listen=f"127.0.0.1:{port}",
+        upstream=upstream,
+        name="localhost",
+        certificate=folder / "door.crt",
+        key=folder / "door.key",
+        authority=folder / "ca.crt",
+        scratch=folder,
+    )
+    (folder / "nginx.conf").write_text(text)
+    return ["nginx", "-e", "stderr", "-c", str(folder / "nginx.conf")]
+
+
+@pytest.fixture(scope="module", params=["python", "nginx"])
+def door(request, certificates, upstream):
+    """Asks through a door, with the path as it is; gives the status and the body."""
+    if request.param == "nginx" and shutil.which("nginx") is None:
+        pytest.skip("no nginx here")
+    (port,) = free_ports(1)
+    command = (python_door if request.param == "python" else nginx_door)(
+        certificates, port, upstream
+    )
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+
+    def ask(method, path, body=b"", headers=None):
+        connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)
+        connection._validate_path = lambda _: None  # such paths are what enemies send
+        headers = signed((certificates / "node.key").read_bytes()) if headers is None else headers
+        connection.request(method, path, body, {"x-flwr-node": "me", **headers})
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+    try:
+        for _ in range(150):
+            try:
+                assert ask("GET", "/health")[0] == 200
+                break
+            except OSError:
+                time.sleep(0.2)
+        ask.name, ask.process, ask.port, ask.context = request.param, process, port, context
+        yield ask
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+@pytest.mark.parametrize("path", PASS)
+def test_a_nodes_call_passes_with_headers_and_body(door, path):
+    body = b"\x00body\xff" * 30_000
+    status, answer = door("POST", path, body)
+    assert (
+        status == (412 if path.endswith("activate-node") else 200) and answer == b"\x00\xffanswer"
+    )
+    assert Upstream.seen[-1] == (path, "me", body)
+
+
+@pytest.mark.parametrize("path", REFUSE)
+def test_everything_else_is_refused_and_never_reaches_the_superlink(door, path):
+    before = len(Upstream.seen)
+    assert door("POST", path)[0] in (400, 404)
+    assert len(Upstream.seen) == before
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "HEAD", "DELETE", "OPTIONS"])
+def test_other_methods_are_refused(door, method):
+    before = len(Upstream.seen)
+    assert door(method, PASS[0])[0] in (404, 405) and len(Upstream.seen) == before
+
+
+def test_calls_that_no_node_has_signed_never_reach_the_superlink(door, certificates):
+    if door.name == "nginx":
+        pytest.skip("nginx cannot look at signatures; the SuperLink does")
+    key, before = (certificates / "node.key").read_bytes(), len(Upstream.seen)
+    old = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
+    other = {**signed(key), "flwr-timestamp": datetime.datetime.now(datetime.UTC).isoformat()}
+    for headers in (
+        {},
+        signed(NodeKey.create().private),
+        signed(key, old),
+        other,
+        {"flwr-public-key": "?"},
+    ):
+        assert door("POST", PASS[0], b"x", headers)[0] == 401
+    assert len(Upstream.seen) == before
+    added = NodeKey.create()  # while the door is open
+    (certificates / "nodes" / "node-2").mkdir()
+    write_private(certificates / "nodes" / "node-2" / "node.pub", added.public)
+    time.sleep(2.5)
+    assert door("POST", PASS[0], b"x", signed(added.private))[0] == 200
+
+
+def test_strangers_fill_no_memory(door, certificates):
+    """Three posts of 150 MiB each made the door hold 450."""
+    if door.name == "nginx":
+        pytest.skip("nginx holds no bodies")
+    before = peak(door.process.pid)
+    threads = [threading.Thread(target=post, args=(door, 150 * 2**20, {})) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert peak(door.process.pid) - before < 30 * 2**10
+    status, _ = post(door, 33 * 2**20, signed((certificates / "node.key").read_bytes()))
+    assert status in (413, None) and door("POST", PASS[0], b"x")[0] == 200
+
+
+def peak(pid):
+    """Most memory that a process has held, in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def post(door, size, headers):
+    """Send a large body; status and body of the answer, None where the door hangs up."""
+    connection = http.client.HTTPSConnection(
+        "localhost", door.port, context=door.context, timeout=20
+    )
+    try:
+        connection.request(
+            "POST",
+            PASS[0],
+            (bytes(2**20) for _ in range(size // 2**20)),
+            headers,
+            encode_chunked=True,
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except OSError:
+        return None, b""
+    finally:
+        connection.close()
+
+
+def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
+    port, nobody = free_ports(2)
+    process = subprocess.Popen(
+        python_door(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE
+    )
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    try:
+        for _ in range(150):
+            try:
+                connection = http.client.HTTPSConnection(
+                    "localhost", port, context=context, timeout=10
+                )
+                connection.request(
+                    "POST", PASS[0], b"", signed((certificates / "node.key").read_bytes())
+                )
+                assert connection.getresponse().status == 503
+                break
+            except OSError:
+                time.sleep(0.2)
+        else:
+            raise AssertionError("the door did not open")
+    finally:
+        process.terminate()
+        process.wait(timeout=10)

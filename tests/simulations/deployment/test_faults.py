@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Killed processes, silent and lying nodes, full disks: what is kept of a run on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulations.deployment.client import ClientPlan, client_processes, prepare
+from simulations.deployment.processes.commands import environment_of
+from tests.simulations.deployment.federation import free_ports, until
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+SLOW = (
+    "step.epochs=20",
+    "rounds=4",
+    "engine.timeout=180.0",
+    "engine.max-failures=1.0",
+)  # a second of work
+PRIVATE = (
+    "privacy.clip-norm=1.0",
+    "privacy.noise-multiplier=1.0",
+    "privacy.delta=1e-3",
+    "privacy.adjacency=add-remove",
+    "sampler.name=poisson",
+    "sampler.cohort=9",
+)
+
+
+@pytest.fixture
+def nodes(federation):
+    """The deployment with both nodes there; whatever a test did, they are there again after it."""
+    until(lambda: federation.online() >= 2, what="both nodes")
+    yield federation
+    federation.stop_runs()
+    until(lambda: federation.online() >= 2, what="both nodes")
+
+
+def at_work(federation, name, node):
+    """Wait until a node works on a message of a round after the first; gives what works on it."""
+    until(lambda: federation.rounds(name) >= 1, what="a round")
+    before = set(federation.children("executor", node))  # of the round before, perhaps
+    until(lambda: set(federation.children("executor", node)) - before, what="a message", pause=0.02)
+    return set(federation.children("executor", node)) - before
+
+
+def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_back(nodes):
+    said = nodes.deployment.logs / "nodes" / "node-1" / "supernode.txt"
+    before = said.read_text().count("SuperNode ID")
+    run = nodes.start_run("node-killed", *SLOW)
+    at_work(nodes, "node-killed", 1)
+    nodes.kill("supernode", node=1)
+    started = time.monotonic()
+    until(lambda: said.read_text().count("SuperNode ID") > before, what="its return")
+    print(f"a killed SuperNode was back {time.monotonic() - started:.0f} s later")
+    finished, why = nodes.wait_for(run)
+    assert finished, why
+    clients = nodes.clients("node-killed")
+    assert len(clients) == 4 and clients[0] == 12 and min(clients) < 12
+    roster = json.loads((nodes.folder("node-killed") / "roster.json").read_text())
+    until(lambda: nodes.online() == 2, what="both nodes")
+    finished, why = nodes.run("node-back", "rounds=1")
+    assert finished, why
+    assert (
+        json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
+    )  # the same node, not a new one
+    assert nodes.clients("node-back") == [12]
+
+
+def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(nodes):
+    run = nodes.start_run("executor-killed", *SLOW)
+    at_work(nodes, "executor-killed", 2)
+    nodes.kill("executor", node=2)
+    finished, why = nodes.wait_for(run)
+    assert finished, why
+    assert "did not answer in time" not in why  # the server heard at once
+    assert min(nodes.clients("executor-killed")) < 12 and nodes.clients("executor-killed")[-1] == 12
+
+
+def test_the_fork_that_works_on_a_message_killed_is_the_same(nodes):
+    """As the system does when memory is short."""
+    run = nodes.start_run("fork-killed", *SLOW)
+    for pid in at_work(nodes, "fork-killed", 2):
+        os.kill(pid, signal.SIGKILL)
+    finished, why = nodes.wait_for(run)
+    assert finished, why
+    assert "did not answer in time" not in why
+    assert min(nodes.clients("fork-killed")) < 12 and nodes.clients("fork-killed")[-1] == 12
+
+
+def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon_nothing(
+    nodes, tmp_path
+):
+    run = nodes.start_run("superlink-killed", *SLOW)
+    at_work(nodes, "superlink-killed", 1)
+    nodes.kill("superlink")
+    finished, why = nodes.wait_for(run)
+    assert finished, why
+    assert nodes.rounds("superlink-killed") == 4
+    if (
+        nodes.clients("superlink-killed") != [12] * 4
+    ):  # on a busy machine it was away for longer than 30 s
+        print("the SuperLink was away for too long", why)
+        return
+    for name, value in nodes.simulated(tmp_path / "simulated", *SLOW).items():
+        np.testing.assert_allclose(
+            nodes.parameters("superlink-killed")[name], value, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_the_door_killed_in_mid_round_loses_no_round(nodes):
+    run = nodes.start_run("door-killed", *SLOW)
+    at_work(nodes, "door-killed", 1)
+    nodes.kill("door")
+    finished, why = nodes.wait_for(run)
+    assert finished, why
+    assert nodes.rounds("door-killed") == 4
+
+
+def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refunded(
+    nodes, tmp_path
+):
+    name = "serverapp-killed"
+    run = nodes.start_run(name, *SLOW, *PRIVATE)
+    at_work(nodes, name, 1)
+    reported, charged = nodes.rounds(name), nodes.charges(name)
+    for pid in nodes.children("serverapp"):
+        os.kill(pid, signal.SIGKILL)
+    finished, why = nodes.wait_for(run)
+    assert not finished and "fedrec deploy resume" in why
+    assert 1 <= reported <= nodes.rounds(name) < 4
+    status, output = nodes.finish(nodes.command("resume", nodes.path, nodes.folder(name)))
+    assert status == 0, output
+    assert nodes.rounds(name) == 4
+    assert len(nodes.charges(name)) >= 4 and nodes.charges(name)[: len(charged)] == charged
+    for key, value in nodes.simulated(tmp_path / "simulated", *SLOW, *PRIVATE).items():
+        np.testing.assert_allclose(nodes.parameters(name)[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stays(nodes):
+    pid = nodes.pid("executor", node=2)
+    given = ("rounds=4", "engine.timeout=20.0", "engine.max-failures=1.0")
+    run = nodes.start_run("silent", *PRIVATE, *given)
+    until(lambda: nodes.rounds("silent") >= 1, what="a round")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: "let the deadline pass" in nodes.log("silent"), what="a deadline")
+        finished, why = nodes.wait_for(run)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert finished, why
+    assert nodes.rounds("silent") == 4
+    charges = [json.loads(line) for line in nodes.charges("silent")]
+    assert [charge["round"] for charge in charges] == [
+        1,
+        2,
+        3,
+        4,
+    ]  # each is paid for, whoever answered, and the same
+    assert all(charge["event"] == charges[0]["event"] for charge in charges)
+    finished, why = nodes.run(
+        "answers-again", "rounds=1"
+    )  # the stopped node went on with no stale message
+    assert finished, why
+    assert nodes.clients("answers-again") == [12]
+
+
+def enemy(federation, number, claims):
+    """Start the node with that number as an enemy; gives its two processes."""
+    folder = federation.deployment.node(number)
+    (port,) = free_ports(1)
+    config = (("partition-id", 7), ("numbers", False))
+    door, state = federation.deployment.door, folder / "state"
+    plan = ClientPlan(folder, door, folder / "data.csv", state, port=port, config=config)
+    prepare(plan)
+    supernode, executor = client_processes(plan)
+    script = str(Path(__file__).with_name("enemy.py"))
+    speaks = (
+        "import sys; from simulations.deployment.processes.node import supernode;"
+        " supernode(sys.argv[1:])"
+    )
+    commands = (
+        (supernode, (sys.executable, "-c", speaks, *supernode.command[1:])),
+        (executor, (sys.executable, script, *executor.command[1:])),
+    )
+    started = []
+    for process, command in commands:
+        environment = {**environment_of(process), "ENEMY_CLAIMS": ",".join(map(str, claims))}
+        with open(folder / f"{process.name}.txt", "wb") as log:
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    return started
+
+
+def test_a_node_that_lies_in_every_way_changes_nothing(nodes):
+    """Its clients are drawn like all others, so the comparison is with finite parameters that stay
+    in their range."""
+    number = nodes.add_node()
+    folder = nodes.deployment.node(number)
+    for name in ("data.csv", "catalogue.json"):
+        (folder / name).write_bytes((nodes.deployment.node(1) / name).read_bytes())
+        (folder / name).chmod(0o600)
+    processes = enemy(nodes, number, claims=[0, 1, 2, 3])
+    try:
+        until(lambda: nodes.online() >= 3, what="the enemy")
+        finished, why = nodes.run(
+            "enemy",
+            "rounds=9",
+            "sampler.cohort=18",
+            "engine.nodes=3",
+            "engine.max-failures=0.9",
+            timeout=600,
+        )
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(timeout=60)
+    assert finished, why
+    assert nodes.rounds("enemy") == 9
+    assert "clients that it does not own alone" in why  # it claimed 0 to 3, which others named too
+    assert why.count("the answer is left out") >= 6 and "per client is far from usual" in why
+    assert "gave no initial parameters" in why
+    values = nodes.parameters("enemy")
+    assert all(np.isfinite(value).all() and np.abs(value).max() < 5 for value in values.values())
+
+
+def test_a_full_disk_is_a_clear_error_and_the_checkpoint_before_it_is_whole(nodes, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "none", str(small)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip("no right to mount a small disk here")
+    try:
+        nodes.folder("full").parent.mkdir(exist_ok=True)
+        nodes.folder("full").symlink_to(small)
+        finished, why = nodes.run("full", "rounds=200", "checkpoint.keep=50", timeout=600)
+        assert (
+            not finished
+            and "No space left on device" in why
+            and "what was written before is intact" in why
+        )
+        whole = sorted((nodes.folder("full") / "checkpoints").glob("round-*.npz"))
+        assert whole
+        for file in whole:
+            with np.load(file) as checkpoint:
+                assert all(
+                    np.isfinite(checkpoint[key]).all()
+                    for key in checkpoint.files
+                    if key.startswith("param")
+                )
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        before = nodes.rounds("full")
+        run = nodes.start_again("full")
+        until(lambda: nodes.rounds("full") > max(before, len(whole)), what="a further round")
+        nodes.stop_runs()
+        nodes.wait_for(run)
+    finally:
+        nodes.stop_runs()
+        time.sleep(2)
+        subprocess.run(["umount", "-l", str(small)], check=False)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole deployment on loopback: TLS, node keys, door, executors; the same numbers as a
+simulation; late nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.simulations.deployment.federation import Federation, until
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def parity(federation):
+    """A run to its end, by the command; its name."""
+    until(lambda: federation.online() >= 2, what="the nodes")
+    command = (
+        "run",
+        federation.path,
+        federation.experiment_file,
+        "-o",
+        federation.folder("parity"),
+    )
+    status, output = federation.finish(federation.command(*command))
+    assert status == 0, output
+    assert "hits@5" in output and str(federation.folder("parity")) in output
+    return "parity"
+
+
+def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
+    federation, parity, tmp_path
+):
+    simulated, deployed = (
+        federation.simulated(tmp_path / "simulated"),
+        federation.parameters(parity),
+    )
+    assert simulated.keys() == deployed.keys() and len(simulated) > 5
+    for name, value in simulated.items():
+        np.testing.assert_allclose(deployed[name], value, rtol=1e-5, atol=1e-6)
+    assert federation.rounds(parity) == 3
+
+
+def test_files_that_hold_secrets_are_the_owners_alone(federation):
+    secret = (".key", ".secret", "data.csv", ".sqlite", "config.toml", "processes.json")
+    seen = 0
+    for file in federation.path.rglob("*"):
+        if file.is_file() and file.name.endswith(secret):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+            seen += 1
+    assert seen > 10
+    assert stat.S_IMODE(os.stat(federation.path).st_mode) == 0o700
+
+
+def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_path):
+    until(lambda: federation.online() >= 2, what="the nodes")
+    run = federation.start_run("late", "rounds=400", "sampler.cohort=18", "engine.nodes=2")
+    until(lambda: federation.rounds("late") >= 1, what="the first round")
+    before = json.loads((federation.folder("late") / "roster.json").read_text())
+    number = federation.add_node()
+    node = federation.deployment.node(number)
+    (node / "catalogue.json").write_bytes(
+        (federation.deployment.node(1) / "catalogue.json").read_bytes()
+    )
+    items = json.loads((node / "catalogue.json").read_text())["items"]
+    lines = [
+        f"{name},{item},5,{time},train"
+        for name in ("ann", "bob")
+        for time, item in enumerate(items[:9])
+    ]
+    (tmp_path / "own.csv").write_text("\n".join(["user,item,rating,time,part", *lines]) + "\n")
+    client = federation.client(number, "--data", str(tmp_path / "own.csv"))
+    until(lambda: "joined with 2 clients" in federation.log("late"), what="the late node")
+    joined_after = federation.rounds("late")
+    until(lambda: federation.rounds("late") >= joined_after + 4, what="further rounds")
+    federation.stop_runs()
+    federation.wait_for(run)
+    client.terminate()
+    client.wait(timeout=60)
+    roster = json.loads((federation.folder("late") / "roster.json").read_text())
+    (new,) = [entry for identifier, entry in roster.items() if identifier not in before]
+    assert len(new["training"]) == 2 and all(
+        number > 2**32 for number in new["training"]
+    )  # opaque, not 0 and 1
+    memory = node / "state" / "node.sqlite"
+    assert stat.S_IMODE(memory.stat().st_mode) == 0o600
+    # 18 of 20 are drawn: in four rounds both are missed with probability (1 / 190)^4.
+    with contextlib.closing(sqlite3.connect(memory)) as connection:
+        times, first = connection.execute("SELECT COUNT(*), MIN(round) FROM spent").fetchone()
+    assert times > 0 and first <= joined_after + 4
+
+
+def test_two_runs_at_once_do_not_meet(federation, parity):
+    until(lambda: federation.online() >= 2, what="the nodes")
+    runs = [
+        federation.start_run("one", "engine.timeout=300.0"),
+        federation.start_run("other", "seed=5"),
+    ]
+    for run in runs:
+        finished, why = federation.wait_for(run)
+        assert finished, why
+    alone, one, other = (federation.parameters(name) for name in (parity, "one", "other"))
+    for name, value in alone.items():
+        np.testing.assert_array_equal(one[name], value)
+    assert any((other[name] != value).any() for name, value in alone.items())
+
+
+def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
+    """The time is printed, not judged: the machine may be busy."""
+    table = small()
+    table["dataset"]["users"] = 40
+    made = Federation(tmp_path / "eight", table, nodes=8, proxy="auto")  # nginx, where there is one
+    started = time.monotonic()
+    try:
+        made.up()
+        print(f"1 server and 8 nodes up after {time.monotonic() - started:.1f} s")
+        assert made.online() == 8
+        made.kill("door")  # whose workers, if it is nginx, must not keep the port
+        until(lambda: made.answers("door"), what="the door")
+        finished, why = made.run("eight", "rounds=1")
+        assert finished, why
+    finally:
+        made.down()
+    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(made.path).encode() in _read(p)]
+    assert not left, [(_read(p), p) for p in left]
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

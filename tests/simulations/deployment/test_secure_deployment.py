@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secure aggregation on real processes: a simulation's parameters, and no node's sum on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import stat
+
+import numpy as np
+import pytest
+
+from tests.simulations.deployment.federation import Federation, until
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+SECURE = "secure-aggregation=true"
+
+
+@pytest.fixture(scope="module")
+def three(small, tmp_path_factory):
+    """A running deployment of three nodes, the first of which gives no sum of its own (see
+    `test_own_node.py`)."""
+    table = small()
+    table["engine"]["nodes"] = 3
+    made = Federation(tmp_path_factory.mktemp("secure") / "deployment", table, nodes=3)
+    settings = made.deployment.node(1) / "node.toml"
+    settings.write_text(settings.read_text() + "least-nodes = 2\n")
+    try:
+        made.up()
+        until(lambda: made.online() >= 3, what="the nodes")
+        yield made
+    finally:
+        made.down()
+
+
+def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
+    finished, why = three.run("secure", SECURE)
+    assert finished, why
+    simulated, deployed = three.simulated(tmp_path / "simulated"), three.parameters("secure")
+    assert simulated.keys() == deployed.keys() and len(simulated) > 5
+    for name, value in simulated.items():
+        np.testing.assert_allclose(deployed[name], value, rtol=1e-5, atol=1e-6)
+    assert three.clients("secure") == [12, 12, 12] and "no sum" not in three.log("secure")
+    vaults = [three.deployment.node(node) / "state" / "private" for node in (1, 2, 3)]
+    files = [file for folder in vaults for file in folder.glob("secure-*.sqlite")]
+    assert len(files) == 3
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (
+                0,
+            )  # all unmasked, all forgotten
+            assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)

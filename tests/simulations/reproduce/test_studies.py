@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies: every one that is shipped runs small, goes on where it was, and stands beside what is
+printed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrec.errors import ExperimentError, RunError
+from simulations.reproduce import execution
+from simulations.reproduce.catalogue import find, studies
+from simulations.reproduce.execution import StudyFolder, reproduce
+from simulations.reproduce.published import Published, published
+from simulations.reproduce.study import Found, Study, Task
+from simulations.reproduce.tables import comparison, markdown
+
+MUST = (
+    "privrec table2",
+    "privrec table4",
+    "privrec table5",
+    "privrec table6",
+    "dp-vae table8",
+    "dp-vae table10",
+    "targeted-dp figure2",
+    "pnbm figure1",
+    "upc-sdg table2",
+)
+
+
+def done(name, path, seeds=1):
+    (study,) = find(*name.split())
+    found = reproduce(StudyFolder(path, study, quick=True), seeds)
+    return study, [one for _, own in found for one in own]
+
+
+@pytest.mark.parametrize("name", MUST)
+def test_a_study_runs_small_and_fills_rows_of_the_papers_table(name, tmp_path, monkeypatch):
+    """On made-up data, without a data directory; the rows that come out are ones that the paper
+    has."""
+    monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "none"))
+    study, found = done(name, tmp_path / "study")
+    printed = published(study.paper, study.item)
+    assert found and all(not math.isnan(one.value) for one in found)
+    if printed:
+        assert {one.cell for one in found} & printed.keys()
+    table = comparison(printed, found)
+    assert len(table) >= len(printed) and table["ours"].notna().sum() == len(
+        {f.cell for f in found}
+    )
+    assert study.title in markdown(table, study.title, study.differs)
+
+
+def test_the_epsilons_of_table_4_come_out_as_printed(tmp_path):
+    study, found = done("privrec table4", tmp_path)
+    table = comparison(published(study.paper, study.item), found)
+    ours = table[(table["model"] == "DP-PrivRec") & table["ours"].notna()]
+    assert list(ours["ours"]) == pytest.approx(list(ours["published"]), abs=1e-4)
+    assert len(ours) == 4 and math.isinf(ours["ours"].iloc[0])
+    counted = table[table["model"].str.startswith("each round") & np.isfinite(table["ours"])]
+    assert (counted["ours"] < 1.75).all() and len(counted) == 6
+
+
+def test_every_shipped_row_of_a_study_is_one_of_the_papers_or_named_as_ours():
+    """A misspelt row would stand below the table and leave its cell empty."""
+    for study in studies():
+        assert study.tasks and study.seconds(study.seeds) > 0
+        names = [task.name for task in study.tasks]
+        assert len(set(names)) == len(names) and any(task.sample for task in study.tasks)
+
+
+def counting(calls, fail_at=None):
+    def work(job):
+        if len(calls) == fail_at:
+            raise KeyboardInterrupt
+        calls.append((job.folder.name, job.seed))
+        return [Found("data", "model", "metric", float(job.seed))]
+
+    return work
+
+
+def test_a_study_that_was_broken_off_does_only_what_is_left(tmp_path):
+    calls = []
+    tasks = [Task(name, 1.0, counting(calls)) for name in ("a", "b")]
+    fixed = Task("fixed", 1.0, counting(calls), seeded=False)
+    study = Study("pnbm", "figure9", "A made-up one", (), (*tasks, fixed))
+    broken = replace(
+        study, tasks=tuple(replace(t, work=counting(calls, fail_at=3)) for t in study.tasks)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(StudyFolder(tmp_path, broken, quick=False), 2)
+    assert len(calls) == 3
+    found = reproduce(StudyFolder(tmp_path, study, quick=False), 2)
+    assert sorted(calls) == sorted(
+        [("a-seed0", 0), ("b-seed0", 0), ("fixed-seed0", 0), ("a-seed1", 1), ("b-seed1", 1)]
+    )
+    assert len(found) == 5
+    with pytest.raises(RunError, match="is not the folder of this study"):
+        StudyFolder(tmp_path, study, quick=True)
+
+
+def test_the_time_is_told_before_the_work(tmp_path):
+    said = []
+    study = Study("pnbm", "figure9", "A made-up one", (), (Task("a", 3600.0, counting([])),))
+    reproduce(StudyFolder(tmp_path, study, quick=False), 4, say=said.append)
+    assert "0 of 4 tasks are done" in said[0] and "4.0 h" in said[0]
+    assert execution.duration(30) == "30 s" and execution.duration(600) == "10 min"
+
+
+def test_intervals_are_students_over_seeds_and_the_users_for_one():
+    values = [0.30, 0.34, 0.29]
+    cell = ("data", "model", "metric")
+    known = {cell: Published(0.25, False), ("data", "other", "metric"): Published(0.1, False)}
+    table = comparison(known, [Found(*cell, value) for value in values])
+    expected = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    row = table.iloc[0]
+    assert (row["low"], row["high"]) == pytest.approx(expected)
+    assert row["difference"] == pytest.approx(np.mean(values) - 0.25)
+    assert math.isnan(table.iloc[1]["ours"])
+    one = comparison(known, [Found(*cell, 0.3, 0.2, 0.4)]).iloc[0]
+    assert (one["low"], one["high"]) == (0.2, 0.4)
+
+
+def test_published_numbers_are_those_of_the_papers():
+    table = published("privrec", "table2")
+    assert table["MovieLens-1M", "PrivRec", "Hits@10"].value == 0.168
+    assert published("dp-vae", "table8")["ML-100K", "VAE", "Recall@20"].value == 0.62
+    suspect = [cell for cell, one in published("privrec", "table3").items() if one.suspect]
+    assert suspect == [("Frappe", "FCF", "Hits@10")]
+    assert not published("pnbm", "figure1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("privrek", None), "did you mean 'privrec'"),
+        (("privrec", "tabel2"), "did you mean 'table2'"),
+        (("dp-vae", "table5"), "ML-20M and Netflix"),
+    ],
+)
+def test_what_is_not_here_is_told_with_the_reason(asked, words):
+    with pytest.raises(ExperimentError) as refused:
+        find(*asked)
+    assert words in refused.value.text()

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps: nothing is lost when one is killed, none is mixed with another, none chooses by test
+users."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedrec.errors import ExperimentError, RunError
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.ledger import Ledger
+from fedrec.runs.folder import RunFolder
+from simulations import runner
+from simulations.sweep.execution import sweep
+from simulations.sweep.folder import Job, SweepFolder
+from simulations.sweep.plan import plan_of
+from simulations.sweep.tables import best
+
+VALIDATION = ["evaluation.held-out=validation", "split.validation-users=0.25"]
+RATES = "strategy.server-lr=[0.1, 1.0]"
+PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
+
+
+@pytest.fixture
+def plan(tiny_experiment):
+    """Plans a sweep of the tiny experiment."""
+    return lambda fixed=(), vary=(RATES,), **more: plan_of(tiny_experiment(), fixed, vary, **more)
+
+
+def test_every_setting_has_a_run_for_each_seed_as_if_run_alone(plan, run_tiny, tmp_path):
+    found = sweep(plan(seeds=2), tmp_path / "sweep")
+    assert len(found.runs) == 4 and set(found.runs["state"]) == {"finished"} and not found.chosen
+    alone = run_tiny("strategy.server-lr=1.0", "seed=1")
+    row = found.runs[(found.runs["strategy.server-lr"] == 1.0) & (found.runs["seed"] == 1)].iloc[0]
+    assert row["hits@5"] == alone.metrics["hits@5"]
+    both = found.runs[found.runs["strategy.server-lr"] == 1.0]["hits@5"].to_numpy()
+    assert found.settings.loc[2, "hits@5"] == pytest.approx(np.mean(both))
+    assert found.settings.loc[2, "hits@5 sd"] == pytest.approx(np.std(both, ddof=1))
+    kept = pd.read_csv(tmp_path / "sweep" / "runs.csv")
+    assert list(kept["folder"]) == list(found.runs["folder"])
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_where_it_was(plan, tmp_path):
+    """Killed in the middle of a run; nothing finished is done again, and the end is the same."""
+    asked = plan(["rounds=6"], seeds=2)
+    whole = sweep(asked, tmp_path / "whole")
+    broken = tmp_path / "broken"
+    child = multiprocessing.get_context("fork").Process(target=sweep, args=(asked, broken))
+    child.start()
+    deadline, second = time.monotonic() + 60, broken / "runs" / "0001-seed1" / "checkpoints"
+    while not list(second.glob("round-*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    first = broken / "runs" / "0001-seed0" / "result.json"
+    before, states = first.stat().st_mtime_ns, SweepFolder(broken)
+    assert states.values(Job(0, 0)) and not states.values(Job(1, 1))
+    resumed = sweep(asked, broken)
+    assert first.stat().st_mtime_ns == before
+    pd.testing.assert_frame_equal(resumed.runs, whole.runs)
+
+
+def test_a_run_that_was_broken_off_while_its_folder_was_made_begins_again(plan, tmp_path):
+    asked = plan()
+    begun = SweepFolder.opened(tmp_path / "sweep", asked)
+    begun.add_trial({"strategy.server-lr": 0.1})
+    half = begun.run_path(Job(0, 0))
+    half.mkdir(parents=True)
+    (half / "experiment.toml").write_text("")
+    assert set(sweep(asked, tmp_path / "sweep").runs["state"]) == {"finished"}
+
+
+def test_two_sweeps_do_not_share_a_folder(plan, run_tiny, tmp_path):
+    sweep(plan(vary=["strategy.server-lr=[0.5]"]), tmp_path / "sweep")
+    for other in (plan(), plan(["rounds=1"], vary=["strategy.server-lr=[0.5]"]), plan(seeds=2)):
+        with pytest.raises(RunError, match="there is another sweep"):
+            sweep(other, tmp_path / "sweep")
+    run = run_tiny()
+    with pytest.raises(RunError, match="is not empty"):
+        sweep(plan(), run.folder)
+    with SweepFolder(tmp_path / "sweep").lock(), pytest.raises(RunError, match="is in use"):
+        sweep(plan(vary=["strategy.server-lr=[0.5]"]), tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("how", [{"choose": ["hits@5"]}, {"optimise": ["hits@5"], "trials": 2}])
+def test_choosing_by_test_users_is_refused(plan, how):
+    with pytest.raises(ExperimentError, match="chosen by test users"):
+        plan(**how)
+    plan(VALIDATION, **how)
+
+
+def test_a_chosen_setting_is_the_best_on_validation_users_and_its_file_ranks_test_users(
+    plan, tmp_path
+):
+    found = sweep(plan(VALIDATION, choose=["ndcg@5"], seeds=2), tmp_path / "sweep")
+    means = found.settings["ndcg@5"]
+    assert found.chosen == (int(means.idxmax()),)
+    file = tmp_path / "sweep" / f"chosen-{found.chosen[0]:04d}.toml"
+    result = runner.run(file, output=tmp_path / "test")
+    assert result.experiment.evaluation.held_out == "test"
+    own = result.experiment.strategy.options["server-lr"]
+    assert own == found.settings.loc[found.chosen[0], "strategy.server-lr"]
+
+
+def test_the_front_of_two_aims():
+    """Setting 2 is beaten by 1, setting 4 has no value, setting 5 has a run too few."""
+    table = {
+        1: (0.30, 2.0, 3),
+        2: (0.30, 3.0, 3),
+        3: (0.20, 1.0, 3),
+        4: (math.nan, 0.1, 3),
+        5: (0.9, 0.1, 2),
+    }
+    columns = ["hits@10", "epsilon", "runs"]
+    settings = pd.DataFrame.from_dict(table, orient="index", columns=columns)
+    assert best(settings, ["hits@10", "epsilon"], 3) == [1, 3]
+    assert best(settings, ["epsilon"], 3) == [4]
+    assert best(settings, ["hits@10"], 3)[0] == 1
+
+
+def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
+    space = ["strategy.server-lr={low=0.1, high=1.0}"]
+    few = sweep(plan(vary=space, trials=1), tmp_path / "sweep")
+    more = sweep(plan(vary=space, trials=3), tmp_path / "sweep")
+    assert len(few.runs) == 1 and len(more.runs) == 3
+    assert more.runs["strategy.server-lr"].nunique() == 3
+    assert more.runs["strategy.server-lr"].iloc[0] == few.runs["strategy.server-lr"].iloc[0]
+
+
+def test_no_more_random_settings_than_there_are(plan, tmp_path):
+    assert len(sweep(plan(trials=5), tmp_path / "sweep").settings) == 2
+
+
+def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):
+    """Eighteen clients train; a cohort of a hundred is refused when the run has read its data."""
+    asked = plan(VALIDATION, vary=["sampler.cohort=[100, 4]"], choose=["hits@5"])
+    found = sweep(asked, tmp_path / "sweep")
+    assert list(found.runs["state"]) == ["failed", "finished"] and found.chosen == (2,)
+    assert "sampler.cohort" in found.failures["0001-seed0"]
+    again = sweep(asked, tmp_path / "sweep", retry_failed=True)
+    assert again.failures.keys() == {"0001-seed0"}
+
+
+def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
+    """The total is that of one accountant which counts the charges of all ledgers."""
+    found = sweep(plan([PRIVATE, *VALIDATION], choose=["hits@5"], seeds=2), tmp_path / "sweep")
+    together = Accountant("pld")
+    for ledger in sorted((tmp_path / "sweep").glob("runs/*/privacy.jsonl")):
+        for charge in Ledger(ledger).charges:
+            together.step(charge.event, charge.count)
+    one = RunFolder(tmp_path / "sweep" / "runs" / "0001-seed0").read_result().rounds["epsilon"]
+    assert found.total.runs == 4
+    assert found.total.epsilon == together.epsilon(found.total.delta).epsilon
+    assert found.total.epsilon > one.iloc[-1]
+    assert "looking at 4 private runs" in found.total.lines[0]
+    assert "validation users" in found.total.lines[-1]
+
+
+def test_a_private_baseline_that_draws_equal_noise_is_one_release(plan, tmp_path):
+    """Two rates, one seed: `dp-popularity` is the same in both runs, and costs its epsilon once."""
+    own = 'evaluation.baselines=[{name="dp-popularity", epsilon=1.0}]'
+    found = sweep(plan([own]), tmp_path / "sweep")
+    assert found.total.runs == 2 and found.total.epsilon == pytest.approx(1.0, rel=0.02)
+    two = sweep(plan([own], seeds=2), tmp_path / "two")
+    assert two.total.epsilon > 1.2
+
+
+@pytest.mark.slow
+def test_optuna_finds_the_better_end(plan, tmp_path):
+    """Proposals depend on the results alone: a broken-off sweep proposes what an unbroken one
+    does."""
+    pytest.importorskip("optuna", reason="extra 'tune' is not installed")
+    space = ["privacy.noise-multiplier={low=0.5, high=8.0, log=true}"]
+    asked = plan(
+        [PRIVATE, *VALIDATION, "rounds=1"], vary=space, optimise=["hits@5", "epsilon"], trials=4
+    )
+    found = sweep(asked, tmp_path / "sweep")
+    assert len(found.runs) == 4 and found.chosen
+    least = found.settings["epsilon"].idxmin()
+    assert least in found.chosen
+    noise = found.settings["privacy.noise-multiplier"]
+    assert list(noise.sort_values(ascending=False).index) == list(
+        found.settings["epsilon"].sort_values().index
+    )
+    few = plan([PRIVATE, *VALIDATION, "rounds=1"], vary=space, optimise=list(asked.aims), trials=2)
+    sweep(few, tmp_path / "few")
+    pd.testing.assert_frame_equal(sweep(asked, tmp_path / "few").settings, found.settings)
+
+
+def test_an_unknown_aim_offers_the_known_ones(plan, tmp_path):
+    pytest.importorskip("optuna", reason="extra 'tune' is not installed")
+    asked = plan(VALIDATION, optimise=["hits@7"], trials=2)
+    with pytest.raises(ExperimentError, match="hits@5"):
+        sweep(asked, tmp_path / "sweep")
+
+
+@pytest.mark.slow
+def test_ray_finds_the_same_as_one_process(plan, tmp_path):
+    serial = sweep(plan(seeds=2), tmp_path / "serial")
+    at_once = sweep(plan(seeds=2), tmp_path / "ray", workers=2)
+    pd.testing.assert_frame_equal(at_once.settings, serial.settings)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec sweep` on the command line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import tomli_w
+
+from simulations import cli
+
+
+@pytest.fixture
+def fedrec(capsys, monkeypatch):
+    """Calls the command line in this process: exit status, standard output, standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def experiment(tiny_experiment, tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(tiny_experiment()))
+    return file
+
+
+def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment, tmp_path):
+    folder = tmp_path / "sweep"
+    vary = ("--vary", "strategy.server-lr=[0.1, 1.0]")
+    code, out, err = fedrec("sweep", experiment, *vary, "-o", folder)
+    assert code == 0 and "server-lr" in out and "No setting was chosen" in out
+    assert "run 2/2" in err and "left" in err
+    assert out.splitlines()[-1] == str(folder)
+    again, second, err = fedrec("resume", folder)
+    assert again == 0 and second == out and "run 1/2" not in err
+
+
+def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_path):
+    code, out, _ = fedrec(
+        "sweep", experiment, "-v", "rounds=[1, 2]", "--seeds", 3, "--dry-run", "-o", tmp_path / "s"
+    )
+    assert code == 0 and "2 settings (grid), 3 seeds: 6 runs" in out and "rounds=2" in out
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-v", "strategy.server-lrr=[1]"], "did you mean 'server-lr'"),
+        (["-v", "rounds=[1]", "--choose", "hits@5"], "chosen by test users"),
+        (["--seeds", "0"], "1 or more"),
+        (["--trials", "5"], "nothing is varied"),
+        (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "two ways to choose"),
+    ],
+)
+def test_bad_input_says_what_to_do(fedrec, experiment, tmp_path, arguments, words):
+    code, out, err = fedrec("sweep", experiment, *arguments, "-o", tmp_path / "sweep")
+    assert code == 2 and words in " ".join(err.split()) and "Traceback" not in err + out
+    assert not (tmp_path / "sweep").exists()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever stands on the command line, in a message, in a node's private files or in the files of a
+server: it is taken, or told what is wrong with it, and never a traceback.
+
+600 inputs; `FEDREC_FUZZ=10` tries ten times as many.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, cast
+
+import click
+import numpy as np
+import pytest
+import typer
+from flwr.app import Array, ArrayRecord
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clients.storage.participation import Participation
+from clients.storage.session_secrets import SessionSecrets
+from fedrec.errors import FedrecError
+from fedrec.protocol import messages
+from fedrec.protocol.serialization import Part, opened, packed
+from server.deployed.discovery import Discovery
+from simulations import cli
+
+TIMES = int(os.environ.get("FEDREC_FUZZ", "1"))
+
+
+def fuzzed(count):
+    return settings(
+        deadline=None,
+        derandomize=True,
+        max_examples=count * TIMES,
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.data_too_large,
+        ],
+    )
+
+
+def told(action, *arguments):
+    """What an action gives, or the error that tells a user what to mend."""
+    try:
+        return action(*arguments)
+    except FedrecError as error:
+        return str(error)
+
+
+SPLIT = "x ../x /nowhere/x * [ a=b a.b=[[[ é ' - -- 0 -1 1e30 nan inf 1.5 localhost:1 tiny.toml run"
+WORDS = st.sampled_from([*SPLIT.split(), "", '"', "a" * 5000, str(2**70), "d.csv"]) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12
+)
+LEFT_OUT = {"doctor", "data fetch"}
+"""One looks at the whole installation; the other asks the network for what is named rightly."""
+
+
+def commands(group, before=()):
+    """Every command with its names."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*before, name))
+        elif " ".join((*before, name)) not in LEFT_OUT:
+            yield (*before, name), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+
+
+@st.composite
+def lines(draw):
+    """A command line: a command, and something or nothing for each of its parameters."""
+    name = draw(st.sampled_from(sorted(COMMANDS)))
+    line = list(name)
+    for parameter in COMMANDS[name].params:
+        if isinstance(parameter, click.Argument):
+            if draw(st.integers(0, 9)):
+                line.append(draw(WORDS))
+        elif parameter.name != "help" and not draw(st.integers(0, 3)):
+            line.append(parameter.opts[0])
+            if not getattr(parameter, "is_flag", False):
+                line.append(draw(WORDS))
+    return line
+
+
+@pytest.fixture(scope="module")
+def place(tiny_experiment, tmp_path_factory):
+    """A folder with an experiment that is fine, far below everything that `../x` may reach."""
+    import tomli_w
+
+    folder = tmp_path_factory.mktemp("place") / "a" / "b"
+    folder.mkdir(parents=True)
+    (folder / "tiny.toml").write_text(tomli_w.dumps(tiny_experiment()))
+    (folder / "d.csv").write_text("user,item\n1,2\n")
+    return folder
+
+
+@fuzzed(120)
+@given(lines())
+def test_command_lines(place, monkeypatch, capfd, line):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["fedrec", *line])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+        raise SystemExit(0)
+    output = capfd.readouterr()
+    text = output.out + output.err
+    assert "Traceback" not in text, line
+    assert not end.value.code or text.strip(), line
+
+
+ENTRY = st.sampled_from([0, -1, 2**70, 1.5, "x", None, [], [1], {}, True, "float32", "object"])
+
+
+@fuzzed(200)
+@given(st.data())
+def test_parcels(data):
+    """Whatever is no parcel is an error that the reader of the message catches, at once."""
+    arrays = [Part("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
+    parcel = bytearray(packed(arrays))
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, len(parcel)))
+        parcel[place : place + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    try:
+        parts = opened(bytes(parcel))
+    except Exception as error:
+        assert not isinstance(error, MemoryError)
+        return
+    assert sum(len(part.data) for part in parts) <= len(parcel)
+
+
+NUMBERS = st.sampled_from([0, -1, 2**62, 1.5, float("nan"), float("inf"), True])
+LISTS = st.sampled_from([[1, 2], [-1], [0.5], ["a"], [b"x"]])
+VALUES = NUMBERS | LISTS | st.sampled_from(["", "x", "{}", "[[", "null", "[1]", b"", b"\0" * 9])
+KEYS = ("secure-bits", "secure-session", "server-round", "lr", "x")
+
+
+@pytest.mark.usefixtures("identity")
+@fuzzed(200)
+@given(st.data())
+def test_a_damaged_order_is_refused_in_words(data):
+    order = messages.TrainOrder(1, np.array([0]), "uniform", {"name": "sgd"})
+    content = messages.pack_train(ArrayRecord({"w": Array(np.zeros(2, np.float32))}), order)
+    keys = [*content["config"], "clients", "each", "protection", *KEYS]
+    for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3)):
+        content["config"][key] = data.draw(VALUES)
+    found = told(messages.unpack_train_order, content)
+    assert isinstance(found, str | messages.TrainOrder)
+    if not isinstance(found, str):
+        assert isinstance(found.round, int) and isinstance(found.step, dict | None)
+    found = told(lambda: messages.unpack_evaluate(content)[1])
+    assert isinstance(found, str | messages.EvaluateOrder)
+
+
+def damaged(content, data):
+    """Some bytes of a file exchanged, cut off or put in."""
+    how = data.draw(st.sampled_from(["cut", "bytes", "text", "empty"]))
+    place = data.draw(st.integers(0, len(content)))
+    if how == "cut":
+        return content[:place]
+    if how == "bytes":
+        return (
+            content[:place] + data.draw(st.binary(min_size=1, max_size=40)) + content[place + 9 :]
+        )
+    return b"" if how == "empty" else data.draw(st.text(max_size=30)).encode("utf-8", "replace")
+
+
+@fuzzed(80)
+@given(st.data())
+def test_private_files_of_nodes(tmp_path, data):
+    """A damaged file is named: a node that forgot what was spent must not train."""
+    file = tmp_path / "private.sqlite"
+    file.unlink(missing_ok=True)
+    kind = data.draw(st.sampled_from([Participation, SessionSecrets]))
+    told(use, kind, file)
+    file.write_bytes(damaged(file.read_bytes(), data))
+    told(use, kind, file)
+
+
+def use(kind, file):
+    if kind is Participation:
+        Participation(file).spent()
+        Participation(file).numbers(["ann"])
+    else:
+        SessionSecrets(file).channel(b"1" * 32)
+
+
+@fuzzed(100)
+@given(st.data())
+def test_files_of_a_server(tmp_path, data):
+    """Roster and counts of uploads."""
+    from server.privacy.personal_budgets import uploads_in
+
+    roster = b'{"7": {"place": 0, "training": [1, 2], "evaluated": [3]}}'
+    (tmp_path / "roster.json").write_bytes(damaged(roster, data))
+    (tmp_path / "uploads.txt").write_bytes(damaged(b"1\n2\n2\n3\n", data))
+    told(lambda: Discovery(cast(Any, None), tmp_path / "roster.json", timeout=1.0))
+    found = told(uploads_in, tmp_path / "uploads.txt")
+    assert isinstance(found, str) or all(count > 0 for count in found.values())

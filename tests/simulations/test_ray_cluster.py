@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Ray cluster of three raylets with object stores of their own, of which one is killed."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from fedrec.errors import FedrecError
+from server.callbacks.base import Callback
+from simulations import runner
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+NODES = 4
+SLOW = {"name": "sgd", "epochs": 150, "batch-size": 8}
+"""So that a round takes longer than it takes to kill a raylet."""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Head and two further raylets, each with two cores: four nodes do not fit on one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+        monkeypatch.delenv(name)
+    each = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+    made = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(**each)
+    made.wait_for_nodes()
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def on(cluster, table):
+    """Put an experiment on the cluster."""
+    table["engine"] |= {"name": "ray", "nodes": NODES, "ray-address": cluster.address}
+
+
+def raylets_with_nodes():
+    """Identifiers of the raylets on which actors live."""
+    from ray._private.state import actors
+
+    return {a["Address"]["NodeID"] for a in actors().values() if a["State"] == "ALIVE"}
+
+
+class Killer(Callback):
+    """Kills a raylet that is not the head and has nodes, in mid-round after the first."""
+
+    def __init__(self, cluster):
+        self.cluster, self.used, self.killed = cluster, set(), False
+
+    def after_round(self, row, seconds):
+        if self.used:
+            return
+        self.used = raylets_with_nodes()
+        victim = next(node for node in self.cluster.worker_nodes if node.node_id in self.used)
+        threading.Timer(0.3, self._kill, [victim]).start()
+
+    def _kill(self, victim):
+        self.cluster.remove_node(victim, allow_graceful=False)
+        self.killed = True
+
+
+def serial_run(table, folder):
+    table["engine"] |= {"name": "serial", "nodes": NODES}
+    table["engine"].pop("ray-address", None)
+    return runner.run(table, output=folder)
+
+
+def same(result, serial):
+    for name, value in serial.parameters.items():
+        np.testing.assert_allclose(result.parameters[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def slow(tiny_experiment):
+    """The table of an experiment with rounds of a second."""
+    table = tiny_experiment()
+    table |= {"rounds": 4, "step": dict(SLOW)}
+    table["sampler"]["cohort"] = 12
+    table["engine"]["path"] = "reference"
+    return table
+
+
+def test_three_raylets_give_the_numbers_of_one_process(cluster, slow, tmp_path):
+    on(cluster, slow)
+    seen = set()
+
+    class Look(Callback):
+        def after_round(self, row, seconds):
+            seen.update(raylets_with_nodes())
+
+    result = runner.run(slow, output=tmp_path / "cluster", callbacks=[Look()])
+    assert len(seen) >= 2
+    serial = serial_run(slow, tmp_path / "serial")
+    same(result, serial)
+    for name in ("rounds.csv", "users.csv"):
+        assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
+
+
+def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, slow, tmp_path):
+    on(cluster, slow)
+    slow["engine"]["max-failures"] = 0.75
+    killer = Killer(cluster)
+    runner.run(slow, output=tmp_path / "run", callbacks=[killer])
+    assert killer.killed
+    rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
+    place = rows[0].split(",").index("num-clients")
+    clients = [int(float(row.split(",")[place])) for row in rows[1:]]
+    assert len(clients) == 4 and clients[0] == 12 and 0 < clients[-1] < 12
+
+
+def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, slow, tmp_path):
+    on(cluster, slow)
+    killer = Killer(cluster)
+    with pytest.raises(FedrecError, match="nodes failed"):
+        runner.run(slow, output=tmp_path / "run", callbacks=[killer])
+    assert killer.killed
+    result = runner.resume(tmp_path / "run")
+    same(result, serial_run(slow, tmp_path / "serial"))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recommendations of finished runs, by the data's ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import fedrec
+from fedrec.data.population import Population
+from fedrec.errors import DataError, ExperimentError
+from simulations.cli import app
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    random = np.random.default_rng(0)
+    rows = {(f"u{random.integers(40)}", f"i{random.integers(30)}") for _ in range(500)}
+    file = tmp_path_factory.mktemp("data") / "likes.csv"
+    lines = ["customer,sku", *(",".join(row) for row in sorted(rows))]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(table, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    done = CliRunner().invoke(app, ["try", str(table), "-o", str(folder)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_a_finished_run_gives_its_parameters(run):
+    one, other = fedrec.resume(run), fedrec.Result.load(run)
+    assert set(one.parameters) == {"item.bias", "item.weights"}
+    np.testing.assert_array_equal(one.parameters["item.weights"], other.parameters["item.weights"])
+
+
+def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table):
+    found = fedrec.Result.load(run).recommend(k=5)
+    rows = pd.read_csv(table)
+    known = set(zip(rows["customer"], rows["sku"], strict=True))
+    assert not known & set(zip(found["user"], found["item"], strict=True))
+    assert (found.groupby("user")["rank"].max() == 5).all()
+    assert (found.groupby("user")["score"].diff().dropna() <= 0).all()
+
+
+def test_scores_are_those_that_were_evaluated(run):
+    result = fedrec.Result.load(run)
+    scores = result.scores()
+    population = Population.of(result.experiment)
+    clients = result.users.index.to_numpy()
+    held_out = population.held_out(clients, "test")
+    values = np.where(held_out.seen & ~held_out.relevant, -np.inf, scores.to_numpy()[clients])
+    order = np.argsort(-values, axis=1, kind="stable")
+    place = np.argsort(order, axis=1)
+    share = ((place < 10) & held_out.relevant).sum(1) / held_out.relevant.sum(1)
+    assert np.isfinite(share).all() and share.mean() > 0
+
+
+def test_users_are_named_by_the_datas_ids(run):
+    result = fedrec.Result.load(run)
+    found = result.scores(["u7", "u3"])
+    assert found.index.tolist() == ["u7", "u3"]
+    np.testing.assert_array_equal(found.loc["u3"], result.scores().loc["u3"])
+    with pytest.raises(DataError, match="no user 'nobody'"):
+        result.recommend(["nobody"])
+    with pytest.raises(ExperimentError, match="nothing to recommend"):
+        result.recommend(k=0)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_files(run, tmp_path, ending):
+    pytest.importorskip("pyarrow")
+    file = tmp_path / f"lists.{ending}"
+    done = CliRunner().invoke(app, ["recommend", str(run), "--top", "3", "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    read = pd.read_csv if ending == "csv" else pd.read_parquet
+    found = read(file)
+    expected = fedrec.Result.load(run).recommend(k=3)
+    assert found["item"].tolist() == expected["item"].tolist()
+
+
+def test_fine_tuning_on_the_device_is_part_of_the_scores(tiny_experiment, tmp_path):
+    result = fedrec.run(tiny_experiment(), output=tmp_path / "run")
+    tuned = fedrec.Result.load(tmp_path / "run").scores()
+    assert tuned.shape == (24, 30)
+    shared = fedrec.run(
+        tiny_experiment(), ["evaluation.fine-tune={epochs=0}"], output=tmp_path / "shared"
+    )
+    np.testing.assert_array_equal(shared.parameters["item.id"], result.parameters["item.id"])
+    assert not np.allclose(tuned, shared.scores())
+
+
+def test_other_data_than_those_of_the_run_are_refused(tmp_path, table):
+    own = tmp_path / "own.csv"
+    own.write_text(table.read_text())
+    folder = tmp_path / "run"
+    done = CliRunner().invoke(app, ["run", "--data", str(own), "-o", str(folder)])
+    assert done.exit_code == 0, done.output
+    users = (folder / "ids" / "users.txt").read_text().splitlines()
+    (folder / "ids" / "users.txt").write_text("\n".join(users[1:]) + "\n")
+    with pytest.raises(DataError, match="not those"):
+        fedrec.Result.load(folder).recommend()

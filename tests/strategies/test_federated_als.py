@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federated matrix factorization with solved users, against the centralised one and automatic
+differentiation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clients.evaluation import client_scores
+from clients.hosting.node import Node
+from clients.training.one_client import to_device
+from fedrec.baselines.base import Histories
+from fedrec.baselines.factorisation.ials import IalsConfig, solved
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.factors.packed import packed, unpacked
+from simulations import runner
+from strategies.base import Aggregate
+from strategies.fcf import Fcf, FcfConfig
+
+SETTINGS = {"weight": 5.0, "regularisation": 0.7}
+
+
+@pytest.fixture
+def table(tiny_experiment):
+    """Gives the tiny experiment with implicit matrix factorization, everybody in each round."""
+
+    def make(moments: bool, rounds: int = 3) -> dict:
+        strategy = {"name": "fed-als", **SETTINGS} if moments else {"name": "fcf"}
+        return tiny_experiment() | {
+            "rounds": rounds,
+            "model": {"name": "ials", "factors": 5, "moments": moments, "spread": 2.0},
+            "step": {"name": "als", **SETTINGS},
+            "strategy": strategy,
+            "sampler": {"name": "full"},
+        }
+
+    return make
+
+
+def histories(node: Node) -> Histories:
+    data, clients = node.population.interactions, node.training
+    return Histories(
+        data.num_items,
+        *node.population.liked(clients),
+        clients,
+        data.user_features,
+        data.item_features,
+    )
+
+
+@pytest.mark.parametrize("path", ["blocks", "reference"])
+def test_rounds_of_solving_are_sweeps_of_the_centralised_one(table, tmp_path, path):
+    """After each round, the item factors are those of iALS from the same start; and so are its
+    scores."""
+    result = runner.run(table(True), [f"engine.path={path}"], output=tmp_path / "run")
+    node = Node(result.experiment, 0, 1, tmp_path / "run" / "private")
+    config = IalsConfig(factors=5, **SETTINGS)
+    liked = histories(node).csr()
+    items = node.initial()["item.factors"].double()
+    for _ in range(3):
+        items = solved(liked.T.tocsr(), solved(liked, items, config), config)
+    np.testing.assert_allclose(
+        result.parameters["item.factors"], items.numpy(), rtol=2e-4, atol=2e-5
+    )
+    assert not result.parameters["item.moments"].any() and not result.parameters["user.gram"].any()
+    step = node.step(result.experiment.fine_tune_step())
+    parameters = to_device(result.parameters, node.device)
+    found = client_scores(node, step, parameters, node.training, 3)
+    wanted = solved(liked, items, config) @ items.T
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-3, atol=2e-4)
+
+
+def test_what_clients_send_adds_up_to_the_gradient_of_the_loss(table):
+    """Against automatic differentiation of the loss over every user and item."""
+    experiment = load(table(False))
+    node = Node(experiment, 0, 1, None)
+    start = node.initial()
+    arrays = {name: value.numpy() for name, value in start.items()}
+    config, weight = IalsConfig(factors=5, **SETTINGS), SETTINGS["weight"]
+    liked = histories(node).csr()
+    items = start["item.factors"].double().requires_grad_()
+    users = solved(liked, items.detach(), config)
+    target = torch.from_numpy(liked.toarray()).double()
+    errors = (1 + (weight - 1) * target) * (target - users @ items.T).square()
+    (errors.sum() + 0.3 * items.square().sum()).backward()
+
+    class Everybody:
+        clients = node.training
+
+    rule = Fcf(FcfConfig(regularisation=0.3), Everybody(), {"name": "als"})
+    step = node.step(experiment.step)
+    sums = {name: np.zeros(value.shape) for name, value in arrays.items()}
+    for client in node.training.tolist():
+        delta = step.update(start, node.population.client(client), np.random.default_rng(0)).delta
+        sums = {name: value + delta[name].double().numpy() for name, value in sums.items()}
+    np.testing.assert_allclose(
+        rule.gradient(items.detach().numpy(), sums), items.grad.numpy(), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_the_gradient_vanishes_where_solving_stays(table, tmp_path):
+    """Once sweeps change nothing any more, the gradient at the items' factors is zero."""
+    result = runner.run(
+        table(True, rounds=300),
+        ["checkpoint.every=300", "evaluation.every=0"],
+        output=tmp_path / "run",
+    )
+    experiment = result.experiment
+    node = Node(experiment, 0, 1, None)
+    liked, config = histories(node).csr(), IalsConfig(factors=5, **SETTINGS)
+    items = torch.from_numpy(result.parameters["item.factors"]).double().requires_grad_()
+    users = solved(liked, items.detach(), config)
+    target = torch.from_numpy(liked.toarray()).double()
+    errors = (1 + (SETTINGS["weight"] - 1) * target) * (target - users @ items.T).square()
+    (errors.sum() + SETTINGS["regularisation"] * items.square().sum()).backward()
+    assert items.grad.abs().max() < 1e-3 * target.sum()
+
+
+def test_a_part_of_the_clients_is_scaled_up_to_all(table):
+    """The rule sees sums of half the clients as those of twice as many."""
+    node = Node(load(table(False)), 0, 1, None)
+    arrays = {name: value.numpy() for name, value in node.initial().items()}
+
+    class Everybody:
+        clients = node.training
+
+    sums = {name: np.ones(value.shape) for name, value in arrays.items()}
+    half = {name: value / 2 for name, value in sums.items()}
+    rules = [Fcf(FcfConfig(), Everybody(), {"name": "als"}) for _ in range(2)]
+    whole = rules[0].apply(dict(arrays), Aggregate(sums, len(node.training), 0, 1))
+    scaled = rules[1].apply(dict(arrays), Aggregate(half, len(node.training) / 2, 0, 1))
+    for name, value in whole.items():
+        np.testing.assert_allclose(scaled[name], value)
+
+
+def test_packed_matrices_have_the_same_norm_and_come_back():
+    drawn = torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrices = drawn + drawn.transpose(1, 2)
+    torch.testing.assert_close(packed(matrices).norm(dim=-1), matrices.flatten(1).norm(dim=1))
+    torch.testing.assert_close(unpacked(packed(matrices)), matrices)
+    with pytest.raises(ValueError, match="got 7"):
+        unpacked(torch.zeros(7))
+
+
+@pytest.mark.parametrize("name", ["fcf", "fed-als"])
+def test_models_that_do_not_fit_are_refused(table, tmp_path, name):
+    """Moments where none are wanted, none where they are, and another model."""
+    wrong = table(name == "fcf") | {"strategy": {"name": name}}
+    with pytest.raises(ExperimentError, match="cannot be found"):
+        runner.run(wrong, output=tmp_path / "moments")
+    with pytest.raises(ExperimentError, match="solves for the users"):
+        runner.run(table(False) | {"model": {"name": "mf"}}, output=tmp_path / "model")
+
+
+def test_user_factors_stay_on_the_device(table):
+    """What a node sends has none of them, and is zero for a client without likes."""
+    experiment = load(table(False))
+    node = Node(experiment, 0, 1, None)
+    start = node.initial()
+    arrays = {name: value.numpy() for name, value in start.items()}
+    assert node.step(experiment.step).private_names(list(arrays)) == ["user.factors"]
+    idle = node.population.client(int(node.training[0]))
+    idle = type(idle)(
+        idle.client, idle.features, idle.items[:0], idle.labels[:0], idle.positives[:0]
+    )
+    batches = node.step(experiment.step).batches(idle, np.random.default_rng(0))
+    block = node.step(experiment.step).block([idle.features], [batches], node.device)
+    trained = node.step(experiment.step).train_block(start, block)
+    assert not any(value.any() for value in trained.values.values()) and np.isnan(
+        trained.losses()[0]
+    )
+
+
+def test_a_noisy_round_is_finite(table, tmp_path):
+    """Under noise the moments are no moments any more; they are projected, and the run goes on."""
+    private = table(True) | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
+    names = ["user.gram", "item.right", "item.moments"]
+    result = runner.run(private, [f"privacy.parameters={names}"], output=tmp_path / "run")
+    assert all(np.isfinite(value).all() for value in result.parameters.values())

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The federated linear item-to-item model against the centralised EASE and PureSVD."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import fedrec
+from fedrec.baselines.factorisation.ease import item_weights
+from fedrec.data.cache import KEPT
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.models.item_weights import chosen_items, item_scale
+
+
+@pytest.fixture
+def table(tiny_experiment):
+    def make(**changes):
+        found = copy.deepcopy(tiny_experiment())
+        found |= {
+            "rounds": 2,
+            "model": {"name": "item-weights"},
+            "step": {"name": "gram"},
+            "strategy": {
+                "name": "popularity-start",
+                "main": {"name": "gram", "regularisation": 5.0},
+            },
+            "sampler": {"name": "full"},
+        }
+        found["evaluation"] = {"every": 0, "ks": [5], "baselines": []}
+        for key, value in changes.items():
+            found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+        return found
+
+    return make
+
+
+def histories(experiment):
+    population = KEPT.population(load(experiment))
+    return population.histories(population.training_clients).astype(np.float64)
+
+
+@pytest.mark.parametrize("path", ["auto", "reference"])
+def test_weights_are_those_of_centralised_ease(table, tmp_path, path):
+    experiment = table(engine={"path": path})
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    likes = histories(experiment)
+    gram = torch.from_numpy(likes.T @ likes)
+    expected = item_weights(gram, 5.0).numpy()
+    np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-5)
+    shares = np.maximum(likes.mean(0), 0.001)
+    np.testing.assert_allclose(result.parameters["item.bias"][:, 0], np.log(shares), rtol=1e-5)
+
+
+def test_only_the_most_popular_items_have_weights_and_others_follow_by_popularity(table, tmp_path):
+    experiment = table(model={"items": 7})
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    likes = histories(experiment)
+    top = np.sort(np.argsort(-likes.mean(0), kind="stable")[:7])
+    own = likes[:, top]
+    expected = item_weights(torch.from_numpy(own.T @ own), 5.0).numpy()
+    np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-5)
+    scores = result.scores()
+    rest = np.setdiff1d(np.arange(30), top)
+    bias = result.parameters["item.bias"][:, 0]
+    for row in scores.to_numpy():
+        assert row[rest].max() <= row[top].min()
+        assert (np.diff(row[rest][np.argsort(bias[rest], kind="stable")]) >= -1e-6).all()
+
+
+def test_scaled_products_are_solved_in_their_scale_and_returned_to_the_items_own(table, tmp_path):
+    experiment = table(step={"exponent": 0.5})
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    likes = histories(experiment)
+    bias = torch.from_numpy(result.parameters["item.bias"][:, 0].copy())
+    scale = item_scale(bias, 0.5).numpy()
+    weighted = likes * scale
+    solved = item_weights(torch.from_numpy(weighted.T @ weighted), 5.0).numpy()
+    expected = scale[:, None] * solved / scale
+    np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-4)
+
+
+def test_cohorts_of_several_rounds_are_added_and_scaled_to_everybody(table, tmp_path):
+    experiment = table(
+        rounds=3,
+        sampler={"name": "fixed-size", "cohort": 9},
+        strategy={"name": "gram", "regularisation": 5.0, "main": None},
+    )
+    del experiment["strategy"]["main"]
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    from fedrec.runs.folder import RunFolder
+    from server.checkpoint import Checkpoints
+
+    run = RunFolder(result.folder)
+    state = Checkpoints(run.checkpoints, run.experiment.digest(), keep=3).latest()
+    assert state is not None
+    total, (clients, variance) = state.strategy["total"], state.strategy["numbers"]
+    assert (clients, variance) == (27, 0)
+    expected = item_weights(torch.from_numpy(total * 18 / 27), 5.0).numpy()
+    np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-5)
+
+
+def test_private_rounds_have_noise_on_every_weight_and_an_epsilon_below_the_target(table, tmp_path):
+    privacy = {
+        "epsilon": 2.0,
+        "clip-norm": 4.0,
+        "parameters": ["item.weights"],
+        "phases": {"popularity": {"parameters": ["item.bias"], "clip-norm": 2.0}},
+    }
+    experiment = table(privacy=privacy)
+    experiment["strategy"]["main"] = {"name": "gram", "solution": "puresvd", "factors": 3}
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    assert 1.9 < result.rounds["epsilon"].iloc[-1] <= 2.0
+    weights = result.parameters["item.weights"]
+    assert np.linalg.matrix_rank(weights, tol=1e-4) <= 3
+    assert (weights != 0).all()
+    assert any(line.startswith("Noise of phase main") for line in result.privacy)
+    assert "This is a simulation, not a release." in result.privacy[0]
+
+
+def test_other_models_are_refused(table):
+    with pytest.raises(ExperimentError, match="no weights between items"):
+        fedrec.run(table(model={"name": "mf"}))
+
+
+def test_equal_biases_choose_the_first_items():
+    assert chosen_items(torch.zeros(5), 2).tolist() == [0, 1]
+    assert chosen_items(torch.tensor([0.0, 2.0, 1.0]), 2).tolist() == [1, 2]
