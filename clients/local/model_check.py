@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 
+Kind = TypeVar("Kind", bound=Model)
 
-def refuse_other_model(model: Model, kind: type[Model], name: str, *, lacks: str) -> None:
-    """Refuse a model that is not of the kind that a step trains.
+
+def require_model(model: Model, kind: type[Kind], name: str, *, lacks: str) -> Kind:
+    """The experiment's model, which has to be of the kind that a step trains.
 
     Args:
         model: of the experiment.
@@ -26,3 +30,4 @@ def refuse_other_model(model: Model, kind: type[Model], name: str, *, lacks: str
             got=type(model).__name__,
             fix=f"set model.name = {name!r}, or another step",
         )
+    return model

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.model_check import refuse_other_model
+from clients.local.model_check import require_model
 from clients.local.updates import Part, PartialUpdates
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
@@ -53,8 +53,8 @@ class Gram(CohortStep):
 
     def __init__(self, config: GramConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        refuse_other_model(model, ItemWeights, "item-weights", lacks="weights between items")
-        self.size = model.size
+        lacks = "weights between items"
+        self.size = require_model(model, ItemWeights, "item-weights", lacks=lacks).size
 
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.model_check import refuse_other_model
+from clients.local.model_check import require_model
 from clients.local.updates import Part, PartialUpdates
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
@@ -53,8 +53,7 @@ class PnbmStep(CohortStep):
 
     def __init__(self, config: PnbmStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        refuse_other_model(model, Pnbm, "pnbm", lacks="similarities to learn")
-        self.pnbm = model
+        self.pnbm = require_model(model, Pnbm, "pnbm", lacks="similarities to learn")
 
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator

@@ -11,6 +11,9 @@ adds `server-lr` times a noisy mean of updates to them.
 
 from __future__ import annotations
 
+import io
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,14 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.atomic_files import open_atomically
 from server.callbacks.base import Callback
 from simulations.attacks.claims import Claim, claim_of
 from simulations.attacks.federations import QUICK, derived, run_once, section, seed_of
 from strategies.base import CohortStrategy
 
 _FILE = "canaries.npz"
+_DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
 def audit_experiment(
@@ -138,7 +143,8 @@ class Watch(Callback):
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        np.savez(self._file, released=np.array(self._released))
+        with open_atomically(self._file) as file:
+            np.savez(file, released=np.array(self._released))
 
 
 def server_rate(experiment: Experiment) -> Callable[[int], float]:
@@ -162,8 +168,7 @@ def _observe(
     """What an audited run showed, and the (expected) number of clients in each of its rounds."""
     watch = Watch(plan, experiment, folder / _FILE)
     run = run_once(experiment, folder, [watch, *callbacks])
-    with np.load(folder / _FILE) as file:
-        released = file["released"]
+    released = _released(folder / _FILE, plan.count)
     if not len(released):
         raise ExperimentError(
             "there is nothing to audit",
@@ -182,6 +187,39 @@ def _observe(
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
     cohort = float(experiment.sampler.options.get("cohort", len(clients)))
     return Observations(released, taking_part, plan.signs()), cohort
+
+
+def _released(file: Path, canaries: int) -> np.ndarray:
+    """What the rounds of an audited run released, `float64 [rounds, canaries]`.
+
+    Raises:
+        RunError: the file is not there, or is none that an audit wrote.
+    """
+    shown = "no such file"
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+            found = arrays["released"]
+        if found.dtype == np.float64 and (not len(found) or found.shape[1:] == (canaries,)):
+            return found
+        shown = f"{found.dtype} {list(found.shape)}"
+    except FileNotFoundError:
+        pass
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as e:
+        shown = str(e) or type(e).__name__
+    raise RunError(
+        f"{file} does not hold what an audited run released",
+        expected=f"the array 'released', float64 [rounds, {canaries}], written when the run ended",
+        got=shown,
+        fix=f"remove the folder {file.parent} and audit again",
+    )
 
 
 def _refuse(experiment: Experiment) -> None:

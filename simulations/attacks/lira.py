@@ -18,6 +18,7 @@ from fedrec.data.memberships import half_members, half_memberships
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
+from fedrec.runtime.atomic_files import open_atomically
 from server.callbacks.base import Callback
 from simulations.attacks.federations import (
     QUICK,
@@ -89,14 +90,9 @@ def attack_lira(
             _federation(experiment, options, number), output / f"shadow-{number:03d}", callbacks
         )
         shadows[number - 1] = _signals(experiment, population, run, users, options)
-    np.savez(
-        output / "signals.npz",
-        users=users,
-        target=target,
-        member=member,
-        shadows=shadows,
-        masks=masks,
-    )
+    arrays = {"target": target, "member": member, "shadows": shadows, "masks": masks}
+    with open_atomically(output / "signals.npz") as file:
+        np.savez(file, users=users, **arrays)
     scores = lira_scores(target, shadows, masks, mode=options.mode, variance=options.variance)
     success = measure(scores, member, threshold=undecided(scores, options.mode))
     return LiraAttack(options, success, dict(target_run.read_result().metrics))

@@ -90,10 +90,12 @@ def _chart(result: Result) -> str:
 
 def _attacks(result: Result) -> list[tuple[str, str]]:
     """What audits and attacks of this run folder found; that there was none, where there was
-    none."""
+    none; that a file cannot be read, where it is damaged."""
     found = []
     for file, name in _ATTACKS.items():
         table = _json(result, file)
+        if not table and (result.folder / file).exists():
+            found.append((name, f"{file} cannot be read"))
         numbers = [
             f"{key} {value:.4g}" for key, value in table.items() if isinstance(value, float | int)
         ]

@@ -5,6 +5,7 @@ ones."""
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
 
@@ -275,6 +276,46 @@ def test_finished_runs_are_taken_and_broken_ones_refused(tmp_path):
     max(run.glob("checkpoints/*.npz")).unlink()
     with pytest.raises(RunError, match="broken off"):
         audit(tmp_path, "rounds=3")
+
+
+def other_arrays(**arrays):
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    return held.getvalue()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audited")
+    audit(folder, "rounds=3")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"PK",
+        b"no archive at all",
+        other_arrays(seen=np.zeros(3)),
+        other_arrays(released=np.zeros((3, CANARIES + 1))),
+        other_arrays(released=np.zeros((3, CANARIES), np.float32)),
+        other_arrays(released=np.array(["x"] * 3)),
+        other_arrays(released=np.zeros((3, CANARIES)))[:-60],
+    ],
+    ids=["gone", "empty", "cut", "text", "other array", "other audit", "float32", "words", "tail"],
+)
+def test_a_damaged_file_of_releases_is_named(kept, content):
+    """And with what was written, the same audit is taken from the folder again."""
+    file = kept / "run-01" / "canaries.npz"
+    whole = file.read_bytes()
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(RunError, match="does not hold what an audited run released") as error:
+        audit(kept, "rounds=3")
+    assert "audit again" in str(error.value)
+    file.write_bytes(whole)
+    assert audit(kept, "rounds=3").runs
 
 
 @pytest.mark.parametrize(
