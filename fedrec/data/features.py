@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from fedrec.errors import DataError
 
@@ -92,16 +92,16 @@ class Feature:
         Returns:
             `float32 [distinct, categories]`, and for each row its place in that, `int32 [rows]`.
         """
-        places: dict[bytes, int] = {}
-        index = np.empty(self.rows, dtype=np.int32)
-        for row, (start, stop) in enumerate(itertools.pairwise(self.offsets.tolist())):
-            index[row] = places.setdefault(self.codes[start:stop].tobytes(), len(places))
-        shares = np.zeros((len(places), len(self.categories)), dtype=np.float32)
-        for place, own in enumerate(places):
-            codes = np.frombuffer(own, dtype=self.codes.dtype)
-            np.add.at(shares[place], codes, np.float32(1))
-            shares[place] /= max(len(codes), 1)
-        return shares, index
+        padded, index = self.padded(), np.zeros(self.rows, dtype=np.int64)
+        for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
+            index = pd.factorize(index * (len(self.categories) + 1) + column + 1)[0]
+        _, first = np.unique(index, return_index=True)
+        place, column = np.nonzero(padded[first] >= 0)
+        codes = padded[first][place, column]
+        shares = np.zeros((len(first), len(self.categories)), dtype=np.float32)
+        np.add.at(shares, (place, codes), np.float32(1))
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
+        return shares, index.astype(np.int32)
 
 
 @dataclass(frozen=True)

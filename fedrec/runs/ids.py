@@ -22,8 +22,9 @@ def write_ids(folder: Path, interactions: Interactions) -> None:
     for name, ids in (("users", interactions.user_ids), ("items", interactions.item_ids)):
         file = folder / "ids" / f"{name}.txt"
         if not file.exists():
-            lines = [json.dumps(str(one), ensure_ascii=False) for one in ids.tolist()]
-            write_atomically(file, "\n".join(lines) + "\n")
+            texts = [str(one) for one in ids.tolist()]
+            lines = json.dumps(texts, ensure_ascii=False, separators=("\n", ":"))[1:-1]
+            write_atomically(file, lines + "\n")
 
 
 def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
@@ -41,8 +42,8 @@ def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _read(file: Path) -> np.ndarray:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return np.array([str(json.loads(line)) for line in lines], dtype=object)
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return np.array([str(one) for one in json.loads(f"[{','.join(lines)}]")], dtype=object)
     except (OSError, ValueError) as error:
         raise RunError(
             f"{file} cannot be read", expected="one JSON text per line", got=str(error)
