@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedrec.errors import RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Event, from_record, to_record
 from fedrec.runtime.atomic_files import write_atomically
 
@@ -50,7 +50,7 @@ class Ledger:
         RunError: the file is damaged, other than by a last line that was cut off.
     """
 
-    def __init__(self, path: Path, backend: str | Backend = "autodp") -> None:
+    def __init__(self, path: Path, backend: str | Backend = DEFAULT_BACKEND) -> None:
         self.path = path
         self.accountant = Accountant(backend)
         self.charges: list[Charge] = []

@@ -35,7 +35,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.adjacency import Adjacency, sensitivity
+from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.clipping import Clip
 from fedrec.rng import stream
 
 _LARGEST = 1e6  # epsilon, beyond which nobody speaks of privacy
@@ -70,7 +71,7 @@ class PersonalBudget:
         """The smallest sigma / S with which so many releases together keep to the budget."""
         return (
             math.sqrt(releases)
-            * sensitivity(1.0, adjacency)
+            * Clip(1.0).sensitivity(adjacency)
             / gdp_parameter(self.epsilon, self.delta)
         )
 
@@ -123,7 +124,7 @@ class PersonalAccountant:
     """
 
     def __init__(self, adjacency: Adjacency = "replace-one") -> None:
-        self._factor = sensitivity(1.0, adjacency)
+        self._factor = Clip(1.0).sensitivity(adjacency)
         self._squares: dict[int, float] = {}
 
     def charge(self, client: int, multiplier: float, releases: int = 1) -> None:
