@@ -115,12 +115,12 @@ class Clip:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip norm that moves until the wanted share of clients stays unclipped (Andrew et al. 2021,
+    """A clip norm that moves until a given share of clients stays unclipped (Andrew et al. 2021,
     section 3).
 
     Attributes:
         norm: the present clip norm C.
-        quantile: wanted share of unclipped clients.
+        quantile: target share of unclipped clients.
         learning_rate: step of the geometric update.
         denominator: the fixed number that sums are divided by.
     """
@@ -130,19 +130,13 @@ class AdaptiveClip:
     learning_rate: float
     denominator: float
 
-    def centred_count(self, norms: np.ndarray) -> float:
-        """Sum over the clients of (unclipped? 1 : 0) - 1/2, which is what gets noise; a failed
-        client adds 0.
+    def after(self, noisy_centred_count: float) -> AdaptiveClip:
+        """The next clip norm, C exp(-rate (share unclipped - quantile)).
 
         Args:
-            norms: norms before clipping of the clients that answered, `[clients]`; NaN counts as
-                clipped.
+            noisy_centred_count: sum over the clients of 1/2 (not clipped) or -1/2 (clipped), with
+                noise; a failed client adds 0.
         """
-        return float(np.sum(np.where(np.asarray(norms) <= self.norm, 0.5, -0.5)))
-
-    def after(self, noisy_centred_count: float) -> AdaptiveClip:
-        """The next clip norm, from a count with its noise: C exp(-rate (share unclipped -
-        quantile))."""
         unclipped = noisy_centred_count / self.denominator + 0.5
         # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to
         # 0 or infinity.

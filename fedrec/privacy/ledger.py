@@ -80,23 +80,6 @@ class Ledger:
         never."""
         return budget is not None and self.accountant.would_exceed(event, budget, delta, n)
 
-    def refuse_beyond(self, event: Event, budget: float | None, delta: float) -> None:
-        """Refuse one more event that the budget does not pay for.
-
-        Raises:
-            RunError: it would exceed the budget.
-        """
-        if self.would_exceed(event, budget, delta):
-            raise RunError(
-                "the privacy budget does not pay for another round",
-                expected=f"epsilon <= {budget:g} at delta {delta:g} after it",
-                got=f"{self.accountant.epsilons(event, [1], delta)[0]:.6g} after it",
-                fix=(
-                    "the run is complete as it is; a larger budget needs the consent of those whose"
-                    " data are used"
-                ),
-            )
-
     def _count(self, charge: Charge) -> None:
         self.accountant.step(charge.event, charge.count)
         self.charges.append(charge)

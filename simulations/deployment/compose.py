@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from fedrec.secure.identity import CERTIFICATE, KEY
-from simulations.deployment.client import ClientPlan, supernode_flags
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.processes.commands import (
@@ -37,7 +36,6 @@ _SECRETS, _STATE, _RUNS = (
     "/var/lib/fedrec/runs",
 )
 _DATA = Path("/data/data.csv")
-_PYTHON = ("python", "-m")
 _HEALTH = {"interval": "10s", "timeout": "10s", "retries": 6, "start_period": "60s"}
 
 
@@ -274,9 +272,3 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
         healthcheck=alive,
     )
     return {f"supernode-{number}": supernode, f"clientapp-{number}": executor}
-
-
-def node_flags() -> tuple[str, ...]:
-    """Flags that `fedrec client` starts a SuperNode in a container with, for a test of them."""
-    plan = ClientPlan(Path("/join"), "door:8443", _DATA, _STATE, host="meeting-1", bind="0.0.0.0")
-    return supernode_flags(plan)

@@ -17,7 +17,8 @@ import yaml
 from clients.device.device_node import _identity
 from fedrec.errors import EngineError, RefusalError
 from simulations.cli import main
-from simulations.deployment.compose import compose, node_flags
+from simulations.deployment.client import ClientPlan, supernode_flags
+from simulations.deployment.compose import compose
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.processes.commands import refuse_root_in_a_container
@@ -57,7 +58,11 @@ def test_flowers_parsers_take_our_flags(table):
         "flwr.supercore.cli.flower_superexec", "_parse_args", services["serverapp"]["command"]
     )
     assert executor.superexec_auth_secret_file and executor.root_certificates
-    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", node_flags())
+    plan = ClientPlan(
+        Path("/join"), "gateway:8443", Path("/data.csv"), Path("/state"), bind="0.0.0.0"
+    )
+    flags = supernode_flags(plan)
+    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
     assert (
         node.auth_supernode_private_key == "/join/node.key"
         and node.isolation == "process"
