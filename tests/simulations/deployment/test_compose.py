@@ -74,12 +74,12 @@ def networks(service):
     return set(service["networks"])
 
 
-def test_only_the_door_is_reached_from_outside(table):
+def test_only_the_gateway_is_reached_from_outside(table):
     services = table["services"]
     published = [name for name, service in services.items() if service.get("ports")]
-    assert published == ["door"]
+    assert published == ["gateway"]
     inside = {name for name, service in services.items() if "inside" in networks(service)}
-    assert inside == {"superlink", "serverapp", "door", "operator"}
+    assert inside == {"superlink", "serverapp", "gateway", "operator"}
     assert table["networks"]["inside"] == {"internal": True}
     for number in (1, 2):
         executor = services[f"clientapp-{number}"]
@@ -158,7 +158,7 @@ def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
     for file in (
         "ca.crt",
         "server/superlink.key",
-        "server/door.key",
+        "server/gateway.key",
         "nodes/node-1/signing.key",
         "nodes/node-1",
     ):
