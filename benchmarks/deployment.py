@@ -83,7 +83,7 @@ def rounds(nodes: int, count: int, port: int) -> dict[str, float]:
         "ray": ray,
         "overhead": middle - ray,
     }
-    return {**found, "cpu seconds per round of superlink, door and nodes": spent, **load_of()}
+    return {**found, "cpu seconds per round of superlink, gateway and nodes": spent, **load_of()}
 
 
 def load(nodes: int, count: int, port: int) -> dict[str, float]:
@@ -169,11 +169,11 @@ def tree(pid: int) -> list[int]:
 
 
 def memory(deployment: Deployment) -> dict[str, float]:
-    """Proportional memory in MiB of the SuperLink, the door, and a node on average (shared pages in
-    equal parts)."""
+    """Proportional memory in MiB of the SuperLink, the gateway, and a node on average (shared pages
+    in equal parts)."""
     pids = {state.name: state.pid for state in operator.states(deployment) if state.pid}
     families = {
-        name: tree(pids[name]) if name in pids else [] for name in ("superlink", "door", "nodes")
+        name: tree(pids[name]) if name in pids else [] for name in ("superlink", "gateway", "nodes")
     }
     parts = {name: sum(_proportional(pid) for pid in family) for name, family in families.items()}
     return {**parts, "per node": parts["nodes"] / deployment.settings.nodes}
@@ -186,8 +186,8 @@ def cpu_by_process(deployment: Deployment) -> dict[str, float]:
 
 
 def cpu_seconds(deployment: Deployment) -> float:
-    """Processor seconds that the SuperLink, the door and the nodes have used, their ended children
-    included."""
+    """Processor seconds that the SuperLink, the gateway and the nodes have used, their ended
+    children included."""
     found = cpu_by_process(deployment)
     return sum(seconds for name, seconds in found.items() if name != "serverapp")
 

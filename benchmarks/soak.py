@@ -4,12 +4,12 @@ disturbs.
 
     python -m benchmarks.soak --rounds 500 --nodes 8 --seconds 5
 
-Every few seconds one of SuperNodes, executors, the door or the SuperLink gets SIGKILL, or (seldom)
-the ServerApp, whose run is then resumed. Memory, open files and sizes on disk of the long-lived
-processes are printed as JSON lines while it runs, and at the end rounds, kills, and the final
-metrics, of the users whose nodes are there and of all, beside those of undisturbed runs of several
-seeds. These are simulations, which give a deployment's numbers (a test compares them) and need
-minutes instead of hours.
+Every few seconds one of SuperNodes, executors, the gateway or the SuperLink gets SIGKILL, or
+(seldom) the ServerApp, whose run is then resumed. Memory, open files and sizes on disk of the
+long-lived processes are printed as JSON lines while it runs, and at the end rounds, kills, and the
+final metrics, of the users whose nodes are there and of all, beside those of undisturbed runs of
+several seeds. These are simulations, which give a deployment's numbers (a test compares them) and
+need minutes instead of hours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from simulations import runner
 from simulations.deployment import launch, operator
 from simulations.deployment.layout import Deployment
 
-KILLED = {"supernode": 8.0, "executor": 8.0, "superlink": 0.25, "door": 0.5, "serverapp": 0.2}
+KILLED = {"supernode": 8.0, "executor": 8.0, "superlink": 0.25, "gateway": 0.5, "serverapp": 0.2}
 """How often each kind of process is killed, against the others; without a SuperLink rounds stand
 still for a minute."""
 METRIC = "hits@10"
@@ -218,7 +218,7 @@ def sizes(deployment: Deployment) -> dict[str, int]:
     logs."""
     pids = {state.name: state.pid for state in operator.states(deployment) if state.pid}
     found = {}
-    for name in ("superlink", "door", "serverapp", "nodes"):
+    for name in ("superlink", "gateway", "serverapp", "nodes"):
         family = tree(pids[name]) if name in pids else []
         found |= {
             f"{name} files": sum(_open_files(pid) for pid in family),

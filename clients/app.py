@@ -10,23 +10,23 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.evaluation import evaluate_clients, mean_metrics
-from clients.generated import train_each, wanted_items
+from clients.generated import requested_items, train_each
 from clients.node_of_context import is_real, node_of
 from clients.secure import channel_key, masked_sum, share, unmask
 from clients.training.round import only_reads, train_clients
 from fedrec.errors import ClientError, RefusalError
 from fedrec.protocol.messages import (
     pack_each,
+    pack_item_requests,
     pack_parameters,
     pack_presence,
     pack_standard,
     pack_sum,
     pack_table,
-    pack_wanted,
     strange_keys,
     unpack_evaluate,
+    unpack_item_query,
     unpack_train_order,
-    unpack_wanted_order,
 )
 from fedrec.protocol.orders import Presence, TrainOrder
 from fedrec.protocol.records import array_names, own_arrays, read_arrays
@@ -99,12 +99,12 @@ def initial(message: Message, context: Context) -> Message:
     )
 
 
-@app.query("wanted")
-def wanted(message: Message, context: Context) -> Message:
+@app.query("items")
+def items(message: Message, context: Context) -> Message:
     """Say which items' rows the named clients need, before parameters are generated for them."""
-    order, node = unpack_wanted_order(message.content), node_of(context)
+    order, node = unpack_item_query(message.content), node_of(context)
     node.refuse_generated()
-    return Message(pack_wanted(wanted_items(node, order)), reply_to=message)
+    return Message(pack_item_requests(requested_items(node, order)), reply_to=message)
 
 
 @app.query("secure_channel")

@@ -97,7 +97,7 @@ def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
         )
     if node.experiment.task == "rating":
         return generated_errors(node, given)
-    clients = given.wanted.clients
+    clients = given.requests.clients
 
     def scores(part: np.ndarray) -> Tensor:
         own = given.take(np.searchsorted(clients, part))

@@ -23,12 +23,12 @@ from fedrec.cohort.batches import Batches
 from fedrec.errors import ClientError, ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
 from fedrec.metrics.rating import rating_errors_by_user
-from fedrec.protocol.generated import Generated, Wanted
-from fedrec.protocol.orders import TrainEach, TrainOrder, WantedOrder
+from fedrec.protocol.generated import Generated, ItemRequests
+from fedrec.protocol.orders import ItemQuery, TrainEach, TrainOrder
 from fedrec.rng import stream
 
 
-def wanted_items(node: Node, order: WantedOrder) -> Wanted:
+def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
     """The items that clients touch in a round, or those of their held-out rows."""
     clients = np.sort(order.clients)
     if order.purpose == "evaluate":
@@ -37,9 +37,9 @@ def wanted_items(node: Node, order: WantedOrder) -> Wanted:
             np.unique(node.population.held_out_ratings(client, part)[0])
             for client in clients.tolist()
         ]
-        return Wanted.of(clients, lists)
+        return ItemRequests.of(clients, lists)
     step = _generated_step(node.step(Section.model_validate(order.step)))
-    return Wanted.of(
+    return ItemRequests.of(
         clients, [_touched(batches) for batches in _batches(node, step, clients, order.round)]
     )
 
@@ -62,16 +62,16 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
 def generated_errors(node: Node, given: Generated) -> pd.DataFrame:
     """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of
     `rows`."""
-    clients, part = given.wanted.clients, node.experiment.evaluation.held_out
+    clients, part = given.requests.clients, node.experiment.evaluation.held_out
     held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
     counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
     real = np.arange(counts.max(initial=1)) < counts[:, None]
     rows = np.zeros(real.shape, dtype=np.int64)
-    own = np.split(given.wanted.items, given.wanted.offsets[1:-1])
+    own = np.split(given.requests.items, given.requests.offsets[1:-1])
     rows[real] = np.concatenate(
         [np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)]
     )
-    width = int(np.diff(given.wanted.offsets).max(initial=1))
+    width = int(np.diff(given.requests.offsets).max(initial=1))
     places = torch.from_numpy(rows).to(node.device)
     with torch.no_grad():
         predicted = node.model.predict(
@@ -84,7 +84,7 @@ def generated_errors(node: Node, given: Generated) -> pd.DataFrame:
 
 
 def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -> TrainEach:
-    clients, gradients = given.wanted.clients, _empty(given)
+    clients, gradients = given.requests.clients, _empty(given)
     examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
     batches = _batches(node, step, clients, round_)
     sizes = {
@@ -95,15 +95,15 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
         block = step.block([() for _ in places], [batches[place] for place in places], node.device)
         width = block.touched.shape[1]
         real = own.real(width)
-        if not np.array_equal(block.touched.cpu().numpy()[real], own.wanted.items):
-            raise _mismatch(own.wanted.clients, round_)
+        if not np.array_equal(block.touched.cpu().numpy()[real], own.requests.items):
+            raise _mismatch(own.requests.clients, round_)
         try:
             with node.products():
                 found, measured = step.gradients(to_device(own.padded(width), node.device), block)
         except Exception as error:
             raise _blame(node, step, own, round_) from error
         examples[places], losses[places] = block.examples, measured.cpu().numpy()
-        rows = given.wanted.rows_of(np.array(places))
+        rows = given.requests.rows_of(np.array(places))
         for name in given.values:
             gradients.values[name][places] = found[name].cpu().numpy()
         for name in given.rows:
@@ -114,9 +114,9 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
 def _one_by_one(node: Node, step: Step, given: Generated, round_: int) -> TrainEach:
     """The reference: one client after the other, with its whole item tables."""
     gradients, examples, losses = _empty(given), [], []
-    for place, client in enumerate(given.wanted.clients.tolist()):
-        rows = given.wanted.rows_of(np.array([place]))
-        items = given.wanted.items[rows]
+    for place, client in enumerate(given.requests.clients.tolist()):
+        rows = given.requests.rows_of(np.array([place]))
+        items = given.requests.items[rows]
         update = run_step(
             step, _whole(node, given.take(np.array([place]))), node, client, "client", round_
         )
@@ -136,7 +136,7 @@ def _whole(node: Node, own: Generated) -> dict[str, Tensor]:
     found = {name: value[0] for name, value in own.values.items()}
     for name, value in own.rows.items():
         found[name] = np.zeros((node.model.schema.num_items, *value.shape[1:]), dtype=value.dtype)
-        found[name][own.wanted.items] = value
+        found[name][own.requests.items] = value
     return to_device(found, node.device)
 
 
@@ -159,7 +159,7 @@ def _touched(batches: Batches) -> np.ndarray:
 
 def _empty(given: Generated) -> Generated:
     return Generated(
-        given.wanted,
+        given.requests,
         {name: np.zeros_like(value) for name, value in given.values.items()},
         {name: np.zeros_like(value) for name, value in given.rows.items()},
     )
@@ -195,7 +195,7 @@ def _blame(node: Node, step: GeneratedStep, own: Generated, round_: int) -> Fedr
     return ClientError(
         f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone"
         f" (round {round_})",
-        expected=f"gradients of clients {', '.join(map(str, own.wanted.clients.tolist()))}",
+        expected=f"gradients of clients {', '.join(map(str, own.requests.clients.tolist()))}",
         got="an error in the block",
         fix="--set engine.path=reference trains one client after the other",
     )

@@ -169,14 +169,14 @@ class Evaluator:
     ) -> dict[int, ArrayRecord]:
         """What goes to each node: the parameters of its clients, for their held-out rows or for the
         whole catalogue."""
-        theta, wanted = zero_copy_arrays(arrays), {}
+        theta, requests = zero_copy_arrays(arrays), {}
         if self.experiment.task == "rating":
-            wanted = request_items(
+            requests = request_items(
                 self.grid, self.experiment.engine, groups, round_number, "evaluate", step
             )
-            groups = {node: groups[node] for node in wanted}
+            groups = {node: groups[node] for node in requests}
         return {
-            node: to_record(self.generating.generate(theta, clients, wanted.get(node)).arrays())  # type: ignore[union-attr]
+            node: to_record(self.generating.generate(theta, clients, requests.get(node)).arrays())  # type: ignore[union-attr]
             for node, clients in groups.items()
         }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running and resuming experiments: the door that the command line and `fedrec.run` share."""
+"""Running and resuming experiments, for the command line and `fedrec.run`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from fedrec.config import Config
 from fedrec.experiment.phases import MAIN, Phase, phase_at
 from fedrec.experiment.sections import Section
-from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_train, unpack_sum
 from fedrec.protocol.orders import TrainOrder, Weighting
 from fedrec.protocol.sparse_update import Change, SparseUpdate, added, apply_changes, dense_change
@@ -53,7 +53,9 @@ class Cohorts(Protocol):
         seed and the name."""
         ...
 
-    def wanted(self, groups: Mapping[int, np.ndarray], round_number: int) -> dict[int, Wanted]:
+    def item_requests(
+        self, groups: Mapping[int, np.ndarray], round_number: int
+    ) -> dict[int, ItemRequests]:
         """By node, the items that its clients touch in a round; asked of the nodes, and without
         those that failed."""
         ...
@@ -268,12 +270,12 @@ class GeneratingStrategy(CohortStrategy):
 
     @abstractmethod
     def generate(
-        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None
+        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> Generated:
         """What goes to some clients.
 
         Args:
             theta: the global parameters.
             clients: `int64`, ascending.
-            wanted: the items whose rows each of them needs; None: whole tables.
+            requests: the items whose rows each of them needs; None: whole tables.
         """

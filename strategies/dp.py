@@ -68,16 +68,7 @@ class DpFedAvg:
 
     def protection(self, names: Sequence[str]) -> Protection:
         """What clients do to their updates in the next round."""
-        plan = self.plan
-        return Protection(
-            clip_norm=plan.clip_norm,
-            order=plan.norm_order,
-            names=tuple(plan.trained(names)),
-            noise_scale=plan.client_noise_scale,
-            mechanism=plan.config.mechanism,
-            counted=plan.config.adaptive_clip is not None,
-            silent=plan.config.mode == "secure",
-        )
+        return self.plan.protection(names)
 
     def release(
         self,
@@ -183,7 +174,7 @@ class DpFedAvg:
         own = {name: total[name] for name in names}
         if self.plan.client_noise_scale:
             return own  # the clients' noise has no bound
-        return _scaled(own, theta, Clip(self.plan.clip_norm * asked, self.plan.norm_order))
+        return _scaled(own, theta, self.plan.clip.at(self.plan.clip_norm * asked))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
         adaptive, std = self.plan.config.adaptive_clip, self.plan.count_noise_std

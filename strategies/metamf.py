@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.metamf import generate
-from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_train, unpack_each
 from fedrec.protocol.orders import TrainEach, TrainOrder, Weighting
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
@@ -84,7 +84,7 @@ class MetaMf(GeneratingStrategy):
         self.weighting = config.weighting
         self._optimiser = Optimiser(config.optimiser, config.momentum)
         self._leaves: dict[str, Tensor] = {}
-        self._made: tuple[Wanted, dict[str, Tensor], Tensor] | None = None
+        self._made: tuple[ItemRequests, dict[str, Tensor], Tensor] | None = None
 
     def protect(self, privacy: DpFedAvg) -> None:
         """Always refused.
@@ -111,16 +111,16 @@ class MetaMf(GeneratingStrategy):
         raise NotImplementedError("Expected gradients of each client, got a sum.")
 
     def generate(
-        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, wanted: Wanted | None
+        self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> Generated:
         """What goes to some clients."""
         own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
-            values, low = generate(own, torch.from_numpy(clients.copy()), wanted)
+            values, low = generate(own, torch.from_numpy(clients.copy()), requests)
         plain = {name: value.numpy() for name, value in values.items()}
-        if wanted is not None:
-            return Generated(wanted, plain, {"item.low": low.numpy()})
-        nothing = Wanted(
+        if requests is not None:
+            return Generated(requests, plain, {"item.low": low.numpy()})
+        nothing = ItemRequests(
             clients, np.zeros(len(clients) + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
         )
         return Generated(nothing, {**plain, "item.low": low.numpy()}, {})
@@ -132,20 +132,20 @@ class MetaMf(GeneratingStrategy):
         they need get none."""
         self._theta = zero_copy_arrays(arrays)
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        asked = self.cohorts.wanted(groups, server_round)
-        wanted = Wanted.joined(list(asked.values()))
+        asked = self.cohorts.item_requests(groups, server_round)
+        requests = ItemRequests.joined(list(asked.values()))
         self._leaves = {
             n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()
         }
-        values, low = generate(self._leaves, torch.from_numpy(wanted.clients), wanted)
-        self._made = wanted, values, low
+        values, low = generate(self._leaves, torch.from_numpy(requests.clients), requests)
+        self._made = requests, values, low
         whole = Generated(
-            wanted,
+            requests,
             {n: v.detach().numpy() for n, v in values.items()},
             {"item.low": low.detach().numpy()},
         )
         for node, part in asked.items():
-            own = whole.take(np.searchsorted(wanted.clients, part.clients))
+            own = whole.take(np.searchsorted(requests.clients, part.clients))
             order = TrainOrder(server_round, part.clients, self.weighting, self.step, each=True)
             yield Message(pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
 
@@ -159,9 +159,9 @@ class MetaMf(GeneratingStrategy):
                 "gradients came for parameters that were not generated",
                 expected="a configured round",
             )
-        wanted, values, low = self._made
+        requests, values, low = self._made
         told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
-        collected = _Collected(wanted, values, low)
+        collected = _Collected(requests, values, low)
         for reply in told:
             collected.add(reply, self.weighting)
         metrics = MetricRecord(
@@ -212,15 +212,15 @@ class _Collected:
     """The weighted gradients of a round with respect to everything that was generated, in its
     order."""
 
-    def __init__(self, wanted: Wanted, values: Mapping[str, Tensor], low: Tensor) -> None:
-        self.wanted = wanted
+    def __init__(self, requests: ItemRequests, values: Mapping[str, Tensor], low: Tensor) -> None:
+        self.requests = requests
         self.values = {
             name: np.zeros(value.shape, dtype=np.float32) for name, value in values.items()
         }
         self.low = np.zeros(low.shape, dtype=np.float32)
         self.clients, self.examples, self.weight = 0, 0, 0.0
         self.losses: list[float] = []
-        self._open = np.ones(len(wanted.clients), dtype=bool)
+        self._open = np.ones(len(requests.clients), dtype=bool)
 
     def add(self, reply: TrainEach, weighting: Weighting) -> None:
         """The answer of a node.
@@ -228,12 +228,12 @@ class _Collected:
         Raises:
             ClientError: it answers for clients that were not asked, or a second time.
         """
-        clients = reply.gradients.wanted.clients
-        places = np.searchsorted(self.wanted.clients, clients)
+        clients = reply.gradients.requests.clients
+        places = np.searchsorted(self.requests.clients, clients)
         known = places < len(self._open)
         if (
             not known.all()
-            or not (self.wanted.clients[places] == clients).all()
+            or not (self.requests.clients[places] == clients).all()
             or not self._open[places].all()
         ):
             raise ClientError(
@@ -247,8 +247,8 @@ class _Collected:
         for name, value in self.values.items():
             gradient = reply.gradients.values[name]
             value[places] = gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1))
-        counts = np.diff(reply.gradients.wanted.offsets)
-        rows = self.wanted.rows_of(places)
+        counts = np.diff(reply.gradients.requests.offsets)
+        rows = self.requests.rows_of(places)
         self.low[rows] = reply.gradients.rows["item.low"] * np.repeat(weights, counts)[:, None]
         self.clients += len(clients)
         self.examples += int(reply.examples.sum())

@@ -196,7 +196,10 @@ def test_data_know_no_perturbation():
         ("server/loop.py", "if True:\n    import simulations.runner"),
         ("server/loop.py", "from flwr.common import NDArray"),
         ("server/loop.py", "from flwr import common"),
-        ("simulations/deployment/door.py", "from flwr.supercore.control import ControlHttpClient"),
+        (
+            "simulations/deployment/gateway.py",
+            "from flwr.supercore.control import ControlHttpClient",
+        ),
         ("simulations/engines/ray.py", "from flwr.supercore.task_identity import TaskIdentity"),
     ],
 )

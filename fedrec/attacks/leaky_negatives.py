@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run says that its clients' negatives give away what is held out.
+"""Warnings of a run whose clients' negatives reveal the held-out items.
 
-Without any model: an item that its user never drew as a negative, and that is no training positive,
-is a held-out one. Ranked by how seldom they were drawn, held-out items come first after some rounds
-(`never_drawn_scores`).
+No model is needed for it: an item that a user never drew as a negative, and that is no training
+positive, is a held-out one. Ranked by how seldom they were drawn, held-out items come first after
+some rounds.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-
-import numpy as np
 
 from fedrec.experiment.schema import Experiment
 
@@ -34,17 +30,3 @@ def leak_words(experiment: Experiment) -> list[str]:
         " from, so that they can be told from all other items without a model. These figures say"
         " nothing of how well the system recommends."
     ]
-
-
-def never_drawn_scores(draws: Iterable[np.ndarray], num_items: int) -> np.ndarray:
-    """Scores `float64 [items]` of one user that use no model: minus how often each item was drawn
-    as a negative.
-
-    Args:
-        draws: items `int64` of each round's negatives.
-        num_items: size of the catalogue.
-    """
-    counts = np.zeros(num_items)
-    for drawn in draws:
-        counts += np.bincount(drawn, minlength=num_items)
-    return -counts

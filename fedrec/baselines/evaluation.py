@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fedrec.baselines.base import RatingBaseline
 from fedrec.baselines.protocol import (
@@ -44,11 +43,30 @@ def evaluate_baselines(
     """Fit each baseline to the training clients and rank each held-out client's items: means over
     the clients.
 
-    For arguments and errors see `measure_baselines`.
+    A baseline for which the data are too large is left out, and the one that it names stands in for
+    it.
+
+    Args:
+        names: names of baselines, or a mapping from names to settings; a name alone takes the
+            defaults. A mapping may have names of its own, with the baseline's name among the
+            settings as `name`.
+        population: the clients; its task is ranking.
+        held_out: see `RankingProtocol`, as for all others.
+        ks: lengths of the lists.
+        clients: `int64`, the held-out clients to evaluate; default: all.
+        block: clients scored at a time; memory grows with block x items.
+        protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
+        masked: which known items whole lists leave out, where training rows are perturbed.
+        say: gets a line for each baseline that is left out, with the reason; default: a warning in
+            the log.
 
     Returns:
         For each baseline, the mean of each ranking metric over the clients with a held-out
-        positive, and what `fedrec.metrics.beyond_accuracy` says of the lists.
+        positive, and the metrics of `fedrec.metrics.beyond_accuracy`.
+
+    Raises:
+        ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
+        DataError: no held-out row is positive.
     """
     lists = RankingProtocol(
         population,
@@ -67,58 +85,6 @@ def evaluate_baselines(
         found[name] = {metric: float(values.nanmean()) for metric, values in metrics.items()}
         found[name] |= statistics.result() if statistics is not None else {}
     return found
-
-
-def measure_baselines(
-    names: Names,
-    population: Population,
-    *,
-    held_out: Literal["test", "validation"],
-    ks: tuple[int, ...],
-    clients: np.ndarray | None = None,
-    block: int = 256,
-    protocol: Literal["reconstruction"] | None = None,
-    masked: Masked = "real",
-    say: Callable[[str], None] = _LOG.warning,
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Fit each baseline to the training clients and rank each held-out client's items.
-
-    One for which the data are too large is left out, and the one that it names stands in for it.
-
-    Args:
-        names: names of baselines, or a mapping from names to settings; a name alone takes the
-            defaults. A mapping may have names of its own, with the baseline's name among the
-            settings as `name`.
-        population: the clients; its task is ranking.
-        held_out: see `RankingProtocol`, as for all others.
-        ks: lengths of the lists.
-        clients: `int64`, the held-out clients to evaluate; default: all.
-        block: clients scored at a time; memory grows with block x items.
-        protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
-        masked: which known items whole lists leave out, where training rows are perturbed.
-        say: is told in a line what is left out and why; default: a warning in the log.
-
-    Returns:
-        For each baseline and ranking metric `float64 [clients]`; NaN for a client without a
-        held-out positive.
-
-    Raises:
-        ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
-        DataError: no held-out row is positive.
-    """
-    lists = RankingProtocol(
-        population,
-        held_out=held_out,
-        ks=ks,
-        clients=clients,
-        block=block,
-        protocol=protocol,
-        masked=masked,
-    )
-    return {
-        name: lists.measure(make_baseline(name, options))
-        for name, options in _that_fit(names, lists, say).items()
-    }
 
 
 def evaluate_rating_baselines(

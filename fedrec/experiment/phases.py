@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of an experiment's training: which rounds each has, and what clients do in it.
 
-Server and nodes read them off the experiment, each for itself, so that a node need not take the
-server's word for the step and the protection of a round.
+Server and nodes each derive them from the experiment, so that a node need not trust what the server
+says of the step and the protection of a round.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ class Phase:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
         last: number of its last round; None: it goes on to the end.
-        volunteers: whether it is for clients alone who have agreed to it.
+        volunteers: whether only clients take part in it who have agreed to it.
+        sampler: how its cohorts are drawn; None: by the experiment's sampler.
     """
 
     name: str
     step: Mapping[str, Any]
     last: int | None = None
     volunteers: bool = False
+    sampler: Section | None = None
 
     def has_step(self, step: Mapping[str, Any]) -> bool:
         """Whether that is its step, in every setting."""

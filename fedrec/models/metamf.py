@@ -40,7 +40,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.nn.layers import gather_rows
-from fedrec.protocol.generated import Wanted
+from fedrec.protocol.generated import ItemRequests
 
 _HEADS = ("layer0", "layer1", "item")
 
@@ -137,18 +137,18 @@ class MetaMf(Model):
 
 
 def generate(
-    parameters: Parameters, clients: Tensor, wanted: Wanted | None
+    parameters: Parameters, clients: Tensor, requests: ItemRequests | None
 ) -> tuple[dict[str, Tensor], Tensor]:
     """What the server generates for some clients; differentiable with respect to its `parameters`.
 
     Args:
         parameters: the server's, without cohort dimension.
         clients: `int64 [C]`, user ids.
-        wanted: the rows of the item table that each client needs; None: all.
+        requests: the rows of the item table that each client needs; None: all.
 
     Returns:
         Parameters of `MetaMf.predict`, `[C, ...]` each, but for the item table; and of that,
-        `item.low`, the wanted rows `[P, k]`, or all `[C, items, k]`.
+        `item.low`, the requests rows `[P, k]`, or all `[C, items, k]`.
 
     Raises:
         ExperimentError: these are not the parameters of `MetaMf`.
@@ -183,15 +183,15 @@ def generate(
         name: value.view(len(clients), *shapes.get(name, (-1,))) for name, value in flat.items()
     }
     table, offset = parameters["item.low.matrix"], parameters["item.low.offset"]
-    if wanted is None:
+    if requests is None:
         low = (
             F.linear(hidden["item"], table.view(-1, table.shape[2])).view(len(clients), -1, rank)
             + offset
         )
     else:
-        items = torch.from_numpy(wanted.items).to(table.device)
+        items = torch.from_numpy(requests.items).to(table.device)
         low = (
-            _LowRows.apply(table, hidden["item"], items, np.diff(wanted.offsets).tolist())
+            _LowRows.apply(table, hidden["item"], items, np.diff(requests.offsets).tolist())
             + offset[items]
         )
     return values, low

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which data sets count as neighbours, and what that makes of a clip norm and a noise scale.
+"""Which data sets count as neighbours, and how far neighbours move a sum of clipped updates.
 
 `replace-one`: all data of one client are exchanged for another client's; the number of clients
-stays. One client's update moves by up to 2S, the diameter of the ball that updates are clipped to
-(PrivRec definition 1, theorem 1). `add-remove`: one client more or less; the sum moves by up to S.
+stays. The sum moves by up to 2S, the diameter of the ball that updates are clipped to (PrivRec
+definition 1, theorem 1). `add-remove`: one client more or less; the sum moves by up to S.
+`fedrec.privacy.clipping.Clip.sensitivity` is the only place where a clip norm becomes a
+sensitivity.
 
 The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi
-divergence, so both are derived in one place, `Multipliers`.
+divergence, so a plan keeps both, as `Multipliers`.
 
 Some contributions never point away from each other, and then 2S is too much. Let a and b be what
 two users contribute, both of L2 norm at most S. Exchanging one for the other moves the sum by |a -
@@ -32,7 +34,6 @@ users without a common item are 2S apart; and add-remove gains nothing, as |a - 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,31 +43,9 @@ Contributions = Literal["signed", "non-negative"]
 semi-definite matrices; `signed`: anything."""
 
 
-def sensitivity(
-    clip_norm: float,
-    adjacency: Adjacency,
-    contributions: Contributions = "signed",
-    *,
-    order: int = 2,
-) -> float:
-    """Largest change of the sum of clipped contributions between neighbours, in the norm that the
-    clip uses.
-
-    Args:
-        clip_norm: bound S on the norm of one client's contribution.
-        adjacency: which data sets are neighbours.
-        contributions: what clients contribute; `non-negative` is for what cannot be anything else.
-        order: 2 for the L2 (Frobenius) norm, 1 for L1.
-    """
-    if adjacency == "add-remove":
-        return clip_norm
-    acute = contributions == "non-negative" and order == 2
-    return math.sqrt(2.0) * clip_norm if acute else 2.0 * clip_norm
-
-
 @dataclass(frozen=True)
 class Multipliers:
-    """One noise, told in both conventions.
+    """The multiplier of one noise under both adjacencies; `Clip.multipliers` makes it.
 
     Attributes:
         replace_one: noise scale of the sum / 2S; / sqrt(2) S where contributions are non-negative.
@@ -75,26 +54,6 @@ class Multipliers:
 
     replace_one: float
     add_remove: float
-
-    @classmethod
-    def of(
-        cls,
-        noise_scale: float,
-        clip_norm: float,
-        contributions: Contributions = "signed",
-        *,
-        order: int = 2,
-    ) -> Multipliers:
-        """Both multipliers of a noise scale (standard deviation, or Laplace scale) of the sum of
-        clipped updates.
-
-        For the other arguments see `sensitivity`.
-        """
-        return cls(
-            replace_one=noise_scale
-            / sensitivity(clip_norm, "replace-one", contributions, order=order),
-            add_remove=noise_scale / sensitivity(clip_norm, "add-remove"),
-        )
 
     def under(self, adjacency: Adjacency) -> float:
         """The multiplier that counts under an adjacency."""

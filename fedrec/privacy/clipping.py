@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy import adjacency as adjacencies
-from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.adjacency import Adjacency, Contributions, Multipliers
 
 _ROUNDING = 1e-6
 Floating = TypeVar("Floating", np.float32, np.float64)
@@ -39,15 +38,18 @@ Floating = TypeVar("Floating", np.float32, np.float64)
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds the norm of an update.
+    """Bounds the norm of an update, and with it the sensitivity of a sum of updates.
 
     Attributes:
         norm: the bound S, > 0 and finite.
-        order: 2 for the L2 norm, 1 for the L1 norm (Laplace noise).
+        order: 2 for the L2 (Frobenius) norm, 1 for the L1 norm (Laplace noise).
+        contributions: `non-negative` only for updates that have no signs by construction, see
+            `fedrec.privacy.adjacency`.
     """
 
     norm: float
     order: int = 2
+    contributions: Contributions = "signed"
 
     def __post_init__(self) -> None:
         if not 0 < self.norm < math.inf or self.order not in (1, 2):
@@ -57,9 +59,24 @@ class Clip:
                 got=f"{self.norm} in L{self.order}",
             )
 
+    def at(self, norm: float) -> Clip:
+        """The same clip with another bound."""
+        return replace(self, norm=norm)
+
     def sensitivity(self, adjacency: Adjacency) -> float:
-        """Largest change of a sum of clipped updates between neighbours."""
-        return adjacencies.sensitivity(self.norm, adjacency)
+        """Largest change of a sum of clipped updates between neighbours, in the norm of the clip: S
+        under add-remove; under replace-one 2S, or sqrt(2) S for updates without signs in L2."""
+        if adjacency == "add-remove":
+            return self.norm
+        acute = self.contributions == "non-negative" and self.order == 2
+        return (math.sqrt(2.0) if acute else 2.0) * self.norm
+
+    def multipliers(self, noise_scale: float) -> Multipliers:
+        """Noise multipliers of a noise scale (standard deviation, or Laplace's b) of the sum."""
+        return Multipliers(
+            replace_one=noise_scale / self.sensitivity("replace-one"),
+            add_remove=noise_scale / self.sensitivity("add-remove"),
+        )
 
     def factors(self, norms: np.ndarray) -> np.ndarray:
         """What each update is multiplied by, `float64 [clients]`; 0 means: replace it by zeros,
@@ -98,12 +115,12 @@ class Clip:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip norm that moves until the wanted share of clients stays unclipped (Andrew et al. 2021,
+    """A clip norm that moves until a given share of clients stays unclipped (Andrew et al. 2021,
     section 3).
 
     Attributes:
         norm: the present clip norm C.
-        quantile: wanted share of unclipped clients.
+        quantile: target share of unclipped clients.
         learning_rate: step of the geometric update.
         denominator: the fixed number that sums are divided by.
     """
@@ -113,19 +130,13 @@ class AdaptiveClip:
     learning_rate: float
     denominator: float
 
-    def centred_count(self, norms: np.ndarray) -> float:
-        """Sum over the clients of (unclipped? 1 : 0) - 1/2, which is what gets noise; a failed
-        client adds 0.
+    def after(self, noisy_centred_count: float) -> AdaptiveClip:
+        """The next clip norm, C exp(-rate (share unclipped - quantile)).
 
         Args:
-            norms: norms before clipping of the clients that answered, `[clients]`; NaN counts as
-                clipped.
+            noisy_centred_count: sum over the clients of 1/2 (not clipped) or -1/2 (clipped), with
+                noise; a failed client adds 0.
         """
-        return float(np.sum(np.where(np.asarray(norms) <= self.norm, 0.5, -0.5)))
-
-    def after(self, noisy_centred_count: float) -> AdaptiveClip:
-        """The next clip norm, from a count with its noise: C exp(-rate (share unclipped -
-        quantile))."""
         unclipped = noisy_centred_count / self.denominator + 0.5
         # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to
         # 0 or infinity.

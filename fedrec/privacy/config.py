@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
-from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.adjacency import Adjacency, Contributions
+from fedrec.privacy.clipping import Clip
 
 
 class AdaptiveClipConfig(Config):
@@ -67,7 +71,7 @@ class PrivacyConfig(Config):
     adjacency: Adjacency = "replace-one"
     """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove`
     (Poisson)."""
-    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    backend: BackendName = DEFAULT_BACKEND
     """Accountant; all three give valid upper bounds, the later ones tighter."""
     mode: Literal["reproducible", "secure"] = "reproducible"
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
@@ -157,9 +161,25 @@ class PrivacyConfig(Config):
             update={key: value for key, value in changes.items() if value is not None}
         )
 
+    def clip(self, contributions: Contributions = "signed") -> Clip:
+        """The clip of clients' updates: L1 for Laplace noise, L2 otherwise; adaptive clipping
+        starts here."""
+        order = 1 if self.mechanism == "laplace" else 2
+        return Clip(self.clip_norm, order, contributions)
+
     def noise_factor(self, phase: str) -> float:
         """Noise multiplier of a phase / that of a phase without a factor."""
         return self.phases.get(phase, PhaseConfig()).noise_factor
+
+    def noise_mix(self, phases: Iterable[str]) -> dict[float, int]:
+        """Number of rounds under noise by their noise factor, which noise is calibrated for; one
+        round of factor 1 where no round is under noise.
+
+        Args:
+            phases: the phase of each round of the experiment.
+        """
+        factors = (self.noise_factor(phase) for phase in phases if self.covers(phase))
+        return dict(Counter(factors)) or {1.0: 1}
 
     def covers(self, stage: str) -> bool:
         """Whether a stage runs under noise."""

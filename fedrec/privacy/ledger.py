@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedrec.errors import RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Event, from_record, to_record
 from fedrec.runtime.atomic_files import write_atomically
 
@@ -50,7 +50,7 @@ class Ledger:
         RunError: the file is damaged, other than by a last line that was cut off.
     """
 
-    def __init__(self, path: Path, backend: str | Backend = "autodp") -> None:
+    def __init__(self, path: Path, backend: str | Backend = DEFAULT_BACKEND) -> None:
         self.path = path
         self.accountant = Accountant(backend)
         self.charges: list[Charge] = []
@@ -79,23 +79,6 @@ class Ledger:
         """Whether n more such events would take the total beyond a budget; without a budget
         never."""
         return budget is not None and self.accountant.would_exceed(event, budget, delta, n)
-
-    def refuse_beyond(self, event: Event, budget: float | None, delta: float) -> None:
-        """Refuse one more event that the budget does not pay for.
-
-        Raises:
-            RunError: it would exceed the budget.
-        """
-        if self.would_exceed(event, budget, delta):
-            raise RunError(
-                "the privacy budget does not pay for another round",
-                expected=f"epsilon <= {budget:g} at delta {delta:g} after it",
-                got=f"{self.accountant.epsilons(event, [1], delta)[0]:.6g} after it",
-                fix=(
-                    "the run is complete as it is; a larger budget needs the consent of those whose"
-                    " data are used"
-                ),
-            )
 
     def _count(self, charge: Charge) -> None:
         self.accountant.step(charge.event, charge.count)

@@ -4,14 +4,18 @@ order asked for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Sampling
-from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
+from fedrec.privacy.adjacency import Multipliers
+from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
+
+_SOME = 1e-9  # clip norms
 
 
 def default_delta(clients: int) -> float:
@@ -30,6 +34,7 @@ def count_noise_std(config: PrivacyConfig, denominator: float) -> float | None:
 
 def multipliers(
     config: PrivacyConfig,
+    clip: Clip,
     sampling: Sampling,
     mix: Mapping[float, int],
     delta: float,
@@ -37,37 +42,79 @@ def multipliers(
     denominator: float,
     server_lr: float,
     factor: float = 1.0,
-    contributions: Contributions = "signed",
 ) -> Multipliers:
-    """Noise scale of the sum (of one upload when local) in both conventions.
+    """Noise multipliers of the sum (of one upload when local) under both adjacencies.
 
     Args:
         config: the settings.
+        clip: of the clients' updates.
         sampling: how cohorts are drawn, for a target epsilon.
         mix: number of rounds by their noise factor, likewise.
         delta: likewise.
         denominator: the fixed number that sums are divided by.
         server_lr: the strategy's learning rate (alpha2).
         factor: noise factor of the rounds that are asked about.
-        contributions: what clients contribute, see `fedrec.privacy.adjacency`.
 
     Raises:
         ExperimentError: no noise reaches the target, or a count alone costs more than the round
             may.
     """
-    order = norm_order(config)
-    per_clip_norm = factor * _joint(config, sampling, mix, delta, contributions, order)
+    unit = clip.at(1.0)
+    per_clip_norm = factor * _joint(config, unit, sampling, mix, delta)
     count_std = count_noise_std(config, denominator)
     if count_std is not None:
         per_clip_norm = _beside_a_count(per_clip_norm, count_std)
     if config.paper_noise_order:
         per_clip_norm /= server_lr  # PrivRec algorithm 2, line 9: only the mean is scaled by alpha2
-    return Multipliers.of(per_clip_norm, 1.0, contributions, order=order)
+    return unit.multipliers(per_clip_norm)
 
 
-def norm_order(config: PrivacyConfig) -> int:
-    """2: updates are clipped in L2; 1: in L1, for Laplace noise."""
-    return 1 if config.mechanism == "laplace" else 2
+def least_client_noise(
+    config: PrivacyConfig,
+    clip: Clip,
+    mix: Mapping[float, int],
+    *,
+    factor: float = 1.0,
+    cohort: float | None = None,
+) -> float:
+    """A lower bound on the scale of the noise that each client adds, for somebody who does not know
+    the number of clients (N).
+
+    With `noise-multiplier` it is the scale itself. With `epsilon` and local Gaussian noise it is
+    the scale at which the releases of the mix cost exactly epsilon (Dong, Roth and Su 2022: the
+    squares of 1 / noise multiplier add up), which no accountant can undercut. What is left, noise
+    that is calibrated to an unknown N, has to be more than none.
+
+    Args:
+        config: the settings.
+        clip: of the clients' updates.
+        mix: number of rounds under noise, by their noise factor, as in `multipliers`.
+        factor: noise factor of the rounds that are asked about.
+        cohort: clients per round (M), which shares of distributed noise depend on; None: unknown.
+
+    Returns:
+        The bound; 0 where the server adds the noise.
+    """
+    from fedrec.privacy.personal.budgets import gdp_parameter  # pulls in scipy
+
+    if config.placement == "central":
+        return 0.0
+    some = clip.norm * _SOME
+    if config.epsilon is None:
+        scale = factor * _given(config, clip)
+        if config.placement == "local":
+            return scale
+        return (
+            min(scale, some)
+            if cohort is None
+            else scale / math.sqrt(max(1.0, cohort - config.max_dropouts))
+        )
+    if config.placement == "distributed" or config.mechanism == "laplace":
+        return some
+    delta = default_delta(1) if config.delta is None else config.delta
+    releases = sum(count / other**2 for other, count in mix.items())
+    unit = clip.sensitivity(config.adjacency) / gdp_parameter(config.epsilon, delta)
+    return factor * math.sqrt(releases) * unit
 
 
 def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) -> None:
@@ -97,24 +144,24 @@ def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) 
         )
 
 
+def _given(config: PrivacyConfig, clip: Clip) -> float:
+    """Noise scale of a round of noise factor 1, from the given noise multiplier."""
+    relative = config.noise_relative_to == "clip-norm"
+    unit = clip.norm if relative else clip.sensitivity(config.adjacency)
+    return (config.noise_multiplier or 0.0) * unit
+
+
 def _joint(
-    config: PrivacyConfig,
-    sampling: Sampling,
-    mix: Mapping[float, int],
-    delta: float,
-    contributions: Contributions,
-    order: int,
+    config: PrivacyConfig, unit: Clip, sampling: Sampling, mix: Mapping[float, int], delta: float
 ) -> float:
-    """Noise scale / S that a round of noise factor 1 may cost in all."""
-    per_sensitivity = sensitivity(1.0, config.adjacency, contributions, order=order)
+    """Noise scale / S that a round of noise factor 1 may cost in all; `unit` is the clip at S =
+    1."""
     if config.epsilon is None:
-        given = config.noise_multiplier or 0.0
-        return given * (per_sensitivity if config.noise_relative_to == "sensitivity" else 1.0)
+        return _given(config, unit)
     release = Release(config.mechanism, sampling, config.adjacency, 1.0)
-    return (
-        _calibrated(config.epsilon, delta, tuple(mix.items()), release, config.backend)
-        * per_sensitivity
-    )
+    return _calibrated(
+        config.epsilon, delta, tuple(mix.items()), release, config.backend
+    ) * unit.sensitivity(config.adjacency)
 
 
 @lru_cache(maxsize=64)  # every release of a mix asks for the same number, which may take a second

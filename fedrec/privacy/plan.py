@@ -32,7 +32,8 @@ from fedrec.privacy.accounting.events import (
     NonPrivate,
 )
 from fedrec.privacy.accounting.sampling import Full, Sampling
-from fedrec.privacy.adjacency import Contributions, Multipliers, sensitivity
+from fedrec.privacy.adjacency import Contributions, Multipliers
+from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import (
     PrivacyConfig as PrivacyConfig,  # re-exported: the two are used together
 )
@@ -40,9 +41,9 @@ from fedrec.privacy.noise import (
     count_noise_std,
     default_delta,
     multipliers,
-    norm_order,
     refuse_unshareable,
 )
+from fedrec.privacy.protection import Protection
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,9 @@ class Plan:
         rounds: number of rounds of the experiment (T).
         denominator: what sums are divided by: M, qN under Poisson sampling, N when everybody takes
             part.
-        clip_norm: the present clip norm S.
+        clip: the present clip of clients' updates; the plan's sensitivity is that of the clip.
         multipliers: noise scale of the sum / 2S and / S. With `local`, of one client's upload.
         delta: probability with which the guarantee may fail.
-        contributions: what clients contribute; it says how far exchanging one moves the sum.
     """
 
     config: PrivacyConfig
@@ -67,10 +67,9 @@ class Plan:
     clients: int
     rounds: int
     denominator: float
-    clip_norm: float
+    clip: Clip
     multipliers: Multipliers
     delta: float
-    contributions: Contributions = "signed"
 
     @classmethod
     def of(
@@ -118,45 +117,48 @@ class Plan:
         refuse_unshareable(config, sampler, denominator)
         delta = default_delta(clients) if config.delta is None else config.delta
         mix = {factor: rounds} if mix is None else mix
+        clip = config.clip(contributions)
         noise = multipliers(
             config,
+            clip,
             sampling,
             mix,
             delta,
             denominator=denominator,
             server_lr=server_lr,
             factor=factor,
-            contributions=contributions,
         )
-        return cls(
-            config,
-            sampling,
-            clients,
-            rounds,
-            denominator,
-            config.clip_norm,
-            noise,
-            delta,
-            contributions,
-        )
+        return cls(config, sampling, clients, rounds, denominator, clip, noise, delta)
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
         """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
         proportion."""
-        return replace(self, clip_norm=clip_norm)
+        return replace(self, clip=self.clip.at(clip_norm))
+
+    def protection(self, names: Iterable[str]) -> Protection:
+        """What each client does to its update of parameters of these names, as it is told.
+
+        Raises:
+            ExperimentError: a pattern of the settings fits no parameter.
+        """
+        return Protection.of(
+            self.config, self.clip, self.trained(names), noise_scale=self.client_noise_scale
+        )
+
+    @property
+    def clip_norm(self) -> float:
+        """The present clip norm S."""
+        return self.clip.norm
 
     @property
     def norm_order(self) -> int:
         """2: updates are clipped in L2; 1: in L1, for Laplace noise."""
-        return norm_order(self.config)
+        return self.clip.order
 
     @property
     def sensitivity(self) -> float:
-        """Sensitivity of the sum in the clip's norm: S under add-remove, 2S under replace-one, or
-        sqrt(2) S there."""
-        return sensitivity(
-            self.clip_norm, self.config.adjacency, self.contributions, order=self.norm_order
-        )
+        """Sensitivity of the sum under the plan's adjacency, in the norm of the clip."""
+        return self.clip.sensitivity(self.config.adjacency)
 
     @property
     def noise_multiplier(self) -> float:
@@ -232,7 +234,9 @@ class Plan:
             return LaplaceRound(self.sampling, self.config.adjacency, self.noise_multiplier, phase)
         count = self.count_noise_std
         # The count adds b - 1/2 per client, in [-1/2, 1/2]: its clip norm is 1/2.
-        counted = None if count is None else Multipliers.of(count, 0.5).under(self.config.adjacency)
+        counted = (
+            None if count is None else Clip(0.5).multipliers(count).under(self.config.adjacency)
+        )
         return GaussianRound(
             self.sampling, self.config.adjacency, self.noise_multiplier, counted, phase
         )

@@ -5,13 +5,14 @@ training message."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
 
 from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms import Source, add_noise
 
 
@@ -36,6 +37,28 @@ class Protection:
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     counted: bool = False
     silent: bool = False
+
+    @classmethod
+    def of(
+        cls, config: PrivacyConfig, clip: Clip, names: Iterable[str], *, noise_scale: float = 0.0
+    ) -> Protection:
+        """The protection that the settings of a phase ask for.
+
+        Args:
+            config: the settings.
+            clip: of the clients' updates.
+            names: parameters that may leave the device.
+            noise_scale: noise that each client adds.
+        """
+        return cls(
+            clip_norm=clip.norm,
+            order=clip.order,
+            names=tuple(names),
+            noise_scale=noise_scale,
+            mechanism=config.mechanism,
+            counted=config.adaptive_clip is not None,
+            silent=config.mode == "secure",
+        )
 
     def text(self) -> str:
         """As JSON."""

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.noise import default_delta
@@ -38,7 +39,7 @@ class Question(Config):
     add-remove."""
     adjacency: Adjacency = "replace-one"
     """replace-one (with fixed) or add-remove (with poisson)."""
-    backend: Literal["autodp", "tight-rdp", "pld", "paper"] = "autodp"
+    backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
     """Accountant."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     """Distribution of the noise."""
@@ -74,7 +75,7 @@ class Question(Config):
             delta=self.failing or (0.0 if self.mechanism == "laplace" else None),
             mechanism=self.mechanism,
             adjacency=self.adjacency,
-            backend="autodp" if self.backend == "paper" else self.backend,
+            backend=DEFAULT_BACKEND if self.backend == "paper" else self.backend,
         )
         name = self.sampler
         return Plan.of(config, name, {"cohort": self.cohort}, self.clients, self.rounds)

@@ -18,7 +18,7 @@ _VALUE, _ROW = "value/", "row/"
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class ItemRequests:
     """The items whose rows some clients need.
 
     Attributes:
@@ -32,7 +32,7 @@ class Wanted:
     items: np.ndarray
 
     @classmethod
-    def of(cls, clients: np.ndarray, lists: Sequence[np.ndarray]) -> Wanted:
+    def of(cls, clients: np.ndarray, lists: Sequence[np.ndarray]) -> ItemRequests:
         """From one list of items per client, ascending and distinct."""
         offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
         items = np.concatenate([np.empty(0, dtype=np.int64), *lists])
@@ -43,12 +43,12 @@ class Wanted:
         return {"clients": self.clients, "offsets": self.offsets, "items": self.items}
 
     @classmethod
-    def read(cls, arrays: Mapping[str, np.ndarray]) -> Wanted:
+    def read(cls, arrays: Mapping[str, np.ndarray]) -> ItemRequests:
         """From named arrays as `arrays` gave them."""
         return cls(arrays["clients"], arrays["offsets"], arrays["items"])
 
     @classmethod
-    def joined(cls, parts: Sequence[Wanted]) -> Wanted:
+    def joined(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
         """The clients of several parts, ascending."""
         clients = np.concatenate([np.empty(0, dtype=np.int64), *(part.clients for part in parts)])
         items = np.concatenate([np.empty(0, dtype=np.int64), *(part.items for part in parts)])
@@ -66,11 +66,11 @@ class Wanted:
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(starts, counts) + within
 
-    def take(self, places: np.ndarray) -> Wanted:
+    def take(self, places: np.ndarray) -> ItemRequests:
         """The clients at some places."""
         counts = self.offsets[places + 1] - self.offsets[places]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Wanted(self.clients[places], offsets, self.items[self.rows_of(places)])
+        return ItemRequests(self.clients[places], offsets, self.items[self.rows_of(places)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +78,12 @@ class Generated:
     """Generated parameters of some clients, or the gradients of these.
 
     Attributes:
-        wanted: the clients, and the items that `rows` are of.
-        values: `[C, ...]` per parameter.
-        rows: `[P, ...]` per item table, of the wanted items alone. A table that is whole is among
-            `values`.
+        requests: the clients, and the items that `rows` are of.
+        values: `[C, ...]` per parameter. rows: `[P, ...]` per item table, of the requested items
+        alone. A table that is whole is among `values`.
     """
 
-    wanted: Wanted
+    requests: ItemRequests
     values: dict[str, np.ndarray]
     rows: dict[str, np.ndarray]
 
@@ -92,7 +91,7 @@ class Generated:
         """As named arrays."""
         named = {f"{_VALUE}{name}": value for name, value in self.values.items()}
         return (
-            self.wanted.arrays()
+            self.requests.arrays()
             | named
             | {f"{_ROW}{name}": value for name, value in self.rows.items()}
         )
@@ -108,13 +107,13 @@ class Generated:
                 if name.startswith(prefix)
             }
 
-        return cls(Wanted.read(arrays), under(_VALUE), under(_ROW))
+        return cls(ItemRequests.read(arrays), under(_VALUE), under(_ROW))
 
     def take(self, places: np.ndarray) -> Generated:
         """The clients at some places."""
-        rows = self.wanted.rows_of(places)
+        rows = self.requests.rows_of(places)
         return Generated(
-            self.wanted.take(places),
+            self.requests.take(places),
             {name: value[places] for name, value in self.values.items()},
             {name: value[rows] for name, value in self.rows.items()},
         )
@@ -131,4 +130,4 @@ class Generated:
 
     def real(self, width: int) -> np.ndarray:
         """`bool [C, width]`: which rows of `padded` are no padding."""
-        return np.arange(width) < np.diff(self.wanted.offsets)[:, None]
+        return np.arange(width) < np.diff(self.requests.offsets)[:, None]

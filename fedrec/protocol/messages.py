@@ -6,7 +6,7 @@ Every order carries `arrays` (the shared parameters) and `config`; every answer 
 standard form (new parameters and `num-examples`), which is what Flower's own strategies expect. An
 order that names clients is answered with a sum of updates, so that a round costs one answer per
 node and not one per client. A strategy whose server generates the parameters of each client asks
-first which items' rows they need (`WANTED`), sends all clients of a node their parameters in one
+first which items' rows they need (`ITEMS`), sends all clients of a node their parameters in one
 message, and gets the gradients of each in one answer.
 """
 
@@ -24,21 +24,21 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.orders import (
     EvaluateOrder,
+    ItemQuery,
     Presence,
     TrainEach,
     TrainOrder,
     TrainSum,
-    WantedOrder,
 )
 from fedrec.protocol.records import ARRAYS, CONFIG, METRICS, config_of, own_arrays, read_arrays
 from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder
 from fedrec.protocol.sparse_update import Change, SparseUpdate
 from fedrec.protocol.zero_copy import to_record
 
-HELLO, INITIAL, WANTED = "query.hello", "query.initial", "query.wanted"
+HELLO, INITIAL, ITEMS = "query.hello", "query.initial", "query.items"
 SECURE_CHANNEL, SECURE_SHARES, SECURE_UNMASK = (
     "query.secure_channel",
     "query.secure_shares",
@@ -64,7 +64,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     | {"weighting", "protection", "each", *OVERRIDES}
     | {_SECURE + field.name for field in fields(MaskOrder)},
     "evaluate": _ORDER | {"each"},
-    WANTED: _ORDER | {"purpose"},
+    ITEMS: _ORDER | {"purpose"},
     SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
     SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
 }
@@ -102,7 +102,7 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
     return own_arrays(content), unpack_train_order(content)
 
 
-def _refuses_nonsense(unpack: Callable[[RecordDict], AnyOrder]) -> Callable[[RecordDict], AnyOrder]:
+def _refuses_malformed(unpack: Callable[[RecordDict], AnyOrder]) -> Callable[[RecordDict], AnyOrder]:
     """What unpacks an order, with a refusal of what is none that quotes the order alone."""
 
     @functools.wraps(unpack)
@@ -118,7 +118,7 @@ def _refuses_nonsense(unpack: Callable[[RecordDict], AnyOrder]) -> Callable[[Rec
     return unpacked
 
 
-@_refuses_nonsense
+@_refuses_malformed
 def unpack_train_order(content: RecordDict) -> TrainOrder:
     """The order of a training message alone; its parameters are not looked at."""
     config = config_of(content)
@@ -171,7 +171,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
-    """The answer to a training message that wanted each client's own."""
+    """The answer to a training message that requests each client's own."""
     arrays = {**reply.gradients.arrays(), "examples": reply.examples, "losses": reply.losses}
     return RecordDict(
         {
@@ -187,31 +187,31 @@ def unpack_each(content: RecordDict) -> TrainEach:
     return TrainEach(Generated.read(arrays), arrays["examples"], arrays["losses"])
 
 
-def pack_wanted_order(order: WantedOrder) -> RecordDict:
+def pack_item_query(order: ItemQuery) -> RecordDict:
     """The question which items' rows clients need."""
     config = _order_config(order.round, order.clients, order.step)
     config["purpose"] = order.purpose
     return RecordDict({CONFIG: config})
 
 
-@_refuses_nonsense
-def unpack_wanted_order(content: RecordDict) -> WantedOrder:
-    """The question of `pack_wanted_order`."""
+@_refuses_malformed
+def unpack_item_query(content: RecordDict) -> ItemQuery:
+    """The question of `pack_item_query`."""
     config: Any = config_of(content)
     clients = np.asarray(config["clients"], dtype=np.int64)
-    return WantedOrder(
+    return ItemQuery(
         int(config["server-round"]), clients, config["purpose"], json.loads(config["step"])
     )
 
 
-def pack_wanted(wanted: Wanted) -> RecordDict:
+def pack_item_requests(requests: ItemRequests) -> RecordDict:
     """The answer to it."""
-    return RecordDict({ARRAYS: to_record(wanted.arrays())})
+    return RecordDict({ARRAYS: to_record(requests.arrays())})
 
 
-def unpack_wanted(content: RecordDict) -> Wanted:
+def unpack_item_requests(content: RecordDict) -> ItemRequests:
     """The items that a node's clients need."""
-    return Wanted.read(read_arrays(content))
+    return ItemRequests.read(read_arrays(content))
 
 
 def pack_standard(
@@ -232,7 +232,7 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
-@_refuses_nonsense
+@_refuses_malformed
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
     """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
     config = config_of(content)

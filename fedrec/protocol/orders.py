@@ -36,7 +36,7 @@ class TrainOrder:
         protection: what is done to each client's update before it is added; then every client
             counts the same.
         each: the parameters are generated ones, of each client its own, and gradients of each are
-            wanted, not their sum.
+            needed, not their sum.
         secure: how the sum is masked, under secure aggregation.
     """
 
@@ -52,7 +52,7 @@ class TrainOrder:
 
 @dataclass(frozen=True, eq=False)
 class TrainEach:
-    """What a node gives back for clients whose own answers are wanted.
+    """What a node gives back for clients of which the server needs each answer by itself.
 
     Attributes:
         gradients: of each client's mean loss with respect to its generated parameters.
@@ -66,7 +66,7 @@ class TrainEach:
 
 
 @dataclass(frozen=True, eq=False)
-class WantedOrder:
+class ItemQuery:
     """What a node is asked to say before parameters are generated for its clients.
 
     Attributes:

@@ -15,7 +15,7 @@ from fedrec.errors import EngineError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.mechanisms import secure_fixed_size, secure_poisson
-from fedrec.protocol.generated import Wanted
+from fedrec.protocol.generated import ItemRequests
 from fedrec.rng import stream
 from server.cohorts.roster import Roster
 from server.exchange.item_requests import request_items
@@ -68,7 +68,9 @@ class SampledCohorts:
         self._parts.append(part)
         return part
 
-    def wanted(self, groups: Mapping[int, np.ndarray], round_number: int) -> dict[int, Wanted]:
+    def item_requests(
+        self, groups: Mapping[int, np.ndarray], round_number: int
+    ) -> dict[int, ItemRequests]:
         """By node, the items that its clients touch in a round; asked of the nodes, and without
         those that failed."""
         if self.grid is None:

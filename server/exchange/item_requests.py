@@ -11,9 +11,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedrec.experiment.schema import EngineConfig
-from fedrec.protocol.generated import Wanted
-from fedrec.protocol.messages import WANTED, pack_wanted_order, unpack_wanted
-from fedrec.protocol.orders import Purpose, WantedOrder
+from fedrec.protocol.generated import ItemRequests
+from fedrec.protocol.messages import ITEMS, pack_item_query, unpack_item_requests
+from fedrec.protocol.orders import ItemQuery, Purpose
 from server.exchange.replies import answers
 
 
@@ -24,7 +24,7 @@ def request_items(
     round_number: int,
     purpose: Purpose,
     step: dict[str, Any],
-) -> dict[int, Wanted]:
+) -> dict[int, ItemRequests]:
     """By node, in the order of `groups`, what its clients need; without the nodes that failed.
 
     Args:
@@ -39,10 +39,10 @@ def request_items(
         ClientError: too many nodes failed.
     """
     messages = [
-        Message(pack_wanted_order(WantedOrder(round_number, clients, purpose, step)), node, WANTED)
+        Message(pack_item_query(ItemQuery(round_number, clients, purpose, step)), node, ITEMS)
         for node, clients in groups.items()
     ]
     replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
     good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
-    told = {reply.metadata.src_node_id: unpack_wanted(reply.content) for reply in good}
+    told = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
     return {node: told[node] for node in groups if node in told}

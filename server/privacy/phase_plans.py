@@ -69,8 +69,9 @@ class PhasePlans:
             ExperimentError: the settings do not fit together, or there is no such phase.
         """
         _refuse_unknown_phases(config, strategy)
+        _refuse_hidden_parts(strategy)
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
-        mix = _mix(config, order)
+        mix = config.noise_mix(order)
         plans = {
             phase: Plan.of(
                 config.in_phase(phase),
@@ -274,14 +275,6 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     ]
 
 
-def _mix(config: PrivacyConfig, order: tuple[str, ...]) -> Counter[float]:
-    """Rounds that noise is calibrated for, those of all phases under noise, by their noise
-    factor."""
-    return Counter(
-        config.noise_factor(phase) for phase in order if config.covers(phase)
-    ) or Counter({1.0: 1})
-
-
 def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:
     for phase in config.phases:
         if phase not in strategy.parts:
@@ -290,4 +283,16 @@ def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> N
                 expected="phases of the strategy in privacy.phases",
                 got=repr(phase),
                 fix=did_you_mean(phase, strategy.parts),
+            )
+
+
+def _refuse_hidden_parts(strategy: CohortStrategy) -> None:
+    """Refuse a part that leaves its rounds to strategies within it: clip and noise belong to the
+    strategy that sends the orders, and would not reach these."""
+    for phase, part in strategy.parts.items():
+        if list(part.parts.values()) != [part]:
+            raise ExperimentError(
+                f"phase {phase!r} leaves its rounds to other strategies, which have no plan",
+                expected="parts() of the outer strategy with those of every strategy within it",
+                got=type(part).__name__,
             )

@@ -220,21 +220,21 @@ def _generated_updates(
     of these."""
     import torch
 
-    from clients.generated import train_each, wanted_items
+    from clients.generated import requested_items, train_each
     from fedrec.models.metamf import generate
     from fedrec.protocol.generated import Generated
-    from fedrec.protocol.orders import TrainOrder, WantedOrder
+    from fedrec.protocol.orders import ItemQuery, TrainOrder
 
     experiment, rows = node.experiment, node.population.interactions.num_items
     own = {name: torch.from_numpy(np.asarray(value)) for name, value in parameters.items()}
     round_, step = experiment.rounds + 1, section(experiment, "step")
     for part in np.array_split(users, -(-len(users) // _AT_ONCE)):
         clients = np.sort(part)
-        wanted = wanted_items(node, WantedOrder(round_, clients, "train", step))
+        requests = requested_items(node, ItemQuery(round_, clients, "train", step))
         with torch.no_grad():
-            values, low = generate(own, torch.from_numpy(wanted.clients), wanted)
+            values, low = generate(own, torch.from_numpy(requests.clients), requests)
         sent = Generated(
-            wanted,
+            requests,
             {name: value.numpy() for name, value in values.items()},
             {"item.low": low.numpy()},
         )
@@ -245,7 +245,7 @@ def _generated_updates(
             one = found.take(np.searchsorted(clients, [client]))
             tables = {name: np.zeros(rows, dtype=np.float32) for name in one.rows}
             for name, gradient in one.rows.items():
-                tables[name][one.wanted.items] = np.linalg.norm(gradient, axis=-1)
+                tables[name][one.requests.items] = np.linalg.norm(gradient, axis=-1)
             heads = {
                 n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1)
                 for n, v in one.values.items()

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedrec.attacks.audit.mechanism import Mechanism
-from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import ExperimentError
-from fedrec.experiment.phases import contributions_of
+from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
-from strategies.base import CohortStrategy
+from server.privacy.phase_plans import PhasePlans
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def claim_of(experiment: Experiment, clients: int, rounds: int | None = None) ->
             fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
         )
     _refuse(experiment.privacy)
-    plan = plan_of(experiment, clients)
+    plan = PhasePlans.before_a_run(experiment, np.arange(clients)).plans[MAIN]
     accountant = Accountant(experiment.privacy.backend)
     accountant.step(plan.event(), experiment.rounds if rounds is None else rounds)
     epsilon = accountant.epsilon(plan.delta).epsilon
@@ -96,38 +96,3 @@ def _refuse(privacy: PrivacyConfig) -> None:
                 got=repr(privacy.table().get(key)),
                 fix=f"--set privacy.{key}=... for the audit",
             )
-
-
-def plan_of(experiment: Experiment, clients: int) -> Plan:
-    """The plan of a resolved experiment with so many training clients, see `Plan.of`.
-
-    Raises:
-        ExperimentError: it has no `[privacy]` table, or its settings do not fit together.
-    """
-    if experiment.privacy is None:
-        raise ExperimentError(
-            f"experiment {experiment.name!r} has no differential privacy",
-            expected="a table [privacy]",
-            got="none, so epsilon is infinite",
-            fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
-        )
-    if experiment.privacy.epsilon is None and experiment.privacy.phases:
-        raise ExperimentError(
-            "this experiment's phases differ, and only its strategy knows how many rounds each has",
-            expected="privacy.epsilon, which is for all of them, or no privacy.phases",
-            got="privacy.noise-multiplier and privacy.phases",
-            fix="run it: its ledger and its report tell the epsilon of each phase",
-        )
-    strategy = resolve(STRATEGY, experiment.strategy.name)
-    own = issubclass(strategy, CohortStrategy)
-    rate = strategy.server_rate(experiment.settings(STRATEGY), 1) if own else 1.0
-    sampler = experiment.sampler
-    return Plan.of(
-        experiment.privacy,
-        sampler.name,
-        sampler.options,
-        clients,
-        experiment.rounds,
-        server_lr=rate,
-        contributions=contributions_of(experiment.step.name),
-    )

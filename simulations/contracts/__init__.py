@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract tests, one class per kind of component; `fedrec.testing` is the door to them."""
+"""Contract tests, one class per kind of component; `fedrec.testing` exports them."""
 
 from simulations.contracts.attack import AttackContract
 from simulations.contracts.baseline import BaselineContract

@@ -18,7 +18,6 @@ from fedrec.components.errors import Unchanged
 from fedrec.components.registry import STEP
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
-from fedrec.privacy.adjacency import sensitivity
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
@@ -146,7 +145,7 @@ class StepContract(RunContract):
                 moved <= CLIP_NORM * (1 + 1e-4),
                 f"leaving a client out moves the sum by {moved / CLIP_NORM} S",
             )
-        bound = sensitivity(CLIP_NORM, "replace-one", self.cls.contributions)
+        bound = Clip(CLIP_NORM, 2, self.cls.contributions).sensitivity("replace-one")
         for one in lacking[1:]:
             moved = norm({name: one[name] - lacking[0][name] for name in one})
             assert_that(

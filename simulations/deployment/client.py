@@ -37,7 +37,7 @@ class ClientPlan:
 
     Attributes:
         join: the folder that the operator handed over: `node.key`, `ca.crt`, `catalogue.json`.
-        superlink: HOST:PORT of the deployment's door.
+        superlink: HOST:PORT of the deployment's gateway.
         data: CSV file of the hosted users; a SuperNode by itself does without.
         state: folder of what is kept: private parameters, spent budgets, logs.
         host: address on which the executor reaches the SuperNode.
@@ -137,7 +137,7 @@ def plan_of(
 
     Args:
         join: the folder.
-        superlink: HOST:PORT of the deployment's door.
+        superlink: HOST:PORT of the deployment's gateway.
         data: the data; default: `data.csv` in the folder, if it is there.
         state: folder of what is kept; default: `state` in the folder.
         host: address on which the executor reaches the SuperNode.

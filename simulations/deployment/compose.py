@@ -2,8 +2,9 @@
 """The compose file of a deployment: the same processes with the same flags, each in a container.
 
 Networks decide who reaches whom: `inside` joins SuperLink, executor of the ServerApp, operator and
-door; `outside` joins the door and the nodes; each node's SuperNode and executor have a network of
-their own, and the executor, which sees the data, no other. The door alone publishes a port.
+gateway; `outside` joins the gateway and the nodes; each node's SuperNode and executor have a
+network of their own, and the executor, which sees the data, no other. The gateway alone publishes a
+port.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 import yaml
 
 from fedrec.secure.identity import CERTIFICATE, KEY
-from simulations.deployment.client import ClientPlan, supernode_flags
 from simulations.deployment.flower.unfinished import UNFINISHED
 from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.processes.commands import (
@@ -37,7 +37,6 @@ _SECRETS, _STATE, _RUNS = (
     "/var/lib/fedrec/runs",
 )
 _DATA = Path("/data/data.csv")
-_PYTHON = ("python", "-m")
 _HEALTH = {"interval": "10s", "timeout": "10s", "retries": 6, "start_period": "60s"}
 
 
@@ -46,7 +45,7 @@ def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str =
 
     Args:
         nodes: number of nodes that run in this file; each with its own folder `nodes/node-N`.
-        port: port of the door on the host.
+        port: port of the gateway on the host.
         build: folder of the Dockerfile.
         deployment: the deployment folder on the host.
     """
@@ -54,7 +53,7 @@ def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str =
     services = {
         "superlink": _superlink(build),
         "serverapp": _serverapp(),
-        "door": _door(port, deployment),
+        "gateway": _gateway(port, deployment),
         "operator": _operator(deployment),
     }
     networks: dict[str, Any] = {"inside": {"internal": True}, "outside": {}}
@@ -65,8 +64,8 @@ def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str =
             "ca.crt": "ca.crt",
             "superlink.crt": "server/superlink.crt",
             "superlink.key": "server/superlink.key",
-            "door.crt": "server/door.crt",
-            "door.key": "server/door.key",
+            "gateway.crt": "server/gateway.crt",
+            "gateway.key": "server/gateway.key",
             "superexec.secret": "server/superexec.secret",
         }.items()
     }
@@ -87,7 +86,7 @@ def compose(nodes: int, *, port: int = 8443, build: str = ".", deployment: str =
 
 _HEADER = """\
 # SPDX-License-Identifier: Apache-2.0
-# A federation of real clients: SuperLink, executor of the ServerApp, door, and nodes with their
+# A federation of real clients: SuperLink, executor of the ServerApp, gateway, and nodes with their
 # executors.
 #
 #   fedrec deploy init DEPLOYMENT --host YOUR.HOST --bind 0.0.0.0 --experiment EXPERIMENT
@@ -102,14 +101,14 @@ _HEADER = """\
 """
 
 
-def door_rules() -> str:
-    """The door's rules in its container."""
+def gateway_rules() -> str:
+    """The gateway's rules in its container."""
     return rules(
         listen="0.0.0.0:8443",
         upstream="superlink:8000",
         name="superlink",
-        certificate=_SECRETS / "door.crt",
-        key=_SECRETS / "door.key",
+        certificate=_SECRETS / "gateway.crt",
+        key=_SECRETS / "gateway.key",
         authority=_SECRETS / "ca.crt",
         scratch=Path("/tmp"),
     )
@@ -186,7 +185,7 @@ def _serverapp() -> dict[str, Any]:
     )
 
 
-def _door(port: int, deployment: str) -> dict[str, Any]:
+def _gateway(port: int, deployment: str) -> dict[str, Any]:
     return {
         "image": NGINX,
         "user": _USER,
@@ -195,11 +194,11 @@ def _door(port: int, deployment: str) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "restart": "unless-stopped",
-        "command": ["nginx", "-e", "stderr", "-c", "/etc/nginx/door.conf"],
+        "command": ["nginx", "-e", "stderr", "-c", "/etc/nginx/gateway.conf"],
         "networks": ["inside", "outside"],
         "ports": [f"{port}:8443"],
-        "secrets": ["ca.crt", "door.crt", "door.key"],
-        "volumes": [f"{deployment}/server/nginx-compose.conf:/etc/nginx/door.conf:ro"],
+        "secrets": ["ca.crt", "gateway.crt", "gateway.key"],
+        "volumes": [f"{deployment}/server/nginx-compose.conf:/etc/nginx/gateway.conf:ro"],
         "depends_on": {"superlink": {"condition": "service_healthy"}},
         "healthcheck": {
             "test": [
@@ -228,14 +227,14 @@ def _operator(deployment: str) -> dict[str, Any]:
 
 
 def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
-    """A node's two containers: one reaches the door and not the data, the other the data and not
-    the door."""
+    """A node's two containers: one reaches the gateway and not the data, the other the data and not
+    the gateway."""
     name, folder = f"node-{number}", f"{deployment}/nodes/node-{number}"
     meeting = f"{name}-meeting:{_STATE / 'meeting'}"
     joined = [
         f"{folder}/{file}:/join/{file}:ro" for file in ("ca.crt", "node.toml", "catalogue.json")
     ]
-    command = ["client", "--join", "/join", "--superlink", "door:8443", "--state", str(_STATE)]
+    command = ["client", "--join", "/join", "--superlink", "gateway:8443", "--state", str(_STATE)]
     command += [
         "--data",
         str(_DATA),
@@ -252,7 +251,7 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
         networks={"outside": {}, name: {"aliases": [f"meeting-{number}"]}},
         secrets=[{"source": f"{name}-node.key", "target": "/join/node.key"}],
         volumes=[meeting, *joined],
-        depends_on={"door": {"condition": "service_healthy"}},
+        depends_on={"gateway": {"condition": "service_healthy"}},
         healthcheck=alive,
     )
     supernode["tmpfs"] = [*supernode["tmpfs"], _own(str(_STATE))]
@@ -274,9 +273,3 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
         healthcheck=alive,
     )
     return {f"supernode-{number}": supernode, f"clientapp-{number}": executor}
-
-
-def node_flags() -> tuple[str, ...]:
-    """Flags that `fedrec client` starts a SuperNode in a container with, for a test of them."""
-    plan = ClientPlan(Path("/join"), "door:8443", _DATA, _STATE, host="meeting-1", bind="0.0.0.0")
-    return supernode_flags(plan)

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedrec.errors import RunError
 from fedrec.runtime.atomic_files import write_atomically
 from fedrec.secure.identity import CERTIFICATE, KEY
-from simulations.deployment.compose import door_rules
+from simulations.deployment.compose import gateway_rules
 from simulations.deployment.containers import write_compose
 from simulations.deployment.gateway.nginx import rules
 from simulations.deployment.layout import Deployment, DeploymentConfig, refuse_unwritable
@@ -39,11 +39,11 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     write_private(private_folder(path / "authority") / "ca.key", authority.issued.key)
     private_folder(deployment.server)
     _write(deployment.server, "superlink", authority.issue(SUPERLINK_HOSTS))
-    _write(deployment.server, "door", authority.issue([*settings.hosts, "door"]))
+    _write(deployment.server, "gateway", authority.issue([*settings.hosts, "gateway"]))
     write_private(deployment.server / "superexec.secret", new_secret())
     _write_connection(deployment)
     write_private(deployment.server / "nginx.conf", _nginx_rules(deployment))
-    write_private(deployment.server / "nginx-compose.conf", door_rules())
+    write_private(deployment.server / "nginx-compose.conf", gateway_rules())
     private_folder(deployment.logs)
     private_folder(path / "nodes")
     for folder in deployment.node_folders():
@@ -112,8 +112,8 @@ def _nginx_rules(deployment: Deployment) -> str:
         listen=f"{settings.bind}:{settings.port}",
         upstream=deployment.superlink,
         name="localhost",
-        certificate=server / "door.crt",
-        key=server / "door.key",
+        certificate=server / "gateway.crt",
+        key=server / "gateway.key",
         authority=deployment.authority,
         scratch=private_folder(server / "nginx"),
     )

@@ -29,9 +29,9 @@ class DeploymentConfig(Config):
     hosts: tuple[str, ...] = Field(default=("localhost", "127.0.0.1"), min_length=1)
     """Names and addresses under which clients reach this machine; the first one is told to them."""
     bind: str = "127.0.0.1"
-    """Address that the door listens on; 0.0.0.0 for all."""
+    """Address that the gateway listens on; 0.0.0.0 for all."""
     port: int = Field(default=8443, ge=1, le=65535)
-    """Port of the door, the only one that clients reach."""
+    """Port of the gateway, the only one that clients reach."""
     superlink_port: int = Field(default=18000, ge=1, le=65535)
     """Port of the SuperLink on 127.0.0.1. Whoever reaches it may start runs: never publish it."""
     node_port: int = Field(default=19100, ge=1, le=65535)
@@ -45,7 +45,7 @@ class DeploymentConfig(Config):
     local_nodes: bool = True
     """Whether `up` starts these nodes on this machine too."""
     proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
-    """What the door is: `nginx`, our own `python`, or nginx where there is one."""
+    """What the gateway is: `nginx`, our own `python`, or nginx where there is one."""
 
     @field_validator("hosts", "bind", mode="after")
     @classmethod
@@ -182,7 +182,7 @@ class Deployment:
         return os.environ.get("FEDREC_SUPERLINK") or f"127.0.0.1:{self.settings.superlink_port}"
 
     @property
-    def door(self) -> str:
+    def gateway(self) -> str:
         """HOST:PORT that clients are told."""
         return f"{self.settings.hosts[0]}:{self.settings.port}"
 

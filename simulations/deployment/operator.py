@@ -220,7 +220,7 @@ def run_nodes_here(deployment: Deployment) -> None:
     processes = []
     for number, folder in enumerate(deployment.node_folders(), 1):
         plan = client.plan_of(
-            folder, deployment.door, port=deployment.settings.node_port + number - 1
+            folder, deployment.gateway, port=deployment.settings.node_port + number - 1
         )
         client.prepare(plan)
         for process in client.client_processes(plan):

@@ -59,9 +59,8 @@ class FirstRound(ByRound):
         """The phases of a strategy with these settings, the first one first; one, unless it has
         others inside. A phase for round 1, then the other strategy's."""
         following, settings = _following(config)
-        return Phase(cls.first_phase, step_table(config.step), 1), *following.schedule(
-            settings, step
-        )
+        first = Phase(cls.first_phase, step_table(config.step), 1, sampler=config.sampler)
+        return first, *following.schedule(settings, step)
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:

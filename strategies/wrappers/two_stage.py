@@ -84,8 +84,8 @@ class TwoStage(ByRound):
         stages: the strategy of each stage, `stage-one` and `main`.
 
     Raises:
-        ExperimentError: one of the strategies is none of fedrec's own, or a cohort is larger than
-            its stage's clients.
+        ExperimentError: one of the strategies is none of fedrec's own or has phases of its own, or
+            a cohort is larger than its stage's clients.
     """
 
     Config = TwoStageConfig
@@ -112,7 +112,7 @@ class TwoStage(ByRound):
         others inside. `stage-one` for its rounds, from 1, and `main` for all after them."""
         first = config.stage_one
         return Phase(
-            STAGE_ONE, step_table(first.step), first.rounds, first.clients != "all"
+            STAGE_ONE, step_table(first.step), first.rounds, first.clients != "all", first.sampler
         ), Phase(MAIN, step)
 
     @property
@@ -179,4 +179,15 @@ def _inner(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
             got=repr(section.name),
             fix=f"set strategy.{at}.name = 'reptile'",
         )
-    return cls(component_settings(registry.STRATEGY, section, at=f"strategy.{at}"), cohorts, step)
+    settings = component_settings(registry.STRATEGY, section, at=f"strategy.{at}")
+    if len(cls.schedule(settings, step)) > 1:
+        raise ExperimentError(
+            f"strategy {section.name!r} has phases of its own and cannot be a stage",
+            expected="a strategy whose rounds are all alike",
+            got=f"strategy.{at}.name = {section.name!r}",
+            fix=(
+                "put it around the two stages: strategy.name = 'popularity-start', strategy.main ="
+                " { name = 'two-stage', ... }"
+            ),
+        )
+    return cls(settings, cohorts, step)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from clients.local.own_noise import clipped_mean
 from clients.steps.dpvae import DpVae, DpVaeConfig
 from clients.steps.vae import generator_of
 from fedrec.privacy.optimal_clip import optimal_clip
-from fedrec.privacy.personal.budgets import PersonalAccountant
+from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.rng import stream
 from server.samplers.limited import Limited, LimitedConfig
 
@@ -130,13 +131,15 @@ def test_drawn_budgets_stay_the_same_in_every_round(made):
 def test_whoever_is_drawn_no_more_often_than_paid_for_keeps_to_the_budget(made):
     step = step_of(made, budgets="uniform", epsilon=1.0, participations=3)
     sampler = Limited(LimitedConfig(cohort=4, participations=3), np.arange(10), 0)
-    accountant = PersonalAccountant("replace-one")
+    squares = Counter()
     for round_number in range(1, 20):
         for client in sampler.sample(round_number).tolist():
-            accountant.charge(client, step.noise_multiplier(client))
-    spent = accountant.spent({client: step.budget(client) for client in range(10)})
-    for client, epsilon in spent.items():
-        assert epsilon == pytest.approx(step.budget(client).epsilon, rel=1e-6)
+            squares[client] += (2 / step.noise_multiplier(client)) ** 2  # exchanged: 2 S
+    assert sorted(squares) == list(range(10))
+    for client, square in squares.items():
+        budget = step.budget(client)
+        epsilon = gdp_epsilon(math.sqrt(square), budget.delta)
+        assert epsilon == pytest.approx(budget.epsilon, rel=1e-6)
 
 
 def test_a_run_goes_through_and_almost_no_noise_learns(run_tiny):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from clients.generated import train_each, wanted_items
+from clients.generated import requested_items, train_each
 from clients.hosting.node import Node
 from clients.steps.metamf import MetaMf
 from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
 from fedrec.protocol.generated import Generated
-from fedrec.protocol.orders import TrainOrder, WantedOrder
+from fedrec.protocol.orders import ItemQuery, TrainOrder
 
 STEP = {"name": "metamf"}
 CLIENTS = np.arange(4)
@@ -43,10 +43,10 @@ def nodes(load_tiny, world):
 
 def message(node, clients=CLIENTS):
     """What a server would send for a round."""
-    wanted = wanted_items(node, WantedOrder(1, clients, "train", STEP))
-    values, low = generate(node.initial(), torch.from_numpy(clients), wanted)
+    requests = requested_items(node, ItemQuery(1, clients, "train", STEP))
+    values, low = generate(node.initial(), torch.from_numpy(clients), requests)
     return Generated(
-        wanted, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()}
+        requests, {name: value.numpy() for name, value in values.items()}, {"item.low": low.numpy()}
     )
 
 
@@ -74,7 +74,7 @@ def test_a_rating_counts_as_often_as_it_is_there(nodes):
     given = message(node, np.array([1]))
     reply = train_each(node, given.arrays(), order(np.array([1])))
     values = {name: torch.from_numpy(value) for name, value in given.values.items()}
-    assert given.wanted.items.tolist() == [1]
+    assert given.requests.items.tolist() == [1]
     low = torch.from_numpy(given.rows["item.low"]).requires_grad_()
     predicted = node.model.predict({**values, "item.low": low[None]}, (), torch.tensor([[0]]))
     loss = ((predicted[0, 0] - torch.tensor([5.0, 4.0])) ** 2).mean()
@@ -91,13 +91,14 @@ def test_rows_that_nobody_asked_for_are_refused(nodes):
 
 
 def test_evaluation_wants_held_out_items_once(nodes):
-    wanted = wanted_items(
-        nodes("rating")["auto"], WantedOrder(1, np.array([1, 0]), "evaluate", STEP)
+    requests = requested_items(
+        nodes("rating")["auto"], ItemQuery(1, np.array([1, 0]), "evaluate", STEP)
     )
-    assert wanted.clients.tolist() == [0, 1]
-    assert np.split(wanted.items, wanted.offsets[1:-1])[0].tolist() == [2, 3] and wanted.items[
-        2:
-    ].tolist() == [4]
+    assert requests.clients.tolist() == [0, 1]
+    assert np.split(requests.items, requests.offsets[1:-1])[0].tolist() == [
+        2,
+        3,
+    ] and requests.items[2:].tolist() == [4]
 
 
 def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running and resuming through the common door."""
+"""Running and resuming through the common gateway."""
 
 from __future__ import annotations
 

@@ -252,8 +252,10 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
         arrays = from_record(message.content["arrays"])
         assert not any("user.id" in name or "matrix" in name or "memory" in name for name in arrays)
         given = Generated.read(arrays)
-        for place, client in enumerate(given.wanted.clients.tolist()):
-            own = given.wanted.items[given.wanted.offsets[place] : given.wanted.offsets[place + 1]]
+        for place, client in enumerate(given.requests.clients.tolist()):
+            own = given.requests.items[
+                given.requests.offsets[place] : given.requests.offsets[place + 1]
+            ]
             train = message.metadata.message_type == "train"
             items = (
                 population.client(client).items
@@ -271,7 +273,7 @@ def test_answers_for_others_are_refused():
         }
     )  # fmt: skip
     reply = TrainEach(generated, np.array([4]), np.array([0.5]))
-    collected = _Collected(generated.wanted, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
+    collected = _Collected(generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
     collected.add(reply, "examples")
     assert collected.values["w"].tolist() == [[4, 4, 4]] and collected.weight == 4
     with pytest.raises(ClientError, match="other clients"):
@@ -279,7 +281,7 @@ def test_answers_for_others_are_refused():
     for client in (1, 7):
         other = Generated.read({**generated.arrays(), "clients": np.array([client])})
         with pytest.raises(ClientError, match="other clients"):
-            fresh = _Collected(generated.wanted, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
+            fresh = _Collected(generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
             fresh.add(TrainEach(other, np.array([4]), np.array([0.5])), "examples")
 
 

@@ -26,6 +26,7 @@ from pydantic import Field
 from fedrec.baselines.base import Baseline
 from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.adjacency import Adjacency, Contributions
 from fedrec.privacy.caveats import caveats
@@ -45,7 +46,7 @@ class PrivateConfig(Config):
     """Probability with which the guarantee may fail."""
     adjacency: Adjacency = "replace-one"
     """Neighbours: one user's data exchanged for another's, or there or not."""
-    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
     noise: bool = True
     """`false`: clip and add no noise; epsilon is infinite."""

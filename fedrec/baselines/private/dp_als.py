@@ -126,7 +126,8 @@ class DpAls(PrivateBaseline):
         """Choose the items, start, and take the steps."""
         config, releases = self.config, self.releases(histories.num_users)
         histories = histories.distinct()
-        counts = releases.release("counts", clipped_counts(histories, Clip(config.count_clip)))
+        clip = releases.plans["counts"].clip
+        counts = releases.release("counts", clipped_counts(histories, clip))
         self._chosen = np.sort(np.argsort(-counts, kind="stable")[: config.items])
         noise = releases.plans["counts"].noise_scale
         liked = among(histories, self._chosen)
@@ -159,7 +160,7 @@ class DpAls(PrivateBaseline):
         drawn = (drawn / shape[0] ** 0.5).to(self.device)
         if self.config.start == "random":
             return drawn
-        total = weighted_gram(liked, scale, Clip(self.config.gram_clip), self.device)
+        total = weighted_gram(liked, scale, releases.plans["start"].clip, self.device)
         gram = torch.from_numpy(releases.symmetric("start", total)).to(self.device)
         vectors = torch.linalg.eigh(gram)[1][:, -shape[1] :]
         drawn[:, : vectors.shape[1]] = vectors / torch.from_numpy(scale).to(self.device)[:, None]

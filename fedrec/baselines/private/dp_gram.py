@@ -98,19 +98,20 @@ class DpGram(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and solve for the item-to-item weights."""
         histories, releases = histories.distinct(), self.releases(histories.num_users)
-        counts = releases.release("counts", clipped_counts(histories, Clip(self.config.count_clip)))
+        plans = releases.plans
+        counts = releases.release("counts", clipped_counts(histories, plans["counts"].clip))
         self._chosen = np.sort(np.argsort(-counts, kind="stable")[: self.config.items])
         self._scale = count_weights(
-            counts[self._chosen], releases.plans["counts"].noise_scale, self.config.exponent
+            counts[self._chosen], plans["counts"].noise_scale, self.config.exponent
         )
         total = weighted_gram(
-            among(histories, self._chosen), self._scale, Clip(self.config.clip_norm), self.device
+            among(histories, self._chosen), self._scale, plans["gram"].clip, self.device
         )
         gram = torch.from_numpy(releases.symmetric("gram", total)).to(self.device).double()
-        std = releases.plans["gram"].noise_scale
+        std = plans["gram"].noise_scale
         edge = noise_edge(std, len(gram))
         if self.config.public_features:
-            known = np.maximum(counts[self._chosen], releases.plans["counts"].noise_scale)
+            known = np.maximum(counts[self._chosen], plans["counts"].noise_scale)
             gram = denoised_within(gram, std, self._basis(histories, known))
         self._item_weights = self._solved(gram, edge).float()
         # Below every chosen item, between 0 and 1 apart.

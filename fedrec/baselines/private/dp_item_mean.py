@@ -11,8 +11,6 @@ top of it comes the mean of the user's own deviations, which the device knows.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from pydantic import Field
 
@@ -20,8 +18,8 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbourhood._neighbours import ScaleConfig, profiles_of, user_deviations
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.means import means_of, rating_sums, scaled
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency
-from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms import add_noise, source_of
 from fedrec.privacy.plan import Plan
@@ -44,7 +42,7 @@ class DpItemMeanConfig(ScaleConfig):
     """Of users with more ratings so many are kept, at random, before clipping; default: all."""
     adjacency: Adjacency = "replace-one"
     """Neighbours: one user's data exchanged for another's, or there or not."""
-    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
     damping: float = Field(default=20.0, ge=0)
     """Number of ratings, each in the middle of all, that every item has beside its noisy count."""
@@ -85,7 +83,7 @@ class DpItemMean(RatingBaseline):
         plan = self._plan = self.plan(present)
         squares = np.square(scaled(profiles.values, config.scale)) + 1
         norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
-        shares = Clip(plan.clip_norm, plan.norm_order).factors(norms)
+        shares = plan.clip.factors(norms)
         sums = rating_sums(profiles, config.scale, shares)
         noisy = add_noise(
             {"sums": sums}, plan.noise_scale, source_of("reproducible", config.seed), 1

@@ -53,9 +53,7 @@ class DpPopularity(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Count clipped users, and add the noise."""
         releases = self.releases(histories.num_users)
-        counts = clipped_counts(
-            histories.distinct(), Clip(self.config.clip_norm, releases.plans["counts"].norm_order)
-        )
+        counts = clipped_counts(histories.distinct(), releases.plans["counts"].clip)
         self._counts = torch.from_numpy(releases.release("counts", counts))
 
     def scores(self, histories: Histories) -> torch.Tensor:

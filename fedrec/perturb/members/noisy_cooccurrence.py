@@ -17,7 +17,7 @@ have no signs, so that costs sqrt(2) S for each of the two releases and not 2 S
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -29,6 +29,7 @@ from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
 from fedrec.perturb.synthesis.cooccurrence import noisy_release, profiles
 from fedrec.perturb.synthesis.preferences import refuse_missing_rows
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import report
@@ -52,7 +53,7 @@ class NoisyCooccurrenceConfig(Config):
     """Counts below so many standard deviations of their noise are taken for zero."""
     smoothing: float = Field(default=0.1, ge=0, le=1)
     """Share of the draws that go by popularity alone, in [0, 1]."""
-    backend: Literal["autodp", "tight-rdp", "pld"] = "pld"
+    backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedrec.components.registry import Kind, resolve
 from fedrec.errors import ComponentError, ExperimentError
-from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import (
     Event,
     NonPrivate,
@@ -70,7 +70,7 @@ class Accountant:
             already.
     """
 
-    def __init__(self, backend: str | Backend = "autodp") -> None:
+    def __init__(self, backend: str | Backend = DEFAULT_BACKEND) -> None:
         self.backend: Backend = resolve(BACKEND, backend)() if isinstance(backend, str) else backend
         self._counts: Counter[Event] = Counter()
 
@@ -165,7 +165,7 @@ class Accountant:
 
     @classmethod
     def restored(
-        cls, state: Iterable[Mapping[str, Any]], backend: str | Backend = "autodp"
+        cls, state: Iterable[Mapping[str, Any]], backend: str | Backend = DEFAULT_BACKEND
     ) -> Accountant:
         """An accountant with the events of a `state`."""
         accountant = cls(backend)

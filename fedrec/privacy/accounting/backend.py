@@ -7,11 +7,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedrec.privacy.accounting.events import Release
+
+BackendName = Literal["autodp", "tight-rdp", "pld"]
+"""Backends that give valid upper bounds, the later ones tighter."""
+DEFAULT_BACKEND: BackendName = "pld"
+"""What experiments, baselines, the command line and Python callers get unless they choose."""
 
 
 @dataclass(frozen=True)

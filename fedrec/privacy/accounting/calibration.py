@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedrec.components.registry import resolve
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import BACKEND
-from fedrec.privacy.accounting.backend import Backend
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
 from fedrec.privacy.accounting.events import Release
 
 _LEAST, _MOST = 0.05, 1e4
@@ -22,7 +22,7 @@ def calibrate(
     rounds: int | Mapping[float, int],
     release: Release,
     *,
-    backend: str | Backend = "autodp",
+    backend: str | Backend = DEFAULT_BACKEND,
     tolerance: float = 1e-4,
 ) -> float:
     """Noise multiplier (noise scale / sensitivity) for a target.

@@ -26,7 +26,7 @@ Where this differs from DP-VAE (Fang et al. 2022):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.adjacency import Adjacency, sensitivity
+from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.clipping import Clip
 from fedrec.rng import stream
 
 _LARGEST = 1e6  # epsilon, beyond which nobody speaks of privacy
@@ -70,7 +71,7 @@ class PersonalBudget:
         """The smallest sigma / S with which so many releases together keep to the budget."""
         return (
             math.sqrt(releases)
-            * sensitivity(1.0, adjacency)
+            * Clip(1.0).sensitivity(adjacency)
             / gdp_parameter(self.epsilon, self.delta)
         )
 
@@ -112,39 +113,6 @@ def gdp_parameter(epsilon: float, delta: float) -> float:
     while gdp_delta(epsilon, upper) <= delta:
         upper *= 2
     return _root(lambda mu: gdp_delta(epsilon, mu) - delta, 1e-12, upper)
-
-
-class PersonalAccountant:
-    """What each user has spent.
-
-    Args:
-        adjacency: `replace-one`: all of a user's data are exchanged for another's; `add-remove`:
-            put to nothing.
-    """
-
-    def __init__(self, adjacency: Adjacency = "replace-one") -> None:
-        self._factor = sensitivity(1.0, adjacency)
-        self._squares: dict[int, float] = {}
-
-    def charge(self, client: int, multiplier: float, releases: int = 1) -> None:
-        """Releases of one user with noise of standard deviation `multiplier` times the norm of what
-        is released.
-
-        The priors are releases too. A multiplier of 0 is no noise, and the user's epsilon infinite.
-        """
-        cost = (self._factor / multiplier) ** 2 if multiplier > 0 else math.inf
-        self._squares[client] = self._squares.get(client, 0.0) + (
-            cost * releases if releases else 0.0
-        )
-
-    def epsilon(self, client: int, delta: float) -> float:
-        """What all releases of a user cost together; 0 for a user who released nothing."""
-        mu = math.sqrt(self._squares.get(client, 0.0))
-        return gdp_epsilon(mu, delta) if math.isfinite(mu) else math.inf
-
-    def spent(self, budgets: Mapping[int, PersonalBudget]) -> dict[int, float]:
-        """Epsilon of each user at the delta of its budget."""
-        return {client: self.epsilon(client, budget.delta) for client, budget in budgets.items()}
 
 
 def _root(excess: Callable[[float], float], lower: float, upper: float) -> float:

@@ -19,7 +19,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
-from fedrec.privacy.adjacency import Adjacency, sensitivity
+from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.clipping import Clip
 from fedrec.privacy.personal.budgets import PersonalBudget, drawn_budget, gdp_parameter
 from fedrec.privacy.personal.priors import PriorsConfig
 
@@ -140,7 +141,8 @@ class PersonalNoise(Config):
             return 0.0
         if self.mode == "paper":
             return math.inf
-        total = uploads * (sensitivity(1.0, adjacency) / self.gradient_multiplier(client)) ** 2
+        moved = Clip(1.0).sensitivity(adjacency)
+        total = uploads * (moved / self.gradient_multiplier(client)) ** 2
         if self.quantile is not None:
             total += uploads / self.share_std(client) ** 2
         if self.noisy_priors is not None:

@@ -166,7 +166,7 @@ def nodes(folder: Folder) -> None:
 
 
 @app.command(hidden=True)
-def door(
+def gateway(
     host: Annotated[str, typer.Option()],
     port: Annotated[int, typer.Option()],
     upstream: Annotated[str, typer.Option()],
@@ -175,7 +175,7 @@ def door(
     authority: Annotated[Path, typer.Option()],
     nodes: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
-    """Run the door of a deployment."""
+    """Run the gateway of a deployment."""
     from simulations.deployment.gateway import proxy
 
     files = {"certificate": certificate, "key": key, "authority": authority, "nodes": nodes}
@@ -207,7 +207,7 @@ def _show(deployment) -> None:
         for run in control.runs()[:10]:
             console.print(f"run {run.run}: {run.status}", run.details, markup=False)
         control.close()
-    console.print(f"door: {deployment.door}")
+    console.print(f"gateway: {deployment.gateway}")
 
 
 Overrides = Annotated[

@@ -36,9 +36,12 @@ Adjacency = Annotated[
     str, typer.Option(help="replace-one (with fixed-size) or add-remove (with poisson).")
 ]
 Backend = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="autodp, tight-rdp, pld (tightest), or paper (PrivRec's tables; for comparison only)."
+        help=(
+            "autodp, tight-rdp, pld (tightest, the default), or paper (PrivRec's tables; for"
+            " comparison only)."
+        )
     ),
 ]
 Mechanism = Annotated[
@@ -59,7 +62,7 @@ def epsilon(
     delta: Delta = None,
     sampler: Sampler = "fixed-size",
     adjacency: Adjacency = "replace-one",
-    backend: Backend = "pld",
+    backend: Backend = None,
     mechanism: Mechanism = "gaussian",
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +79,7 @@ def calibrate(
     delta: Delta = None,
     sampler: Sampler = "fixed-size",
     adjacency: Adjacency = "replace-one",
-    backend: Backend = "pld",
+    backend: Backend = None,
     mechanism: Mechanism = "gaussian",
     as_json: AsJson = False,
 ) -> None:

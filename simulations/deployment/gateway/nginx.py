@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the door (see `proxy.py`) for nginx."""
+"""The rules of the gateway (see `proxy.py`) for nginx."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ http {{
     ssl_certificate_key {key};
     ssl_protocols TLSv1.2 TLSv1.3;
     # The path as it stands in the request: no dots, no escapes, nothing after it.
-    set $door shut;
-    if ($request_uri ~ "^/v1/fleet/[a-z]+(-[a-z]+)*$") {{ set $door open; }}
-    if ($request_method != POST) {{ set $door shut; }}
+    set $route closed;
+    if ($request_uri ~ "^/v1/fleet/[a-z]+(-[a-z]+)*$") {{ set $route open; }}
+    if ($request_method != POST) {{ set $route closed; }}
     location = /health {{ return 200; }}
     location / {{
-      if ($door = shut) {{ return 404; }}
+      if ($route = closed) {{ return 404; }}
       proxy_pass https://superlink;
       proxy_http_version 1.1;
       proxy_set_header Connection "";
@@ -78,7 +78,7 @@ def rules(
         listen: address and port to listen on.
         upstream: HOST:PORT of the SuperLink.
         name: the name in the SuperLink's certificate.
-        certificate: of the door.
+        certificate: of the gateway.
         key: its private key.
         authority: certificate of the authority that signed the SuperLink's.
         scratch: folder that nginx may write to.

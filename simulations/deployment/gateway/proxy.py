@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of a deployment: a reverse proxy with TLS that lets through what nodes need, and nothing
-else.
+"""The gateway of a deployment: a reverse proxy with TLS that lets through what nodes need, and
+nothing else.
 
 Flower's SuperLink answers nodes (`/v1/fleet/...`), operators (`/v1/control/...`) and executors
 (`/v1/runtime/...`) on one port, and asks operators for no password: whoever reaches that port may

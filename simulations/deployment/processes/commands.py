@@ -42,7 +42,7 @@ class Process:
 
 
 def server_processes(deployment: Deployment) -> list[Process]:
-    """SuperLink, executor of the ServerApp, and the door."""
+    """SuperLink, executor of the ServerApp, and the gateway."""
     settings, server = deployment.settings, deployment.server
     home = {"FLWR_HOME": str(deployment.flower_home)}
     noted = {UNFINISHED: str(server / "unfinished")}
@@ -69,7 +69,7 @@ def server_processes(deployment: Deployment) -> list[Process]:
     return [
         Process("superlink", superlink, home, f"https://{deployment.superlink}/health"),
         Process("serverapp", executor, {**home, **noted, TASK_POLL: "0.5"}),
-        Process("door", _door(deployment), {}, f"https://127.0.0.1:{settings.port}/health"),
+        Process("gateway", _gateway(deployment), {}, f"https://127.0.0.1:{settings.port}/health"),
     ]
 
 
@@ -151,7 +151,7 @@ def python(module: str) -> tuple[str, ...]:
 
 
 def uses_nginx(deployment: Deployment) -> bool:
-    """Whether nginx is the door.
+    """Whether nginx is the gateway.
 
     Raises:
         EngineError: it is asked for and not installed.
@@ -166,7 +166,7 @@ def uses_nginx(deployment: Deployment) -> bool:
     return wanted != "python" and found is not None
 
 
-def _door(deployment: Deployment) -> tuple[str, ...]:
+def _gateway(deployment: Deployment) -> tuple[str, ...]:
     if uses_nginx(deployment):
         # Its compiled-in log is opened before its rules are read, and may be another user's.
         return (
@@ -181,7 +181,7 @@ def _door(deployment: Deployment) -> tuple[str, ...]:
         *python("simulations.cli"),
         *(
             "deploy",
-            "door",
+            "gateway",
             "--host",
             settings.bind,
             "--port",
@@ -189,7 +189,7 @@ def _door(deployment: Deployment) -> tuple[str, ...]:
             "--upstream",
             deployment.superlink,
         ),
-        *("--certificate", str(server / "door.crt"), "--key", str(server / "door.key")),
+        *("--certificate", str(server / "gateway.crt"), "--key", str(server / "gateway.key")),
         *("--authority", str(deployment.authority), "--nodes", str(deployment.path / "nodes")),
     )
 

@@ -28,15 +28,15 @@ from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     GROUP,
     INITIAL,
-    WANTED,
+    ITEMS,
     pack_evaluate,
+    pack_item_query,
     pack_train,
-    pack_wanted_order,
     unpack_parameters,
     unpack_sum,
     unpack_table,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder, WantedOrder
+from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import from_the_network, to_record
 from simulations.deployment.pki.certificates import Authority
@@ -304,9 +304,9 @@ def test_no_server_is_told_which_items_a_client_has(load_tiny, shards, identity,
     }
     config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
     run = {"resolved": load_tiny().model_dump_json(), "run": "00ff" * 4, "deployment": True}
-    order = WantedOrder(1, np.array([0, 2]), purpose, {"name": "sgd"})
+    order = ItemQuery(1, np.array([0, 2]), purpose, {"name": "sgd"})
     with pytest.raises(RefusalError, match="not available on real clients"):
-        app(Message(pack_wanted_order(order), 2, WANTED), Context(1, 2, config, RecordDict(), run))
+        app(Message(pack_item_query(order), 2, ITEMS), Context(1, 2, config, RecordDict(), run))
 
 
 def test_memory_survives_and_keeps_runs_apart(tmp_path):

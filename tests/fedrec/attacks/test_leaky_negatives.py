@@ -10,7 +10,7 @@ import torch
 
 from clients.hosting.node import Node
 from clients.local.examples import labelled
-from fedrec.attacks.leaky_negatives import marked, never_drawn_scores
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.experiment.loading import load
 from fedrec.metrics.sampled import sampled_metrics
 from fedrec.runs.folder import RunFolder
@@ -27,9 +27,8 @@ def never_drawn_hits(experiment, rounds, users=None):
     for place, data in enumerate(population.clients(clients)):
         random = np.random.default_rng((1, data.client))
         examples = (labelled(data, schema, 4, "ignore", random) for _ in range(rounds))
-        scores[place] = never_drawn_scores(
-            (items[labels == 0] for items, labels in examples), schema.num_items
-        )
+        drawn = np.concatenate([items[labels == 0] for items, labels in examples])
+        scores[place] = -np.bincount(drawn, minlength=schema.num_items)
     lists = population.held_out(clients, "test")
     seen, relevant = torch.from_numpy(lists.seen), torch.from_numpy(lists.relevant)
     found = sampled_metrics(

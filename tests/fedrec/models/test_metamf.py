@@ -13,7 +13,7 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
-from fedrec.protocol.generated import Wanted
+from fedrec.protocol.generated import ItemRequests
 from fedrec.rng import torch_stream
 
 ITEMS, USERS = 11, 7
@@ -61,35 +61,37 @@ def test_whole_tables_predict_as_one_hot_products_do(model, parameters):
     assert np.std(expected) > 0.01  # the users differ, and the items do
 
 
-def test_wanted_rows_are_those_of_the_whole_tables(parameters):
+def test_requested_rows_are_those_of_the_whole_tables(parameters):
     users = torch.tensor([1, 4, 6])
-    wanted = Wanted.of(
+    requests = ItemRequests.of(
         users.numpy(), [np.array([0, 10]), np.array([], dtype=np.int64), np.array([3, 4, 10])]
     )
-    _, low = generate(parameters, users, wanted)
+    _, low = generate(parameters, users, requests)
     _, whole = generate(parameters, users, None)
     expected = torch.stack([whole[0, 0], whole[0, 10], whole[2, 3], whole[2, 4], whole[2, 10]])
     torch.testing.assert_close(low, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_wanted_rows_are_right(parameters):
-    """The hand-written backward pass against finite differences, an item wanted twice among
+def test_gradients_of_requested_rows_are_right(parameters):
+    """The hand-written backward pass against finite differences, an item requested twice among
     them."""
     double = {name: value.double().requires_grad_() for name, value in parameters.items()}
     users, lists = torch.tensor([1, 4]), [np.array([0, 10]), np.array([3, 10])]
-    wanted = Wanted.of(users.numpy(), lists)
+    requests = ItemRequests.of(users.numpy(), lists)
     names = ("user.id", "item.low.matrix", "item.low.offset", "item.hidden.weight")
 
     def rows(*values):
-        return generate({**double, **dict(zip(names, values, strict=True))}, users, wanted)[1]
+        return generate({**double, **dict(zip(names, values, strict=True))}, users, requests)[1]
 
     assert torch.autograd.gradcheck(rows, tuple(double[name] for name in names))
 
 
-def test_only_wanted_rows_get_a_gradient(parameters):
+def test_only_requested_rows_get_a_gradient(parameters):
     leaves = {name: value.requires_grad_() for name, value in parameters.items()}
     _, low = generate(
-        leaves, torch.tensor([1, 4]), Wanted.of(np.array([1, 4]), [np.array([2]), np.array([2, 7])])
+        leaves,
+        torch.tensor([1, 4]),
+        ItemRequests.of(np.array([1, 4]), [np.array([2]), np.array([2, 7])]),
     )
     low.square().sum().backward()
     touched = leaves["item.low.matrix"].grad.abs().sum((1, 2)).nonzero()[:, 0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedrec.neighbourhood.means import scaled
-from fedrec.privacy.adjacency import Multipliers, sensitivity
+from fedrec.privacy.adjacency import Multipliers
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan, PrivacyConfig
 
@@ -94,7 +94,7 @@ def largest_move(kind, order=2):
 
 @pytest.mark.parametrize("kind", [counts, gram_matrices, ratings])
 def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_no_more(kind):
-    bound = sensitivity(3.0, "replace-one", "non-negative")
+    bound = Clip(3.0, 2, "non-negative").sensitivity("replace-one")
     assert bound == pytest.approx(3 * math.sqrt(2))
     assert largest_move(kind) <= bound * (1 + 1e-12)
     assert largest_move(kind) == pytest.approx(bound, rel=1e-5), (
@@ -104,31 +104,30 @@ def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_
 
 @pytest.mark.parametrize("kind", [updates, symmetric_matrices])
 def test_signed_updates_do_not_get_it(kind):
-    assert largest_move(kind) > 1.4 * sensitivity(3.0, "replace-one", "non-negative")
-    assert largest_move(kind) == pytest.approx(sensitivity(3.0, "replace-one"), rel=1e-5)
-    assert sensitivity(3.0, "replace-one") == 6.0
+    assert largest_move(kind) > 1.4 * Clip(3.0, 2, "non-negative").sensitivity("replace-one")
+    assert largest_move(kind) == pytest.approx(Clip(3.0).sensitivity("replace-one"), rel=1e-5)
+    assert Clip(3.0).sensitivity("replace-one") == 6.0
 
 
 def test_ratings_in_other_units_than_their_counts_do_not_get_it_either():
-    assert largest_move(deviations) > 1.2 * sensitivity(3.0, "replace-one", "non-negative")
+    assert largest_move(deviations) > 1.2 * Clip(3.0, 2, "non-negative").sensitivity("replace-one")
 
 
 def test_in_the_l1_norm_nothing_is_gained():
     assert largest_move(counts, order=1) == pytest.approx(6.0, rel=1e-5)
-    assert sensitivity(3.0, "replace-one", "non-negative", order=1) == 6.0
+    assert Clip(3.0, 1, "non-negative").sensitivity("replace-one") == 6.0
 
 
 def test_one_user_more_or_less_is_the_clip_norm_whatever_it_contributes():
-    assert sensitivity(3.0, "add-remove", "non-negative") == sensitivity(3.0, "add-remove") == 3.0
+    for clip in (Clip(3.0), Clip(3.0, 2, "non-negative"), Clip(3.0, 1)):
+        assert clip.sensitivity("add-remove") == 3.0
 
 
 def test_multipliers_of_one_noise():
-    assert Multipliers.of(6.0, 3.0, "non-negative") == Multipliers(pytest.approx(math.sqrt(2)), 2.0)
-    assert (
-        Multipliers.of(6.0, 3.0, "non-negative", order=1)
-        == Multipliers.of(6.0, 3.0)
-        == Multipliers(1.0, 2.0)
-    )
+    unsigned = Clip(3.0, 2, "non-negative").multipliers(6.0)
+    assert unsigned == Multipliers(pytest.approx(math.sqrt(2)), 2.0)
+    for clip in (Clip(3.0), Clip(3.0, 1), Clip(3.0, 1, "non-negative")):
+        assert clip.multipliers(6.0) == Multipliers(1.0, 2.0)
 
 
 def plan(contributions, **settings):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from fedrec.errors import ExperimentError
@@ -14,8 +15,9 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, NonPrivate, Release
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.adjacency import Multipliers
+from fedrec.privacy.clipping import Clip
 from fedrec.privacy.plan import Plan, PrivacyConfig
-from simulations.attacks.claims import plan_of
+from server.privacy.phase_plans import PhasePlans
 
 
 def plan(sampler="fixed-size", cohort=30, clients=4800, rounds=1000, server_lr=1.0, **settings):
@@ -40,7 +42,7 @@ def test_privrecs_own_example():
 
 
 def test_the_two_conventions_differ_by_two():
-    assert Multipliers.of(80.0, 40.0) == Multipliers(replace_one=1.0, add_remove=2.0)
+    assert Clip(40.0).multipliers(80.0) == Multipliers(replace_one=1.0, add_remove=2.0)
     by_clip = plan(noise_relative_to="clip-norm")
     assert (by_clip.noise_std, by_clip.noise_multiplier) == (40.0, 0.5)
     poisson = plan("poisson", adjacency="add-remove")
@@ -240,10 +242,10 @@ def test_an_experiment_carries_its_privacy(tiny_experiment):
     ]
     experiment = load(tiny_experiment(), [*overrides, "strategy.server-lr=0.5"])
     assert load(experiment.table()) == experiment
-    found = plan_of(experiment, 18)
+    found = PhasePlans.before_a_run(experiment, np.arange(18)).plans["main"]
     assert found.event() == GaussianRound(FixedSize(6, 18), "replace-one", 3.0)
     with pytest.raises(ExperimentError, match="no differential privacy"):
-        plan_of(load(tiny_experiment()), 18)
+        PhasePlans.before_a_run(load(tiny_experiment()), np.arange(18))
 
 
 def test_noise_that_protects_nobody_is_no_release():

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedrec.protocol.generated import Generated, Wanted
+from fedrec.protocol.generated import Generated, ItemRequests
 
 LISTS = {3: [1, 4], 5: [], 8: [0, 1, 7]}
 
 
-def wanted():
-    return Wanted.of(
+def requests():
+    return ItemRequests.of(
         np.array(list(LISTS)), [np.array(items, dtype=np.int64) for items in LISTS.values()]
     )
 
 
 def generated():
     rows = np.array([[31.0], [34.0], [80.0], [81.0], [87.0]])
-    return Generated(wanted(), {"w": np.array([[3.0, 3], [5, 5], [8, 8]])}, {"t": rows})
+    return Generated(requests(), {"w": np.array([[3.0, 3], [5, 5], [8, 8]])}, {"t": rows})
 
 
 def told(some):
@@ -28,7 +28,7 @@ def told(some):
 
 def test_some_clients_in_any_order():
     taken = generated().take(np.array([2, 0]))
-    assert told(taken.wanted) == {8: [0, 1, 7], 3: [1, 4]}
+    assert told(taken.requests) == {8: [0, 1, 7], 3: [1, 4]}
     assert taken.values["w"][:, 0].tolist() == [8, 3] and taken.rows["t"][:, 0].tolist() == [
         80,
         81,
@@ -39,11 +39,11 @@ def test_some_clients_in_any_order():
 
 
 def test_parts_are_joined_in_the_order_of_clients():
-    whole = wanted()
+    whole = requests()
     parts = [whole.take(np.array([2])), whole.take(np.array([0, 1]))]
-    joined = Wanted.joined(parts)
+    joined = ItemRequests.joined(parts)
     assert joined.clients.tolist() == [3, 5, 8] and told(joined) == LISTS
-    assert Wanted.joined([]).clients.tolist() == []
+    assert ItemRequests.joined([]).clients.tolist() == []
 
 
 def test_padding():
@@ -54,7 +54,7 @@ def test_padding():
 
 def test_arrays_spell_everything():
     again = Generated.read(generated().arrays())
-    assert told(again.wanted) == LISTS
+    assert told(again.requests) == LISTS
     assert again.values["w"].tolist() == generated().values["w"].tolist() and again.rows[
         "t"
     ].shape == (5, 1)

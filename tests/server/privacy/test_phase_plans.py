@@ -14,6 +14,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from server.privacy.phase_plans import PhasePlans
+from strategies.wrappers.popularity_start import PopularityStart
 
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
@@ -221,3 +222,20 @@ def test_as_many_clients_as_one_likes(tiny_experiment):
         PhasePlans.before_a_run(experiment, np.arange(n)).forecast().epsilon for n in (18, 1800)
     )
     assert many < few / 2
+
+
+class Hiding(PopularityStart):
+    """A strategy with two strategies inside, of which it tells nobody."""
+
+    @property
+    def parts(self):
+        return {"popularity": self, "main": self}
+
+
+def test_a_strategy_that_does_not_tell_of_those_inside_it_cannot_be_made_private(plans):
+    private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+    hiding = f"strategy={{name='{__name__}:Hiding'}}"
+    outer = f"strategy={{name='means-start', main={{name='{__name__}:Hiding'}}}}"
+    for strategy in (hiding, outer):
+        with pytest.raises(ExperimentError, match="leaves its rounds to other strategies"):
+            plans(strategy, "model.item-bias=true", private)

@@ -50,8 +50,8 @@ class Federation:
 
     def __init__(self, path, table, nodes=2, **settings):
         self.path, self.table = path, table
-        door, superlink, first, *_ = free_ports(nodes + 2)
-        ports = {"port": door, "superlink-port": superlink, "node-port": first}
+        gateway, superlink, first, *_ = free_ports(nodes + 2)
+        ports = {"port": gateway, "superlink-port": superlink, "node-port": first}
         self.deployment = initialise(
             path, DeploymentConfig.parse({"nodes": nodes, "proxy": "python", **ports, **settings})
         )
@@ -156,7 +156,7 @@ class Federation:
             [
                 *command,
                 "--superlink",
-                superlink or self.deployment.door,
+                superlink or self.deployment.gateway,
                 "--port",
                 str(free_ports(1)[0]),
             ]

@@ -48,14 +48,14 @@ def attacker(federation, tmp_path):
     return at
 
 
-def test_nobody_registers_a_node_through_the_door(federation, attacker, tmp_path):
+def test_nobody_registers_a_node_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.nodes())
     (tmp_path / "mine.pub").write_bytes(NodeKey.create().public)
     command = [script("flwr"), "supernode", "register", str(tmp_path / "mine.pub"), "x"]
     done = subprocess.run(
         command,
-        env=attacker(federation.deployment.door),
+        env=attacker(federation.deployment.gateway),
         capture_output=True,
         text=True,
         timeout=240,
@@ -65,10 +65,10 @@ def test_nobody_registers_a_node_through_the_door(federation, attacker, tmp_path
         assert len(control.nodes()) == before
     assert (
         "refused POST b'/v1/control/register-node'"
-        in (federation.deployment.logs / "door.txt").read_text()
+        in (federation.deployment.logs / "gateway.txt").read_text()
     )
-    # The same command at the inner port works: it is the door that keeps it out, and not a mistake
-    # of this test.
+    # The same command at the inner port works: it is the gateway that keeps it out, and not a
+    # mistake of this test.
     done = subprocess.run(
         command,
         env=attacker(federation.deployment.superlink),
@@ -79,13 +79,13 @@ def test_nobody_registers_a_node_through_the_door(federation, attacker, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nobody_starts_a_run_through_the_door(federation, attacker, tmp_path):
+def test_nobody_starts_a_run_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.runs())
     app = app_folder(tmp_path / "fedrec")
     done = subprocess.run(
         [script("flwr"), "run", str(app), "x"],
-        env=attacker(federation.deployment.door),
+        env=attacker(federation.deployment.gateway),
         capture_output=True,
         text=True,
         timeout=240,
@@ -95,12 +95,13 @@ def test_nobody_starts_a_run_through_the_door(federation, attacker, tmp_path):
         assert len(control.runs()) == before
     assert (
         "refused POST b'/v1/control/start-run'"
-        in (federation.deployment.logs / "door.txt").read_text()
+        in (federation.deployment.logs / "gateway.txt").read_text()
     )
 
 
 def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
-    """Not through the door, and at the inner port not without the secret; all four try at once."""
+    """Not through the gateway, and at the inner port not without the secret; all four try at
+    once."""
     until(lambda: federation.online() >= 2, what="the nodes")
     os.kill(
         federation.pid("serverapp"), signal.SIGSTOP
@@ -108,7 +109,7 @@ def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
     thieves = []
     try:
         run = federation.start_run("thieves", "rounds=1")
-        for where in ("door", "superlink"):
+        for where in ("gateway", "superlink"):
             for secret in (False, True):
                 folder = tmp_path / f"{where}-{secret}"
                 folder.mkdir()
@@ -162,10 +163,10 @@ def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
     before = federation.online()
     command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
     client = federation.start(
-        [*command, "--superlink", federation.deployment.door, "--port", str(free_ports(1)[0])]
+        [*command, "--superlink", federation.deployment.gateway, "--port", str(free_ports(1)[0])]
     )
-    door = federation.deployment.logs / "door.txt"
-    until(lambda: "with an unknown key" in door.read_text(), what="the refusal")
+    gateway = federation.deployment.logs / "gateway.txt"
+    until(lambda: "with an unknown key" in gateway.read_text(), what="the refusal")
     client.terminate()
     assert federation.online() == before
     assert "SuperNode ID" not in (node / "state" / "logs" / "supernode.txt").read_text()
@@ -173,7 +174,9 @@ def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
 
 def test_calls_without_a_signature_or_with_anothers_are_refused(federation):
     context = ssl.create_default_context(cafile=str(federation.deployment.authority))
-    with httpx.Client(base_url=f"https://{federation.deployment.door}", verify=context) as client:
+    with httpx.Client(
+        base_url=f"https://{federation.deployment.gateway}", verify=context
+    ) as client:
         for headers in ({}, {"x-flwr-public-key": "AAAA", "x-flwr-signature": "AAAA"}):
             headers = {**headers, "content-type": "application/protobuf"}
             for path in (
@@ -207,7 +210,7 @@ def test_a_server_with_a_wrong_certificate_is_refused_by_the_client(federation, 
     (node / "ca.crt").write_bytes(Authority.create("another").issued.certificate)
     command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
     client = federation.start(
-        [*command, "--superlink", federation.deployment.door, "--port", str(free_ports(1)[0])]
+        [*command, "--superlink", federation.deployment.gateway, "--port", str(free_ports(1)[0])]
     )
     log = node / "state" / "logs" / "supernode.txt"
     until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), what="the refusal")

@@ -17,7 +17,8 @@ import yaml
 from clients.device.device_node import _identity
 from fedrec.errors import EngineError, RefusalError
 from simulations.cli import main
-from simulations.deployment.compose import compose, node_flags
+from simulations.deployment.client import ClientPlan, supernode_flags
+from simulations.deployment.compose import compose
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.processes.commands import refuse_root_in_a_container
@@ -57,7 +58,11 @@ def test_flowers_parsers_take_our_flags(table):
         "flwr.supercore.cli.flower_superexec", "_parse_args", services["serverapp"]["command"]
     )
     assert executor.superexec_auth_secret_file and executor.root_certificates
-    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", node_flags())
+    plan = ClientPlan(
+        Path("/join"), "gateway:8443", Path("/data.csv"), Path("/state"), bind="0.0.0.0"
+    )
+    flags = supernode_flags(plan)
+    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
     assert (
         node.auth_supernode_private_key == "/join/node.key"
         and node.isolation == "process"
@@ -69,12 +74,12 @@ def networks(service):
     return set(service["networks"])
 
 
-def test_only_the_door_is_reached_from_outside(table):
+def test_only_the_gateway_is_reached_from_outside(table):
     services = table["services"]
     published = [name for name, service in services.items() if service.get("ports")]
-    assert published == ["door"]
+    assert published == ["gateway"]
     inside = {name for name, service in services.items() if "inside" in networks(service)}
-    assert inside == {"superlink", "serverapp", "door", "operator"}
+    assert inside == {"superlink", "serverapp", "gateway", "operator"}
     assert table["networks"]["inside"] == {"internal": True}
     for number in (1, 2):
         executor = services[f"clientapp-{number}"]
@@ -153,7 +158,7 @@ def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
     for file in (
         "ca.crt",
         "server/superlink.key",
-        "server/door.key",
+        "server/gateway.key",
         "nodes/node-1/signing.key",
         "nodes/node-1",
     ):

@@ -21,7 +21,7 @@ def composed(small, tmp_path_factory):
     made = Composed(tmp_path_factory.mktemp("containers") / "d", small(), command)
     try:
         made.done("up", "--detach", "--no-build", timeout=400)
-        made.wait_until(lambda: made.well() >= {"superlink", "serverapp", "door"}, "the server")
+        made.wait_until(lambda: made.well() >= {"superlink", "serverapp", "gateway"}, "the server")
         status, output = made.operator("register", "/deployment")
         assert status == 0 and output.count("node-") == 2, output
         made.wait_until(lambda: len(made.well()) == 7, "that all containers are well")
@@ -51,7 +51,7 @@ def test_a_run_gives_the_parameters_of_a_simulation(composed, tmp_path):
 
 
 def test_nobody_is_root_or_may_write_to_the_image(composed):
-    for service in ("superlink", "serverapp", "door", "supernode-1", "clientapp-1"):
+    for service in ("superlink", "serverapp", "gateway", "supernode-1", "clientapp-1"):
         _, output = composed.compose(
             "exec", "-T", service, "sh", "-c", "id -u; touch /x 2>&1; cat /proc/self/status"
         )

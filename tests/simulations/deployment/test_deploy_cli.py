@@ -49,7 +49,7 @@ def test_init_makes_keys_that_only_the_owner_reads(made):
     assert len(set(keys)) == 3
     for folder in made.node_folders():
         assert (folder / "ca.crt").read_bytes() == made.authority.read_bytes()
-    assert not list(made.node(1).glob("ca.key")) and made.door == "fl.example.org:8443"
+    assert not list(made.node(1).glob("ca.key")) and made.gateway == "fl.example.org:8443"
 
 
 def test_init_refuses_a_folder_with_something_in_it(made):
@@ -72,7 +72,7 @@ def test_nodes_may_be_added(made):
 
 
 def test_the_superlink_listens_on_this_machine_only_and_asks_for_keys_and_secrets(made):
-    link, executor, door = server_processes(made)
+    link, executor, gateway = server_processes(made)
     text = " ".join(link.command)
     for flag in (
         "--host 127.0.0.1",
@@ -82,7 +82,7 @@ def test_the_superlink_listens_on_this_machine_only_and_asks_for_keys_and_secret
     ):
         assert flag in text
     assert "--insecure" not in text and "--superexec-auth-secret-file" in executor.command
-    assert "--upstream 127.0.0.1:18000" in " ".join(door.command)
+    assert "--upstream 127.0.0.1:18000" in " ".join(gateway.command)
     (nodes,) = node_process(made)
     assert nodes.after == made.registered and not made.registered.exists()
 
@@ -94,7 +94,9 @@ def test_nothing_runs_before_up(made):
 
 def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tmp_path):
     (tmp_path / "mine.csv").write_text("user,item\na,b\n")
-    plan = plan_of(made.node(2), made.door, data=tmp_path / "mine.csv", settings=["most-rounds=7"])
+    plan = plan_of(
+        made.node(2), made.gateway, data=tmp_path / "mine.csv", settings=["most-rounds=7"]
+    )
     prepare(plan)
     supernode, executor = client_processes(plan)
     said = " ".join(supernode.command)
@@ -115,16 +117,18 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
 
 def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
     with pytest.raises(DataError, match="no data file"):
-        prepare(plan_of(made.node(1), made.door, data=tmp_path / "none.csv"))
+        prepare(plan_of(made.node(1), made.gateway, data=tmp_path / "none.csv"))
     with pytest.raises(DataError, match="no data file"):  # else the server would name one
-        prepare(plan_of(made.node(1), made.door))
+        prepare(plan_of(made.node(1), made.gateway))
     with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
-        prepare(plan_of(made.node(1), made.door, data=Path(__file__), settings=["most-rounds=-1"]))
+        prepare(
+            plan_of(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
+        )
     with pytest.raises(EngineError, match="folder to join with"):
-        prepare(plan_of(tmp_path, made.door))
+        prepare(plan_of(tmp_path, made.gateway))
     (made.node(1) / "node.key").chmod(0o644)
     with pytest.raises(EngineError, match="chmod 600"):
-        prepare(plan_of(made.node(1), made.door))
+        prepare(plan_of(made.node(1), made.gateway))
 
 
 def test_an_experiment_on_a_deployment_has_no_baselines_and_outlives_nodes(tiny_experiment):

@@ -116,13 +116,13 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
         )
 
 
-def test_the_door_killed_in_mid_round_loses_no_round(nodes):
-    run = nodes.start_run("door-killed", *SLOW)
-    at_work(nodes, "door-killed", 1)
-    nodes.kill("door")
+def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
+    run = nodes.start_run("gateway-killed", *SLOW)
+    at_work(nodes, "gateway-killed", 1)
+    nodes.kill("gateway")
     finished, why = nodes.wait_for(run)
     assert finished, why
-    assert nodes.rounds("door-killed") == 4
+    assert nodes.rounds("gateway-killed") == 4
 
 
 def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refunded(
@@ -178,8 +178,8 @@ def enemy(federation, number, claims):
     folder = federation.deployment.node(number)
     (port,) = free_ports(1)
     config = (("partition-id", 7), ("numbers", False))
-    door, state = federation.deployment.door, folder / "state"
-    plan = ClientPlan(folder, door, folder / "data.csv", state, port=port, config=config)
+    gateway, state = federation.deployment.gateway, folder / "state"
+    plan = ClientPlan(folder, gateway, folder / "data.csv", state, port=port, config=config)
     prepare(plan)
     supernode, executor = client_processes(plan)
     script = str(Path(__file__).with_name("enemy.py"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole deployment on loopback: TLS, node keys, door, executors; the same numbers as a
+"""A whole deployment on loopback: TLS, node keys, gateway, executors; the same numbers as a
 simulation; late nodes."""
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
         made.up()
         print(f"1 server and 8 nodes up after {time.monotonic() - started:.1f} s")
         assert made.online() == 8
-        made.kill("door")  # whose workers, if it is nginx, must not keep the port
-        until(lambda: made.answers("door"), what="the door")
+        made.kill("gateway")  # whose workers, if it is nginx, must not keep the port
+        until(lambda: made.answers("gateway"), what="the gateway")
         finished, why = made.run("eight", "rounds=1")
         assert finished, why
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a client: everything that passes the door is written down and searched for the
+"""What leaves a client: everything that passes the gateway is written down and searched for the
 client's data."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATINGS, TIME = ("4.625", "3.375"), 1234567000
 
 @pytest.fixture(scope="module")
 def recorded(small, tmp_path_factory):
-    """A federation of two real clients behind a recording door, and the folder of its records,
+    """A federation of two real clients behind a recording gateway, and the folder of its records,
     after one run."""
     table = small()
     made = Federation(tmp_path_factory.mktemp("traffic") / "d", table, local_nodes=False)
@@ -33,10 +33,10 @@ def recorded(small, tmp_path_factory):
     made.up()
     (port,) = free_ports(1)
     server = made.deployment.server
-    files = [server / "door.crt", server / "door.key", made.deployment.authority, records]
+    files = [server / "gateway.crt", server / "gateway.key", made.deployment.authority, records]
     command = [
         sys.executable,
-        str(Path(__file__).with_name("recording_door.py")),
+        str(Path(__file__).with_name("recording_gateway.py")),
         port,
         made.deployment.superlink,
         *files,

@@ -190,6 +190,12 @@ def test_a_strategy_that_is_not_fedrecs_own_cannot_be_a_stage(made):
         made("strategy.main={name='flwr.serverapp.strategy:FedAdam'}")
 
 
+@pytest.mark.parametrize("at", ["strategy.main", "strategy.stage-one.strategy"])
+def test_a_strategy_with_phases_of_its_own_cannot_be_a_stage(made, at):
+    with pytest.raises(ExperimentError, match=r"phases of its own(.*\n)*.*around the two stages"):
+        made(f"{at}={{name='popularity-start'}}", "model.item-bias=true")
+
+
 def test_memories_are_kept_apart(made):
     inner = f"{{name='{__name__}:Counting'}}"
     strategy = made(f"strategy.stage-one.strategy={inner}", f"strategy.main={inner}")

@@ -13,7 +13,7 @@ from scipy.sparse.linalg import svds
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.evaluation import measure_baselines
+from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.factorisation.ease import Ease
 from fedrec.baselines.private._private import Releases
 from fedrec.baselines.private.dp_gram import DpGram, weighted_gram
@@ -222,8 +222,8 @@ def test_movielens_1m_is_far_above_private_popularity():
         "dataset": {"name": "ml-1m"},
         "split": split,
     }
-    found = measure_baselines(
+    found = evaluate_baselines(
         ["dp-gram", "dp-popularity"], Population.of(load(table)), held_out="test", ks=(20,)
     )
-    hits = {name: float(metrics["hits@20"].nanmean()) for name, metrics in found.items()}
+    hits = {name: metrics["hits@20"] for name, metrics in found.items()}
     assert hits["dp-gram"] > 0.252 and 0.15 < hits["dp-popularity"] < 0.17

@@ -13,13 +13,13 @@ from scipy.stats import norm
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.personal.budgets import (
-    PersonalAccountant,
     PersonalBudget,
     drawn_budget,
     gdp_delta,
     gdp_epsilon,
     gdp_parameter,
 )
+from fedrec.privacy.personal.noise import PersonalNoise
 
 
 # Computed for this project by another implementation: MovieLens-100K, delta 1 / 80,000, 30 uploads
@@ -36,10 +36,9 @@ from fedrec.privacy.personal.budgets import (
     ],
 )
 def test_thirty_uploads_with_the_papers_noise_cost_far_more_than_it_says(adjacency, nominal, true):
-    budget = PersonalBudget(nominal, 1 / 80_000)
-    accountant = PersonalAccountant(adjacency)
-    accountant.charge(3, budget.paper_multiplier, 30)
-    assert accountant.spent({3: budget})[3] == pytest.approx(true, abs=0.006)
+    noise = PersonalNoise(budgets="equal", epsilon=nominal, delta=1 / 80_000)
+    mu = math.sqrt(noise.cost(3, adjacency, 30))
+    assert gdp_epsilon(mu, 1 / 80_000) == pytest.approx(true, abs=0.006)
 
 
 @pytest.mark.parametrize(("epsilon", "mu"), [(0.0, 0.5), (0.7, 0.5), (3.0, 2.0), (8.0, 2.5)])
@@ -67,33 +66,18 @@ def test_epsilon_inverts_delta_and_is_below_the_rdp_bound(mu):
     assert epsilon <= rdp.min()
 
 
-def test_a_large_delta_costs_nothing_and_no_noise_everything():
+def test_a_large_delta_costs_nothing_and_no_guarantee_everything():
     assert gdp_epsilon(0.1, 0.5) == 0
-    accountant = PersonalAccountant()
-    accountant.charge(1, 0.0)
-    accountant.charge(2, 0.0, releases=0)
-    assert (
-        accountant.epsilon(1, 1e-5) == math.inf
-        and accountant.epsilon(2, 1e-5) == accountant.epsilon(9, 1e-5) == 0
-    )
+    paper = PersonalNoise(mode="paper")
+    assert paper.cost(1, "replace-one", 1) == math.inf and paper.cost(1, "replace-one", 0) == 0
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_calibrated_noise_spends_the_budget_and_no_more(adjacency):
-    budget = PersonalBudget(0.8, 1e-5)
-    accountant = PersonalAccountant(adjacency)
-    for _ in range(7):
-        accountant.charge(0, budget.multiplier(7, adjacency))
-    assert accountant.epsilon(0, 1e-5) == pytest.approx(0.8, rel=1e-6)
-
-
-def test_releases_with_different_noise_add_up_like_squares():
-    accountant = PersonalAccountant("add-remove")
-    accountant.charge(0, 5.0, 4)
-    accountant.charge(0, 2.0)
-    assert accountant.epsilon(0, 1e-6) == pytest.approx(
-        gdp_epsilon(math.sqrt(4 / 25 + 1 / 4), 1e-6)
-    )
+    multiplier = PersonalBudget(0.8, 1e-5).multiplier(7, adjacency)
+    moved = {"add-remove": 1.0, "replace-one": 2.0}[adjacency]  # clip norms
+    mu = math.sqrt(7 * (moved / multiplier) ** 2)
+    assert gdp_epsilon(mu, 1e-5) == pytest.approx(0.8, rel=1e-6)
 
 
 def test_budgets_are_drawn_from_zero_to_the_largest():

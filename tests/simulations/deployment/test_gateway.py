@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door lets nodes' calls through and nothing else: our own proxy and nginx, by one table, over
-real TLS."""
+"""The gateway lets nodes' calls through and nothing else: our own proxy and nginx, by one table,
+over real TLS."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class Upstream(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """Certificates of a SuperLink and of a door, by one authority."""
+    """Certificates of a SuperLink and of a gateway, by one authority."""
     folder = tmp_path_factory.mktemp("certificates")
     authority = Authority.create("own")
     write_private(folder / "ca.crt", authority.issued.certificate)
-    for name in ("superlink", "door"):
+    for name in ("superlink", "gateway"):
         issued = authority.issue(["localhost", "127.0.0.1"])
         write_private(folder / f"{name}.crt", issued.certificate)
         write_private(folder / f"{name}.key", issued.key)
@@ -127,27 +127,34 @@ def upstream(certificates):
     server.shutdown()
 
 
-def python_door(folder, port, upstream):
+def python_gateway(folder, port, upstream):
     files = [
         "--certificate",
-        folder / "door.crt",
+        folder / "gateway.crt",
         "--key",
-        folder / "door.key",
+        folder / "gateway.key",
         "--authority",
         folder / "ca.crt",
     ]
     where = ["--host", "127.0.0.1", "--port", port, "--upstream", upstream]
     files += ["--nodes", folder / "nodes"]
-    return [sys.executable, "-m", "simulations.cli", "deploy", "door", *map(str, [*where, *files])]
+    return [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "deploy",
+        "gateway",
+        *map(str, [*where, *files]),
+    ]
 
 
-def nginx_door(folder, port, upstream):
+def nginx_gateway(folder, port, upstream):
     text = rules(
         listen=f"127.0.0.1:{port}",
         upstream=upstream,
         name="localhost",
-        certificate=folder / "door.crt",
-        key=folder / "door.key",
+        certificate=folder / "gateway.crt",
+        key=folder / "gateway.key",
         authority=folder / "ca.crt",
         scratch=folder,
     )
@@ -156,12 +163,12 @@ def nginx_door(folder, port, upstream):
 
 
 @pytest.fixture(scope="module", params=["python", "nginx"])
-def door(request, certificates, upstream):
-    """Asks through a door, with the path as it is; gives the status and the body."""
+def gateway(request, certificates, upstream):
+    """Asks through a gateway, with the path as it is; gives the status and the body."""
     if request.param == "nginx" and shutil.which("nginx") is None:
         pytest.skip("no nginx here")
     (port,) = free_ports(1)
-    command = (python_door if request.param == "python" else nginx_door)(
+    command = (python_gateway if request.param == "python" else nginx_gateway)(
         certificates, port, upstream
     )
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
@@ -192,9 +199,9 @@ def door(request, certificates, upstream):
 
 
 @pytest.mark.parametrize("path", PASS)
-def test_a_nodes_call_passes_with_headers_and_body(door, path):
+def test_a_nodes_call_passes_with_headers_and_body(gateway, path):
     body = b"\x00body\xff" * 30_000
-    status, answer = door("POST", path, body)
+    status, answer = gateway("POST", path, body)
     assert (
         status == (412 if path.endswith("activate-node") else 200) and answer == b"\x00\xffanswer"
     )
@@ -202,20 +209,20 @@ def test_a_nodes_call_passes_with_headers_and_body(door, path):
 
 
 @pytest.mark.parametrize("path", REFUSE)
-def test_everything_else_is_refused_and_never_reaches_the_superlink(door, path):
+def test_everything_else_is_refused_and_never_reaches_the_superlink(gateway, path):
     before = len(Upstream.seen)
-    assert door("POST", path)[0] in (400, 404)
+    assert gateway("POST", path)[0] in (400, 404)
     assert len(Upstream.seen) == before
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "HEAD", "DELETE", "OPTIONS"])
-def test_other_methods_are_refused(door, method):
+def test_other_methods_are_refused(gateway, method):
     before = len(Upstream.seen)
-    assert door(method, PASS[0])[0] in (404, 405) and len(Upstream.seen) == before
+    assert gateway(method, PASS[0])[0] in (404, 405) and len(Upstream.seen) == before
 
 
-def test_calls_that_no_node_has_signed_never_reach_the_superlink(door, certificates):
-    if door.name == "nginx":
+def test_calls_that_no_node_has_signed_never_reach_the_superlink(gateway, certificates):
+    if gateway.name == "nginx":
         pytest.skip("nginx cannot look at signatures; the SuperLink does")
     key, before = (certificates / "node.key").read_bytes(), len(Upstream.seen)
     old = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)).isoformat()
@@ -227,28 +234,28 @@ def test_calls_that_no_node_has_signed_never_reach_the_superlink(door, certifica
         other,
         {"flwr-public-key": "?"},
     ):
-        assert door("POST", PASS[0], b"x", headers)[0] == 401
+        assert gateway("POST", PASS[0], b"x", headers)[0] == 401
     assert len(Upstream.seen) == before
-    added = NodeKey.create()  # while the door is open
+    added = NodeKey.create()  # while the gateway is open
     (certificates / "nodes" / "node-2").mkdir()
     write_private(certificates / "nodes" / "node-2" / "node.pub", added.public)
     time.sleep(2.5)
-    assert door("POST", PASS[0], b"x", signed(added.private))[0] == 200
+    assert gateway("POST", PASS[0], b"x", signed(added.private))[0] == 200
 
 
-def test_strangers_fill_no_memory(door, certificates):
-    """Three posts of 150 MiB each made the door hold 450."""
-    if door.name == "nginx":
+def test_strangers_fill_no_memory(gateway, certificates):
+    """Three posts of 150 MiB each made the gateway hold 450."""
+    if gateway.name == "nginx":
         pytest.skip("nginx holds no bodies")
-    before = peak(door.process.pid)
-    threads = [threading.Thread(target=post, args=(door, 150 * 2**20, {})) for _ in range(3)]
+    before = peak(gateway.process.pid)
+    threads = [threading.Thread(target=post, args=(gateway, 150 * 2**20, {})) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert peak(door.process.pid) - before < 30 * 2**10
-    status, _ = post(door, 33 * 2**20, signed((certificates / "node.key").read_bytes()))
-    assert status in (413, None) and door("POST", PASS[0], b"x")[0] == 200
+    assert peak(gateway.process.pid) - before < 30 * 2**10
+    status, _ = post(gateway, 33 * 2**20, signed((certificates / "node.key").read_bytes()))
+    assert status in (413, None) and gateway("POST", PASS[0], b"x")[0] == 200
 
 
 def peak(pid):
@@ -257,10 +264,10 @@ def peak(pid):
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def post(door, size, headers):
-    """Send a large body; status and body of the answer, None where the door hangs up."""
+def post(gateway, size, headers):
+    """Send a large body; status and body of the answer, None where the gateway hangs up."""
     connection = http.client.HTTPSConnection(
-        "localhost", door.port, context=door.context, timeout=20
+        "localhost", gateway.port, context=gateway.context, timeout=20
     )
     try:
         connection.request(
@@ -281,7 +288,7 @@ def post(door, size, headers):
 def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
     port, nobody = free_ports(2)
     process = subprocess.Popen(
-        python_door(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE
+        python_gateway(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE
     )
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     try:
@@ -298,7 +305,7 @@ def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
             except OSError:
                 time.sleep(0.2)
         else:
-            raise AssertionError("the door did not open")
+            raise AssertionError("the gateway did not open")
     finally:
         process.terminate()
         process.wait(timeout=10)

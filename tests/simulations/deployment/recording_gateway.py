@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door, writing every request and answer that passes into a folder: what somebody in its place
-would see.
+"""The gateway, writing every request and answer that passes into a folder: what somebody in its
+place would see.
 
 Arguments: port, SuperLink, certificate, key, authority, folder.
 """
