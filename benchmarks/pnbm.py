@@ -14,7 +14,6 @@ algorithm 1.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import logging
@@ -30,6 +29,7 @@ import numpy as np
 
 from benchmarks.curves import Panel, write_panels
 from fedrec.errors import ExperimentError
+from simulations.reproduce.grids.tables import save_table
 
 FOLDS, SHARE = range(1, 6), 0.1
 SCREEN = 1  # the fold whose validation rows settings are chosen on
@@ -284,17 +284,17 @@ def audit(folder: Path) -> None:
                 "epsilon at least": round(found.epsilon, 3),
             }
         )
-    _save(folder / "audit.csv", rows)
+    save_table(folder / "audit.csv", rows)
 
 
 def tables(folder: Path) -> None:
     """Write tables and drawings of what has been tested."""
     rows = rows_of(_read(folder / "results.json", []))
-    _save(folder / "all.csv", rows)
+    save_table(folder / "all.csv", rows)
     for figure, systems in FIGURES.items():
         own = [row for row in rows if row["system"] in systems]
         if any(row["nominal epsilon"] for row in own):
-            _save(folder / f"figure-{figure}.csv", own)
+            save_table(folder / f"figure-{figure}.csv", own)
             write_panels(
                 folder / f"figure-{figure}.svg", [panel(own, f"figure {figure}, MovieLens-100K")]
             )
@@ -307,22 +307,6 @@ def _read(file: Path, empty: Any) -> Any:
 def _write(file: Path, value: Any) -> None:
     file.with_suffix(".new").write_text(json.dumps(value, indent=1) + "\n")
     file.with_suffix(".new").replace(file)
-
-
-def _save(file: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    if not table:
-        return
-    with open(file, "w", newline="") as opened:
-        writer = csv.DictWriter(opened, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
-    print(f"\n{file.name}\n| " + " | ".join(table[0]) + " |\n|" + "---|" * len(table[0]))
-    for row in table:
-        print(
-            "| "
-            + " | ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values())
-            + " |"
-        )
 
 
 def main() -> None:

@@ -4,21 +4,44 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.files.delimited import Layout, read_delimited
+from fedrec.data.files.indexing import index_rows
+from fedrec.data.interactions import Interactions
+from fedrec.data.reader import Reader
 from fedrec.errors import DataError
 
 LICENCE = (
     "research use with acknowledgement; no redistribution, no commercial use without permission"
 )
 
+RATING_COLUMNS = {"users": "user", "items": "item", "ratings": "rating", "times": "time"}
+"""The layouts of the two oldest releases, whose files have no header, name columns so."""
+
 _BAND_STARTS = (0, 18, 25, 35, 45, 50, 56)
 _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
+
+
+def read_ratings(
+    reader: Reader, path: Path, layout: Layout, columns: Mapping[str, str]
+) -> Interactions:
+    """The ratings of a release without features, verified against what was published.
+
+    Args:
+        reader: of the release.
+        path: the file of ratings.
+        layout: how the file is written.
+        columns: the file's names for `users`, `items`, `ratings` and `times`.
+    """
+    frame = read_delimited(path, layout)
+    named = {name: frame[column] for name, column in columns.items()}
+    return reader.verified(index_rows(reader.name, **named))
 
 
 def age_band(age: int) -> str:

@@ -14,11 +14,16 @@ import numpy as np
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.delimited import Layout, read_delimited
-from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.source import Archive, Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
-from fedrec.data.readers._movielens import LICENCE, rows_of, user_features
+from fedrec.data.readers._movielens import (
+    LICENCE,
+    RATING_COLUMNS,
+    read_ratings,
+    rows_of,
+    user_features,
+)
 
 _ROWS = 100_000
 _GENRES = (
@@ -88,16 +93,8 @@ class MovieLens100K(Reader):
     )
 
     def read(self) -> Interactions:
-        frame = read_delimited(self.file("u.data", lines=_ROWS), _RATINGS)
-        bare = self.verified(
-            index_rows(
-                self.name,
-                users=frame["user"],
-                items=frame["item"],
-                ratings=frame["rating"],
-                times=frame["time"],
-            )
-        )
+        path = self.file("u.data", lines=_ROWS)
+        bare = read_ratings(self, path, _RATINGS, RATING_COLUMNS)
         return replace(
             bare,
             user_features=self._user_features(bare.user_ids),

@@ -18,11 +18,17 @@ import numpy as np
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.delimited import Layout, read_delimited
-from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.source import Archive, Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
-from fedrec.data.readers._movielens import LICENCE, genre_lists, rows_of, user_features
+from fedrec.data.readers._movielens import (
+    LICENCE,
+    RATING_COLUMNS,
+    genre_lists,
+    read_ratings,
+    rows_of,
+    user_features,
+)
 from fedrec.errors import DataError
 
 _ROWS = 1_000_209
@@ -97,16 +103,8 @@ class MovieLens1M(Reader):
     )
 
     def read(self) -> Interactions:
-        frame = read_delimited(self.file("ratings.dat", lines=_ROWS), _RATINGS)
-        bare = self.verified(
-            index_rows(
-                self.name,
-                users=frame["user"],
-                items=frame["item"],
-                ratings=frame["rating"],
-                times=frame["time"],
-            )
-        )
+        path = self.file("ratings.dat", lines=_ROWS)
+        bare = read_ratings(self, path, _RATINGS, RATING_COLUMNS)
         return replace(
             bare,
             user_features=self._user_features(bare.user_ids),

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.files.delimited import Layout, read_delimited
-from fedrec.data.files.indexing import index_rows
 from fedrec.data.files.source import Archive, Source
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader
-from fedrec.data.readers._movielens import LICENCE, genre_lists, rows_of
+from fedrec.data.readers._movielens import LICENCE, genre_lists, read_ratings, rows_of
 
 _ROWS = 20_000_263
 _RATINGS = Layout(
@@ -53,11 +52,9 @@ class MovieLens20M(Reader):
     )
 
     def read(self) -> Interactions:
-        frame = read_delimited(self.file("ratings.csv", lines=_ROWS + 1), _RATINGS)
+        path = self.file("ratings.csv", lines=_ROWS + 1)
         columns = {"users": "userId", "items": "movieId", "ratings": "rating", "times": "timestamp"}
-        bare = self.verified(
-            index_rows(self.name, **{key: frame[column] for key, column in columns.items()})
-        )
+        bare = read_ratings(self, path, _RATINGS, columns)
         return replace(bare, item_features=self._item_features(bare.item_ids))
 
     def _item_features(self, ids: np.ndarray) -> FeatureTable:

@@ -20,7 +20,6 @@ the attacker's success of each setting.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import math
@@ -32,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simulations.reproduce.grids.tables import save_table
 from simulations.reproduce.grids.targeted_tables import (
     SYSTEMS,
     differences,
@@ -178,12 +178,12 @@ def _write(folder: Path) -> None:
     records = json.loads((folder / "results.json").read_text())
     tables = {"accuracy-losses": losses, "accuracy-systems": systems}
     for name, made in tables.items():
-        _save(
+        save_table(
             folder / f"{name}.csv",
             [row for metric in ("rmse", "mae") for row in made(records, metric)],
         )
     joined = tradeoff(records)
-    _save(folder / "tradeoff.csv", joined)
+    save_table(folder / "tradeoff.csv", joined)
     for system in SYSTEMS:
         if any(math.isfinite(row[f"rmse of {system}"]) for row in joined):
             (folder / f"tradeoff-{system}.svg").write_text(drawing(joined, system))
@@ -197,26 +197,7 @@ def _write(folder: Path) -> None:
         rows = [row for metric in metrics for row in summary(records, metric)]
         gaps = [row for metric in metrics for row in differences(records, metric)]
         for suffix, table in (("", rows), ("-differences", gaps)):
-            _save(folder / f"{name}{suffix}.csv", table)
-
-
-def _save(file: Path, table: Sequence[dict[str, Any]]) -> None:
-    if table:
-        with open(file, "w", newline="") as opened:
-            writer = csv.DictWriter(opened, list(table[0]))
-            writer.writeheader()
-            writer.writerows(table)
-        _print(table)
-
-
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    print("\n| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
-    for row in rows:
-        print(
-            "| "
-            + " | ".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values())
-            + " |"
-        )
+            save_table(folder / f"{name}{suffix}.csv", table)
 
 
 def main() -> None:
