@@ -33,7 +33,7 @@ from fedrec.protocol.messages import GROUP
 from fedrec.protocol.orders import EvaluateOrder
 
 _CELLS_PER_BLOCK = (
-    1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
+    1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
 )
 _SCORED_AT_ONCE = (
     20_000  # users times items pushed through the network at once; their activations stay in cache

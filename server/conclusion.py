@@ -41,7 +41,7 @@ def conclude(
         state: after the last round.
         evaluator: asks the nodes.
         extensions: their reports stand in the result.
-        callbacks: told what happens.
+        callbacks: called on each event of the run.
         baselines: metrics of the centralised systems, to stand beside.
 
     Raises:
@@ -82,7 +82,7 @@ def conclude(
 
 def _cost(state: State) -> dict[str, float]:
     """Bytes of the parameters, of all that was sent as dense arrays (down to and up from every
-    client of every round), and the memory that this process has held at most, in MiB."""
+    client of every round), and the peak memory of this process, in MiB."""
     size = sum(value.nbytes for value in state.parameters.values())
     clients = sum(float(row.get("num-clients", 0)) for row in state.rounds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -78,7 +78,7 @@ class Evaluator:
             round_number: the round after which this is.
             clients: `int64`, the clients to evaluate.
             fine_tune: whether each client first fine-tunes on its own data.
-            progress: told (clients done, clients in all) after every wave of messages.
+            progress: called with (clients done, all clients) after every wave of messages.
 
         Raises:
             ClientError: more nodes failed than the experiment tolerates, or no client could be

@@ -37,7 +37,7 @@ class RunExtension:
         """A run goes on from a checkpoint; `memory` is what `memory()` gave then."""
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """What is told before the rounds, in words; `theta` are the parameters to start from."""
+        """Lines that are printed before the first round; `theta` are the initial parameters."""
         return []
 
     def why_stop(self, round_number: int) -> str:

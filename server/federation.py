@@ -56,16 +56,16 @@ class Federation:
         (reply,) = answers(replies, sent=1, max_failures=0.0)
         return unpack_parameters(reply.content)
 
-    def held(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same parameters where the nodes can see them, if the grid has such a place, and
         writable."""
         share = getattr(self.grid, "share", dict)
-        held = {
+        shared = {
             name: value if value.flags.writeable else value.copy()
             for name, value in share(parameters).items()
         }
         release_free_heap()  # what the parameters came in
-        return held
+        return shared
 
     def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
         """Send a round's training messages and collect the replies that count, in the order of the

@@ -48,7 +48,7 @@ class Loop:
     Args:
         run: the run folder; it holds the experiment.
         grid: reaches the nodes.
-        callbacks: told what happens.
+        callbacks: called on each event of the run.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Loop:
             RunError: the run folder cannot be written.
         """
         state = self._start()
-        state = dataclasses.replace(state, parameters=self.federation.held(state.parameters))
+        state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
         announce_paths(self.federation.roster, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         for line in (one for own in self.extensions for one in own.announce(state.parameters)):

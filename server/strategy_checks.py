@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.components.errors import blaming, finite, named, refuse_other_arrays
+from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ClientError, ExperimentError
 
@@ -55,8 +55,8 @@ def refuse_non_finite(
 
 
 def blaming_strategy(strategy: Strategy, doing: str) -> AbstractContextManager[None]:
-    """Errors within name the strategy and what it was doing, see `blaming`."""
-    return blaming(STRATEGY.name, strategy, doing)
+    """Errors within name the strategy and what it was doing, see `component_errors`."""
+    return component_errors(STRATEGY.name, strategy, doing)
 
 
 def refuse_other_parameters(

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.components.errors import blaming
+from fedrec.components.errors import component_errors
 from fedrec.components.registry import STRATEGY, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import from_record, to_record, zero_copy_arrays
@@ -26,7 +26,7 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
     """The strategy of an experiment, fedrec's or any of Flower's."""
     cls = resolve(STRATEGY, experiment.strategy.name)
     settings = experiment.settings(STRATEGY)
-    with blaming(STRATEGY.name, cls, "when it was made"):
+    with component_errors(STRATEGY.name, cls, "when it was made"):
         if issubclass(cls, CohortStrategy):
             return cls(settings, cohorts, {"name": experiment.step.name, **experiment.step.options})
         return cls(**(settings if isinstance(settings, dict) else {"config": settings}))

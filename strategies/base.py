@@ -210,9 +210,9 @@ class CohortStrategy(Strategy):
         good = [reply for reply in replies if not reply.has_error()]
         sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
-        told = clients if self.privacy is None else self.privacy.told(clients)
+        reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
         metrics = MetricRecord(
-            {"num-clients": told, "num-examples": sum(reply.examples for reply in sums)}
+            {"num-clients": reported, "num-examples": sum(reply.examples for reply in sums)}
         )
         losses = sum(reply.losses for reply in sums)
         if losses:

@@ -4,8 +4,8 @@ imported, opened or trained.
 
 The server writes the experiment. The node's owner decides by a few settings which experiments the
 node takes part in; from then on an order may say what the experiment says, and nothing else: its
-phase's step, its protection or more, its rounds. Nothing names a file of the node. Every refusal
-tells only what the server has said itself.
+phase's step, its protection or more, its rounds. Nothing names a file of the node. The text of a
+refusal contains only what the server sent.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ class Policy(Config):
             raise _no_step(order.step, f"that of phase {phase.name!r}")
         _refuse_overrides(experiment, order.overrides or {})
         refuse_less_protection(experiment, phases, phase, order, names)
-        told = order.protection
+        ordered = order.protection
         if (
             self.least_noise
-            and told is not None
-            and told.noise_scale < self.least_noise * told.clip_norm
+            and ordered is not None
+            and ordered.noise_scale < self.least_noise * ordered.clip_norm
         ):
-            raise self._too_little(f"{told.noise_scale / told.clip_norm:.4g}")
+            raise self._too_little(f"{ordered.noise_scale / ordered.clip_norm:.4g}")
 
     def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
         """Refuse an evaluation that is not one of an accepted experiment's.

@@ -26,7 +26,7 @@ from clients.storage.session_secrets import SessionSecrets
 from clients.storage.uploads import UploadLedger
 from fedrec.cohort.batches import Batches
 from fedrec.components import registry
-from fedrec.components.errors import blaming
+from fedrec.components.errors import component_errors
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
@@ -103,14 +103,14 @@ class Node:
 
     @cached_property
     def population(self) -> Population:
-        """The clients' data; held once per process, whichever node asks."""
+        """The clients' data; one copy per process, which its nodes share."""
         return KEPT.population(self.experiment)
 
     @cached_property
     def model(self) -> Model:
         """The model of the experiment."""
         model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
-        with blaming(registry.MODEL.name, model_class, "when it was made"):
+        with component_errors(registry.MODEL.name, model_class, "when it was made"):
             model = model_class(self.experiment.settings(registry.MODEL), self.population.schema())
         return tried(model)
 
@@ -141,7 +141,7 @@ class Node:
 
     @property
     def memory_mib(self) -> float:
-        """Memory that this process has held at most, for the estimate of a simulation."""
+        """Peak memory of this process, for the estimate of a simulation."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
     def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
@@ -156,7 +156,7 @@ class Node:
         """Refuse an evaluation, likewise."""
 
     def accept(self, order: TrainOrder) -> TrainOrder:
-        """The order as the node carries it out; one of a simulation does what it is told."""
+        """The order as the node carries it out; in a simulation, as it came."""
         return order
 
     def refuse_generated(self) -> None:
@@ -216,7 +216,7 @@ class Node:
         """
         step_class = registry.resolve(registry.STEP, section.name)
         settings = component_settings(registry.STEP, section)
-        with blaming(registry.STEP.name, step_class, "when it was made"):
+        with component_errors(registry.STEP.name, step_class, "when it was made"):
             step: Step = step_class(settings, self.model, self.device)
         if step.uploads is not None and self.experiment.engine.precision != "float32":
             raise ExperimentError(

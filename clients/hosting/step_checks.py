@@ -20,7 +20,7 @@ from fedrec.cohort.results import Trained
 from fedrec.components import registry
 from fedrec.components.errors import (
     Unchanged,
-    blaming,
+    component_errors,
     finite,
     named,
     refuse_other_arrays,
@@ -161,7 +161,7 @@ def tried(model: Model) -> Model:
     if registry.ours(registry.MODEL, type(model)):
         return model
     kind, doing = "model", "in its trial"
-    with blaming(kind, model, doing):
+    with component_errors(kind, model, doing):
         initial = model.initial(torch.Generator().manual_seed(0))
         wrong = not isinstance(initial, dict) or not initial
         if wrong or not all(

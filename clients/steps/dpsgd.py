@@ -127,8 +127,8 @@ class DpSgd(OwnNoiseStep):
             self.bound(parameters, gradients, data.client),
         )
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
-        told = loss if self.config.mode == "paper" else math.nan
-        return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, told)
+        reported = loss if self.config.mode == "paper" else math.nan
+        return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, reported)
 
     def shared(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters that are neither private nor a clip norm."""

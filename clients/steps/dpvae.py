@@ -187,10 +187,13 @@ class DpVae(CohortStep, OwnNoiseStep):
             uploaded = self.uploaded(mean, float(bounds[place]), own, member.client, member.random)
             for name, change in self.shaped(uploaded, network).items():
                 changes[name][place] = change
-        told = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
+        reported = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
         paper = self.config.mode == "paper"
         return Updates(
-            parameters, block, changes, tuple(told.tolist()) if paper else (math.nan,) * len(block)
+            parameters,
+            block,
+            changes,
+            tuple(reported.tolist()) if paper else (math.nan,) * len(block),
         )
 
     def _losses(

@@ -141,8 +141,8 @@ class VaeStep(CohortStep):
         )
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
-        told = torch.where(trains, losses.detach(), math.nan)
-        return FactoredUpdates(parameters, block, factors, tuple(told.tolist()))
+        reported = torch.where(trains, losses.detach(), math.nan)
+        return FactoredUpdates(parameters, block, factors, tuple(reported.tolist()))
 
 
 def annealed(beta: float, rounds: int, round_: int) -> float:

@@ -209,7 +209,7 @@ class Experiment(Config):
                 table[key] = {}
             if isinstance(
                 table.get(key), Mapping
-            ):  # by itself, so that its faults are told without alternatives
+            ):  # by itself, so that its errors come without alternatives
                 table[key] = SecureAggregationConfig.parse(
                     table[key], at="secure-aggregation"
                 ).table()

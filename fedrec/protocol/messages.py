@@ -102,7 +102,9 @@ def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder
     return own_arrays(content), unpack_train_order(content)
 
 
-def _refuses_malformed(unpack: Callable[[RecordDict], AnyOrder]) -> Callable[[RecordDict], AnyOrder]:
+def _refuses_malformed(
+    unpack: Callable[[RecordDict], AnyOrder],
+) -> Callable[[RecordDict], AnyOrder]:
     """What unpacks an order, with a refusal of what is none that quotes the order alone."""
 
     @functools.wraps(unpack)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SAMPLER, resolve
 from fedrec.errors import EngineError
 from fedrec.experiment.schema import Experiment
@@ -46,7 +46,7 @@ class SampledCohorts:
         sampler_class = resolve(SAMPLER, self.section.name)
         mine = clients.view()
         mine.setflags(write=False)
-        with blaming(SAMPLER.name, sampler_class, "when it was made"):
+        with component_errors(SAMPLER.name, sampler_class, "when it was made"):
             self.sampler = sampler_class(settings, mine, self.experiment.seed)
 
     def joined(self, roster: Roster) -> None:
@@ -94,7 +94,7 @@ class SampledCohorts:
         privacy = self.experiment.privacy
         if privacy is None or privacy.mode != "secure":
             doing = f"in round {round_number}"
-            with blaming(SAMPLER.name, self.sampler, doing):
+            with component_errors(SAMPLER.name, self.sampler, doing):
                 cohort = self.sampler.sample(round_number)
                 _refuse_no_cohort(self.sampler, cohort, self.clients, doing)
                 return cohort

@@ -186,8 +186,9 @@ def _sum_of(
     total = {name: weight * (found[name].astype(np.float64) - theta[name]) for name in theta}
     loss = next((float(value) for name, value in metrics.items() if "loss" in name), None)
     silent = protection is not None and protection.silent
-    told = None if silent else loss
-    return TrainSum(total, 1, weight, 0 if silent else examples, told or 0.0, int(told is not None))  # type: ignore[arg-type]
+    reported = None if silent else loss
+    shown, losses = 0 if silent else examples, int(reported is not None)
+    return TrainSum(total, 1, weight, shown, reported or 0.0, losses)  # type: ignore[arg-type]
 
 
 def _row_of(content: RecordDict, client: int) -> pd.DataFrame:

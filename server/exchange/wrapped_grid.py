@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 
 class WrappedGrid(Grid):
-    """Hands every call on to the grid inside; `send_and_receive` alone is left to the heirs.
+    """Delegates every call to the grid inside; subclasses define `send_and_receive`.
 
     Args:
         grid: the grid inside.

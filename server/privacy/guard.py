@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differential privacy of a run: the plan of each phase, the ledger, the budget, and what is told
+"""Differential privacy of a run: the plan of each phase, the ledger, the budget, and the report
 at the end."""
 
 from __future__ import annotations

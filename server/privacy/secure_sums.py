@@ -3,9 +3,9 @@
 al. 2017).
 
 To a strategy the whole federation is one node that trains the whole cohort and answers with one
-sum; so strategies, the gate and differential privacy are as without it, and what they bound is the
-sum of all clients. In between, each training order becomes a session of three exchanges with the
-nodes that host the cohort and are there:
+sum; so strategies, the validation of replies and differential privacy are as without it, and what
+they bound is the sum of all clients. In between, each training order becomes a session of three
+exchanges with the nodes that host the cohort and are there:
 
 1. they get each other's channel keys (asked for once per node and run), and answer with a fresh
    mask key and with shares of two secrets, sealed for each other;
@@ -258,7 +258,7 @@ class SecureSums:
         orders = {
             place: pack_words(order) for place, order in session.unmask_orders(masked).items()
         }
-        told, replies = self._ask(
+        answers, replies = self._ask(
             nodes, orders, SECURE_UNMASK, lambda found: _seeds(found, session.nodes)
         )
         for reply in replies:
@@ -268,7 +268,7 @@ class SecureSums:
                     reply.metadata.src_node_id,
                     reply.error.reason,
                 )
-        return session.unmasked(masked, told)
+        return session.unmasked(masked, answers)
 
     def _ask(
         self,

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
     Attributes:
         message: the answer.
-        spots: where in the memory that was lent for it its arrays are, if they are there.
+        spots: where its arrays are in the reply buffer that came with it, if they are there.
     """
 
     message: Message
