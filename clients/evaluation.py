@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation on one node: fine-tune on what each client knows, then test on what was held out
+"""Evaluation on one node: fine-tune on each client's known rows, then test on its held-out rows
 (PrivRec section 3.3).
 
 The answer is one row per client: its metrics, and one 0/1 column `group:NAME` for each group that

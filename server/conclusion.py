@@ -40,9 +40,9 @@ def conclude(
         run: the run folder.
         state: after the last round.
         evaluator: asks the nodes.
-        extensions: their reports stand in the result.
+        extensions: their reports are part of the result.
         callbacks: called on each event of the run.
-        baselines: metrics of the centralised systems, to stand beside.
+        baselines: metrics of the centralised systems, for the result.
 
     Raises:
         ClientError: nodes failed.
@@ -90,7 +90,7 @@ def _cost(state: State) -> dict[str, float]:
 
 
 def _reports(run: RunFolder, rounds: int, extensions: Sequence[RunExtension]) -> dict[str, Said]:
-    """What is said of the privacy of a run: name -> in words, and as JSON values."""
+    """The privacy reports of a run by name: in words, and as JSON values."""
     perturbation = perturbation_of(run.experiment)
     perturbed = [] if perturbation is None else perturbation.words()
     of_baselines = list(baseline_privacy(run))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making strategies, and saving what they remember between rounds.
+"""Creates strategies, and saves their state between rounds.
 
-fedrec's own strategies say what they remember (`state`, `restore`). Flower's keep it in plain
+fedrec's own strategies return their state (`state`, `restore`). Flower's keep it in plain
 attributes (the moments of `FedAdam`, the momentum of `FedAvgM`), so for them every attribute that
 holds arrays is saved.
 """
@@ -33,7 +33,7 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """What a strategy remembers, as named arrays."""
+    """The state of a strategy, as named arrays."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
     return {
@@ -42,7 +42,7 @@ def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
-    """Give a strategy back what `strategy_state` took from it."""
+    """Restore the state that `strategy_state` returned."""
     if isinstance(strategy, CohortStrategy):
         strategy.restore(dict(state))
         return

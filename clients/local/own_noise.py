@@ -66,8 +66,8 @@ class OwnNoiseStep(Step):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains beside those of the `model`. The logarithm of the
-        clip norm, where it follows a quantile."""
+        """The logarithm of the clip norm where it follows a quantile, else nothing; trained beside
+        the parameters of the `model`."""
         return (
             {}
             if self.config.quantile is None

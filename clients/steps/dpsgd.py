@@ -109,7 +109,8 @@ class DpSgd(OwnNoiseStep):
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Where the mode is sound, examples and loss say nothing of the user.
+        dimension, unchanged). In mode `sound` the reported number of examples and the loss are
+        constants, so that they reveal nothing of the user.
         """
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:

@@ -229,8 +229,8 @@ class Experiment(Config):
         return self.rounds > 0
 
     def table(self) -> dict[str, Any]:
-        """The settings as a TOML table (kebab-case keys, no empty values). Without what only a
-        federated system would use, where there is none."""
+        """The settings as a TOML table (kebab-case keys, no empty values). In an experiment without
+        a federated system, its sections are left out."""
         table = super().table()
         unused = () if self.federated else ("rounds", *FEDERATED)
         return {key: value for key, value in table.items() if key not in unused}

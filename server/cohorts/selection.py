@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in each round: a sampler over the clients that there are, as strategies see it
+"""The cohort of each round: a sampler over the known clients, as strategies see it
 (`strategies.base.Cohorts`)."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from server.samplers.base import Sampler
 
 
 class SampledCohorts:
-    """Who is in a round and where they live: a sampler over the training clients of a roster, or
-    some of them."""
+    """The cohort of a round and its nodes: a sampler over the training clients of a roster, or some
+    of them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SampledCohorts:
             self.sampler = sampler_class(settings, mine, self.experiment.seed)
 
     def joined(self, roster: Roster) -> None:
-        """Take in those who joined; cohorts of some of the clients stay among these."""
+        """Add clients that joined; cohorts over a part of the clients keep that part."""
         self.roster = roster
         if self._everybody:
             self._draw_from(roster.training)

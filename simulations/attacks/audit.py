@@ -114,7 +114,7 @@ class Watch(Callback):
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
 
         Raises:
-            RunError: the run is a continued one, whose earlier releases nobody wrote down.
+            RunError: the run is a resumed one, whose earlier releases were not recorded.
         """
         if first_round > 1:
             raise RunError(

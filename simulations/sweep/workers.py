@@ -55,8 +55,7 @@ class Workers(ABC):
         """Wait for the end of a run.
 
         Raises:
-            FedrecError: it failed in a way that no other run would escape, such as for want of
-            data.
+            FedrecError: it failed for a reason that every other run has, too, such as missing data.
         """
 
 
@@ -174,7 +173,6 @@ class RunActor:
     """Does runs in a process of its own."""
 
     def perform(self, table: dict[str, Any], path: Path) -> str | None:
-        """See `perform`."""
         return perform(table, path, [])
 
 
