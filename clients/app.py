@@ -40,12 +40,8 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """What messages to a real node become before it looks at them, and what leaves it: answers, and
-    no errors' texts.
-
-    An error may quote the node's files, or tell which there are; what it says stays in the node's
-    own log.
-    """
+    """Decodes messages to a real node, and lets replies leave it but no texts of errors: an error
+    may quote the node's files, or reveal which there are, so its text stays in the node's log."""
     real = is_real(context)
     if not real and not context.run_config.get("deployment"):
         return call_next(message, context)

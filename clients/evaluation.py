@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation on one node: fine-tune on what each client knows, then test on what was held out
+"""Evaluation on one node: fine-tune on each client's known rows, then test on its held-out rows
 (PrivRec section 3.3).
 
 The answer is one row per client: its metrics, and one 0/1 column `group:NAME` for each group that
@@ -33,7 +33,7 @@ from fedrec.protocol.messages import GROUP
 from fedrec.protocol.orders import EvaluateOrder
 
 _CELLS_PER_BLOCK = (
-    1_000_000  # users times items whose masks and scores are held at once, about 20 MiB
+    1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
 )
 _SCORED_AT_ONCE = (
     20_000  # users times items pushed through the network at once; their activations stay in cache

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's work for clients whose parameters the server generated: say what they need, and give
-their gradients.
+"""A node's work for clients whose parameters the server generates: item requests and gradients.
 
-The parameters of all clients of a message come and their gradients go as stacked arrays. Each
+Parameters and gradients of all clients of a message are stacked arrays. Each
 client's gradient is its own; nothing is added up here, because the server's generator needs each
 one.
 """
@@ -186,8 +185,8 @@ def _mismatch(clients: np.ndarray, round_: int) -> ClientError:
 
 
 def _blame(node: Node, step: GeneratedStep, own: Generated, round_: int) -> FedrecError:
-    """The error of the client that makes a block fail, found by doing their work again one after
-    the other."""
+    """The error of the client that makes a block fail, found by training them one after the
+    other."""
     try:
         _one_by_one(node, step, own, round_)
     except FedrecError as error:

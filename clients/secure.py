@@ -158,8 +158,8 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
     ):
         raise _unsound(f"{len(survivors)} survivors of {nodes} nodes")
     node.session_secrets.end(order.session)
-    told = {other: (of_selves if other in survivors else of_masks)[other] for other in of_masks}
-    return UnmaskReply(joined(told, nodes, SEED_BYTES))
+    shown = {other: (of_selves if other in survivors else of_masks)[other] for other in of_masks}
+    return UnmaskReply(joined(shown, nodes, SEED_BYTES))
 
 
 def _received(
@@ -229,7 +229,7 @@ def _refuse_other_order(
     the experiment."""
     if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
         raise _unsound(
-            f"an order for other clients than the {counts[place]} that the others were told"
+            f"an order for other clients than the {counts[place]} that the other nodes were given"
         )
     bound = vector.bound_of(order.protection, sum(counts), _settings(node).largest)
     expected = fixed_point.bits_for(bound, len(counts))
@@ -238,7 +238,7 @@ def _refuse_other_order(
 
 
 def _terms(order: ShareOrder) -> bytes:
-    """What all nodes of a session must have been told alike, 32 bytes."""
+    """Digest of what all nodes of a session must have been given alike, 32 bytes."""
     return masks.digest(b"terms", order.session, order.channels, order.counts, _number(order.bits))
 
 

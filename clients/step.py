@@ -87,13 +87,12 @@ class Step(ABC):
         return {}
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """Which step works for which of a round's clients, `int64` each; this one for all of them
-        by default."""
+        """Which step trains which of a round's clients, `int64` each; this one trains all by
+        default."""
         yield self, clients
 
     def in_round(self, round_number: int) -> Step:
-        """The step as it is in a training round, from 1; the same in each, unless its settings
-        follow the rounds."""
+        """The step for a training round, from 1; itself, unless settings change over the rounds."""
         return self
 
     @property

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The centralised systems of a run, one after the other, each kept in the run folder when it is
-done.
+"""The centralised systems of a run, one after the other; the result of each is saved in the run
+folder.
 
-A run that is killed between two systems goes on with the next one. One that is killed while a
-private system is fitted fits it again. In mode `reproducible` that draws the same noise, so that
-the same release is made again and costs nothing more; in mode `secure` it draws other noise, and is
-charged again.
+A resumed run continues with the next system. A private system that was interrupted while it was
+fitted is fitted again. In mode `reproducible` the noise is then the same, so it is the same release
+and costs nothing more; in mode `secure` the noise differs, and the release is charged again.
 """
 
 from __future__ import annotations
@@ -182,8 +181,8 @@ class _RankingBench(_Bench):
         )
 
     def that_fit(self, callback_list: CallbackList) -> Settings:
-        """Settings of the systems to measure, by label. What is too large for the data is left out,
-        and said."""
+        """Settings of the systems to measure, by label; those for which the data are too large are
+        left out, with a line in the log."""
         training = self._protocol.training
         return settings_that_fit(
             super().that_fit(callback_list),

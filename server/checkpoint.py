@@ -2,11 +2,11 @@
 """Checkpoints: all state between two rounds in one file, written whole, checked when read.
 
 A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's
-arrays, and one JSON text. The archive's own checksums tell a damaged file; then the one before it
-is used, and that is said.
+arrays, and one JSON text. The archive's checksums detect a damaged file; then the previous
+checkpoint is used, with a warning.
 
-A large catalogue takes as long to write as some rounds to train, so it is written while the next
-round's clients train.
+Writing a large catalogue can take as long as training a round, so it happens while the next round's
+clients train.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class State:
     Attributes:
         round: the last complete round; 0 before the first.
         parameters: the global parameters.
-        strategy: arrays and numbers that the strategy remembers.
+        strategy: arrays and numbers of the strategy's state.
         rounds: one row of metrics per round so far.
         timings: one row of seconds per round so far.
     """
@@ -55,7 +55,7 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: where they lie.
+        folder: of the checkpoints.
         digest: digest of the experiment; a checkpoint of another one is refused.
         keep: how many remain.
         earlier: digests of the same experiment before it was amended.
@@ -81,16 +81,16 @@ class Checkpoints:
         `finish`.
 
         Raises:
-            RunError: the one before could not be written.
+            RunError: the previous one could not be written.
         """
         self.finish()
         self._writing = self._writer.submit(self.save, state)
 
     def finish(self) -> None:
-        """Wait until what was begun is written.
+        """Wait until the state passed to `begin` is written.
 
         Raises:
-            RunError: it could not be.
+            RunError: it could not be written.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -144,7 +144,7 @@ class Checkpoints:
 
 
 def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """`numpy.savez` without its copies: it takes a table apart into pieces of 16 MiB."""
+    """Like `numpy.savez`, which copies a table in pieces of 16 MiB, but without copies."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             flat = np.asarray(array, order="C")
@@ -213,7 +213,7 @@ def _decode(content: bytes, digests: Sequence[str]) -> State:
 
 
 def _refuse_other_shape(about: object) -> None:
-    """Refuse what is not written about a state.
+    """Refuse metadata that do not describe a state.
 
     Raises:
         ValueError: it is not.

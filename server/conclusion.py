@@ -40,9 +40,9 @@ def conclude(
         run: the run folder.
         state: after the last round.
         evaluator: asks the nodes.
-        extensions: their reports stand in the result.
-        callbacks: told what happens.
-        baselines: metrics of the centralised systems, to stand beside.
+        extensions: their reports are part of the result.
+        callbacks: called on each event of the run.
+        baselines: metrics of the centralised systems, for the result.
 
     Raises:
         ClientError: nodes failed.
@@ -82,7 +82,7 @@ def conclude(
 
 def _cost(state: State) -> dict[str, float]:
     """Bytes of the parameters, of all that was sent as dense arrays (down to and up from every
-    client of every round), and the memory that this process has held at most, in MiB."""
+    client of every round), and the peak memory of this process, in MiB."""
     size = sum(value.nbytes for value in state.parameters.values())
     clients = sum(float(row.get("num-clients", 0)) for row in state.rounds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -90,7 +90,7 @@ def _cost(state: State) -> dict[str, float]:
 
 
 def _reports(run: RunFolder, rounds: int, extensions: Sequence[RunExtension]) -> dict[str, Said]:
-    """What is said of the privacy of a run: name -> in words, and as JSON values."""
+    """The privacy reports of a run by name: in words, and as JSON values."""
     perturbation = perturbation_of(run.experiment)
     perturbed = [] if perturbation is None else perturbation.words()
     of_baselines = list(baseline_privacy(run))

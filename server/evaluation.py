@@ -42,7 +42,7 @@ class Evaluator:
         roster: the clients.
         grid: the grid that reaches them.
         generating: the strategy, where it generates the parameters of each client.
-        untrusted: whether what nodes answer is looked at first.
+        untrusted: whether nodes' replies are validated first.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Evaluator:
         self.generating, self.untrusted = generating, untrusted
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
-        """So many of the clients with held-out rows, the same ones each time, `int64`, ascending;
+        """A sample of the clients with held-out rows, the same each time, `int64`, ascending;
         None takes all."""
         return sample_clients(self.roster.evaluated, count, self.experiment.seed)
 
@@ -78,7 +78,7 @@ class Evaluator:
             round_number: the round after which this is.
             clients: `int64`, the clients to evaluate.
             fine_tune: whether each client first fine-tunes on its own data.
-            progress: told (clients done, clients in all) after every wave of messages.
+            progress: called with (clients done, all clients) after every wave of messages.
 
         Raises:
             ClientError: more nodes failed than the experiment tolerates, or no client could be
@@ -167,8 +167,8 @@ class Evaluator:
         groups: dict[int, np.ndarray],
         step: dict[str, Any],
     ) -> dict[int, ArrayRecord]:
-        """What goes to each node: the parameters of its clients, for their held-out rows or for the
-        whole catalogue."""
+        """Generated parameters for each node's clients, for their held-out rows or for the whole
+        catalogue."""
         theta, requests = zero_copy_arrays(arrays), {}
         if self.experiment.task == "rating":
             requests = request_items(
@@ -205,7 +205,7 @@ def means(table: pd.DataFrame) -> dict[str, float]:
     """Means over users; errors of ratings are pooled over all rated rows instead, as is usual for
     MAE and RMSE.
 
-    Of nobody there are none.
+    Empty without users.
     """
     if "rows" not in table:
         return {
@@ -219,8 +219,8 @@ def means(table: pd.DataFrame) -> dict[str, float]:
 
 
 def grouped(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over each group of users, one row per group, by name: nodes answer in any order and
-    know other groups."""
+    """Means over each group of users, one row per group, by name: nodes reply in any order and know
+    different groups."""
     columns = sorted(column for column in table if column.startswith(GROUP))
     members: dict[str, Any] = {
         column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in columns
@@ -229,8 +229,8 @@ def grouped(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """All nodes' tables as one, ascending by client; a node that has no member of a group does not
-    name that group."""
+    """All nodes' tables as one, ascending by client; a node without a member of a group has no
+    column for it."""
     table = pd.concat(tables).sort_index()
     groups = [column for column in table.columns if column.startswith(GROUP)]
     table[groups] = table[groups].fillna(0.0)

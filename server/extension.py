@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accompanies the strategy through a run, round by round: the contract that the loop knows.
+"""The contract of extensions, which the loop calls at fixed points of each round.
 
 The privacy guard and the accounts of users with noise of their own are such extensions.
 """
@@ -23,21 +23,22 @@ class RunExtension:
 
     @property
     def hides_updates(self) -> bool:
-        """Whether the server may not see a client's bare update; nothing is rehearsed then."""
+        """Whether the server must not see a client's update without noise; then there is no time
+        estimate."""
         return False
 
     def begin(self, rounds: int) -> None:
         """A run starts at round 1.
 
         Args:
-            rounds: number of rounds that its folder says were done before; 0 for a new folder.
+            rounds: number of rounds that were done before, by the run folder; 0 for a new one.
         """
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """A run goes on from a checkpoint; `memory` is what `memory()` gave then."""
+        """A run is resumed from a checkpoint; `memory` is what `memory()` returned then."""
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """What is told before the rounds, in words; `theta` are the parameters to start from."""
+        """Lines that are printed before the first round; `theta` are the initial parameters."""
         return []
 
     def why_stop(self, round_number: int) -> str:
@@ -48,11 +49,11 @@ class RunExtension:
         """The strategy has made its messages, and no client has been asked yet."""
 
     def columns(self) -> dict[str, float]:
-        """Figures for the row of a round that is over."""
+        """Values for the row of a completed round."""
         return {}
 
     def memory(self) -> dict[str, np.ndarray]:
-        """What must be in the checkpoint after a round."""
+        """The extension's state for the checkpoint after a round."""
         return {}
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of a run as the loop sees them: who is there, and how messages reach them."""
+"""The nodes of a run as the loop sees them, and how messages reach them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.privacy.secure_sums import secure_sums
 
 
 class Federation:
-    """The nodes of a simulation: all there from the start, and trusted.
+    """The nodes of a simulation: all online from the start, and trusted.
 
     Args:
         experiment: the resolved experiment.
@@ -41,12 +41,12 @@ class Federation:
         return self.roster if self.secure is None else self.secure.whole
 
     def look(self) -> bool:
-        """Look for nodes that came or went; whether `roster` has changed."""
+        """Look for new nodes; whether `roster` has changed."""
         return False
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """Asked of one node, because the server need not hold the catalogue; every node would give
-        the same.
+        """Initial parameters from one node, because the server need not have the catalogue; every
+        node returns the same.
 
         Raises:
             ClientError: the node failed.
@@ -56,19 +56,19 @@ class Federation:
         (reply,) = answers(replies, sent=1, max_failures=0.0)
         return unpack_parameters(reply.content)
 
-    def held(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same parameters where the nodes can see them, if the grid has such a place, and
-        writable."""
+    def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same parameters, writable, in memory that the grid shares with the nodes if it has
+        such memory."""
         share = getattr(self.grid, "share", dict)
-        held = {
+        shared = {
             name: value if value.flags.writeable else value.copy()
             for name, value in share(parameters).items()
         }
-        release_free_heap()  # what the parameters came in
-        return held
+        release_free_heap()  # of the replies that the parameters came in
+        return shared
 
     def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
-        """Send a round's training messages and collect the replies that count, in the order of the
+        """Send a round's training messages and collect the accepted replies, in the order of the
         nodes; under secure aggregation one reply for all nodes.
 
         Args:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rounds of a run, over Flower's `Strategy` and `Grid` interfaces.
 
-The loop knows a grid and nothing of what is behind it, so it is the same for the serial, Ray and
-Flower engines and for real nodes. Flower's own `Strategy.start` is not used: it cannot resume,
-loses everything when a round fails, and cannot stop early.
+The loop depends on a grid only, so it is the same for the serial, Ray and Flower engines and for
+real nodes. Flower's own `Strategy.start` is not used: it cannot resume, loses everything when a
+round fails, and cannot stop early.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from server.evaluation import means
 from server.forecast.estimate import estimate
 from server.forecast.training_paths import announce_paths
 from server.setup import Setup
-from server.strategy_checks import blaming_strategy, refuse_non_finite, refuse_other_parameters
+from server.strategy_checks import refuse_non_finite, refuse_other_parameters, strategy_errors
 from server.strategy_state import as_before, own_memory, restore_strategy, strategy_state
 
 log = logging.getLogger("fedrec")
@@ -48,7 +48,7 @@ class Loop:
     Args:
         run: the run folder; it holds the experiment.
         grid: reaches the nodes.
-        callbacks: told what happens.
+        callbacks: called on each event of the run.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Loop:
         """Run the remaining rounds, evaluate, and write everything to the run folder.
 
         Args:
-            baselines: metrics of the centralised baselines, to stand beside.
+            baselines: metrics of the centralised baselines, for the result.
 
         Raises:
             ClientError: clients failed, or the parameters are no longer numbers.
             RunError: the run folder cannot be written.
         """
         state = self._start()
-        state = dataclasses.replace(state, parameters=self.federation.held(state.parameters))
+        state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
         announce_paths(self.federation.roster, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
         for line in (one for own in self.extensions for one in own.announce(state.parameters)):
@@ -112,7 +112,7 @@ class Loop:
         return state
 
     def _remaining(self, state: State) -> tuple[State, bool]:
-        """The rounds that are left; the state after them, and whether a callback wanted no more."""
+        """The rounds that are left; the state after them, and whether a callback ended the run."""
         stop = False
         try:
             while state.round < self.experiment.rounds and not stop and self._goes_on(state.round):
@@ -140,11 +140,9 @@ class Loop:
         return not reason
 
     def _forecast(self, state: State) -> None:
-        """Tell the callbacks what the run will take, where somebody listens.
-
-        Nothing is rehearsed where the server may not see what a rehearsal would show it: bare
-        updates, one node's sum, or global parameters that never leave the server.
-        """
+        """Pass the estimated time to the callbacks, if one of them shows it. There is no trial
+        where the server must not see its reply (updates without noise, one node's sum), nor where
+        the global parameters never leave the server."""
         left = self.experiment.rounds - state.round
         hidden = self.federation.secure is not None or self.evaluator.generating is not None
         if not left or not self.callbacks or hidden:
@@ -202,14 +200,14 @@ class Loop:
         # function of the round too.
         random.seed(int(seed_sequence(self.experiment.seed, "flower", number).generate_state(1)[0]))
         grid = self.federation.grid
-        with blaming_strategy(self.strategy, f"in round {number}, before training"):
+        with strategy_errors(self.strategy, f"in round {number}, before training"):
             messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), grid))
         theta = zero_copy_arrays(arrays)  # before the arrays leave, and become bytes
         for extension in self.extensions:
             extension.before_upload(number)
         replies = self.federation.train(messages, theta)
         self.checkpoints.finish()  # a strategy may use the parameters up that are being written
-        with blaming_strategy(self.strategy, f"in round {number}, after training"):
+        with strategy_errors(self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, replies)
             found = arrays if updated is None else updated
             refuse_other_parameters(self.strategy, number, found, arrays)
@@ -223,8 +221,8 @@ class Loop:
         return means(self.evaluator.evaluate(arrays, number, clients))
 
     def _save(self, state: State) -> None:
-        """Keep a round: a checkpoint if one is due, and tables and status if they are a while
-        old."""
+        """Save a round: a checkpoint if one is due, and tables and status if they are more than a
+        second old."""
         due = self._due(state.round)
         if due and (self.federation.untrusted or any(one.costly for one in self.extensions)):
             self.checkpoints.save(state)

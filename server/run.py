@@ -22,7 +22,7 @@ from server.loop import Loop
 
 
 def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of a run folder on a grid.
+    """Run the remaining part of a run folder on a grid.
 
     Raises:
         FedrecError: something that the user can fix; the run folder stays resumable.
@@ -36,7 +36,7 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
 
 
 def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of an experiment of centralised systems alone, in this process.
+    """Run the remaining part of an experiment with centralised systems only, in this process.
 
     Raises:
         FedrecError: something that the user can fix; the run folder stays resumable.
@@ -49,7 +49,7 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """So many threads for torch, which is what the systems compute with."""
+    """Set the number of torch's threads, which the systems compute with."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -60,7 +60,7 @@ def _threads(number: int | None) -> Iterator[None]:
 
 @contextmanager
 def _status(run: RunFolder) -> Iterator[None]:
-    """Hold the folder, write its log, and say at the end how it ended."""
+    """Lock the folder, write its log, and record at the end how the run ended."""
     with run.lock(), _log_to(run), _signals():
         run.set_status("running", run.status()["round"])
         try:
@@ -78,8 +78,8 @@ def _status(run: RunFolder) -> Iterator[None]:
 def _signals() -> Iterator[None]:
     """SIGTERM and SIGHUP interrupt a run as Ctrl-C does, so that its folder says so.
 
-    Not where others have handlers: Flower's processes take their leave of the SuperLink. Ray's only
-    ends the process.
+    Existing handlers stay, except Ray's, which only ends the process: Flower's processes use theirs
+    to unregister from the SuperLink.
     """
     changed = {}
     if threading.current_thread() is threading.main_thread():

@@ -25,7 +25,7 @@ from strategies.base import GeneratingStrategy
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The parts of a run.
+    """The objects of a run.
 
     Attributes:
         federation: the nodes.
@@ -43,7 +43,7 @@ class Setup:
 
     @classmethod
     def of(cls, run: RunFolder, grid: Grid) -> Setup:
-        """The parts that the experiment of a run folder names, on the nodes of a grid.
+        """The objects of a run folder's experiment, on the nodes of a grid.
 
         Raises:
             ExperimentError: they do not fit together.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a strategy is refused before a run, and of its parameters after a round."""
+"""Checks of a strategy before a run, and of its parameters after a round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.components.errors import blaming, finite, named, refuse_other_arrays
+from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ClientError, ExperimentError
 
 
 def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
-    """Refuse a strategy that waits for more nodes than there are: Flower's wait without end.
+    """Refuse a strategy that waits for more nodes than there are: Flower's strategies would wait
+    forever.
 
     Raises:
         ExperimentError: its minimum is above `nodes`.
@@ -54,9 +55,9 @@ def refuse_non_finite(
             )
 
 
-def blaming_strategy(strategy: Strategy, doing: str) -> AbstractContextManager[None]:
-    """Errors within name the strategy and what it was doing, see `blaming`."""
-    return blaming(STRATEGY.name, strategy, doing)
+def strategy_errors(strategy: Strategy, doing: str) -> AbstractContextManager[None]:
+    """Errors within name the strategy and what it was doing, see `component_errors`."""
+    return component_errors(STRATEGY.name, strategy, doing)
 
 
 def refuse_other_parameters(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making strategies, and saving what they remember between rounds.
+"""Creates strategies, and saves their state between rounds.
 
-fedrec's own strategies say what they remember (`state`, `restore`). Flower's keep it in plain
+fedrec's own strategies return their state (`state`, `restore`). Flower's keep it in plain
 attributes (the moments of `FedAdam`, the momentum of `FedAvgM`), so for them every attribute that
 holds arrays is saved.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.components.errors import blaming
+from fedrec.components.errors import component_errors
 from fedrec.components.registry import STRATEGY, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import from_record, to_record, zero_copy_arrays
@@ -26,14 +26,14 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
     """The strategy of an experiment, fedrec's or any of Flower's."""
     cls = resolve(STRATEGY, experiment.strategy.name)
     settings = experiment.settings(STRATEGY)
-    with blaming(STRATEGY.name, cls, "when it was made"):
+    with component_errors(STRATEGY.name, cls, "when it was made"):
         if issubclass(cls, CohortStrategy):
             return cls(settings, cohorts, {"name": experiment.step.name, **experiment.step.options})
         return cls(**(settings if isinstance(settings, dict) else {"config": settings}))
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """What a strategy remembers, as named arrays."""
+    """The state of a strategy, as named arrays."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
     return {
@@ -42,7 +42,7 @@ def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:
-    """Give a strategy back what `strategy_state` took from it."""
+    """Restore the state that `strategy_state` returned."""
     if isinstance(strategy, CohortStrategy):
         strategy.restore(dict(state))
         return

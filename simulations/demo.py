@@ -33,7 +33,7 @@ def demo(
         output: a folder; each run gets a folder below it.
         callbacks: makes those of a run.
         overrides: texts such as `"dataset.users=400"`, for both.
-        show: told each result.
+        show: called with each result.
 
     Returns:
         The page, `report.html` in `output`.

@@ -51,7 +51,7 @@ def with_parameters(result: Result) -> Result:
 
 def keep_ids(run: RunFolder) -> None:
     """Write the data's ids into a run folder, where this process has read the data."""
-    population = KEPT.held(run.experiment)
+    population = KEPT.cached(run.experiment)
     if population is not None:
         write_ids(run.path, population.interactions)
 

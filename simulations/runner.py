@@ -33,7 +33,7 @@ def run(
         experiment: a TOML file, the name of a shipped experiment, a table, or an `Experiment`.
         overrides: texts such as `"strategy.server-lr=0.5"`.
         output: the run folder, new or empty; default: below `$FEDREC_RUNS` or `runs/`.
-        callbacks: told what happens.
+        callbacks: called on each event of the run.
 
     Raises:
         FedrecError: something that you can fix; the message says how. Where settings or data are
@@ -59,7 +59,7 @@ def resume(
         folder: the run folder.
         overrides: settings that change, such as `"rounds=200"` for a run that is to be longer; see
             `simulations.amend`.
-        callbacks: told what happens.
+        callbacks: called on each event of the run.
 
     Raises:
         FedrecError: the folder is not a run folder, or something else that you can fix.

@@ -32,8 +32,7 @@ from strategies.dp import DpFedAvg
 
 
 class Cohorts(Protocol):
-    """What a strategy needs to know of the clients: who is in a round, and which node hosts
-    whom."""
+    """The clients as a strategy sees them: who is in a round, and which node hosts whom."""
 
     clients: np.ndarray
     """`int64`, ascending: all who may be sampled."""
@@ -118,9 +117,9 @@ class CohortStrategy(Strategy):
 
     @classmethod
     def server_rate(cls, config: Any, round_number: int) -> float:
-        """What the mean of a round's updates is multiplied with before it is added, for these
-        settings: their `rate`, else their constant `server_lr`, else 1. Accounting and audits ask
-        here; a strategy that scales otherwise overrides it.
+        """Factor of the mean update in a round, for these settings: their `rate`, else their
+        constant `server_lr`, else 1. Accounting and audits use it; a strategy that scales
+        differently overrides it.
 
         Args:
             config: settings of this strategy.
@@ -141,8 +140,7 @@ class CohortStrategy(Strategy):
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases of a strategy with these settings, the first one first; one, unless it has
-        others inside.
+        """The phases of a strategy with these settings, in order; a single one by default.
 
         Args:
             config: settings of this class.
@@ -152,14 +150,14 @@ class CohortStrategy(Strategy):
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:
-        """The strategies that do the work, by the phase that each is for; this one, unless it has
-        others inside."""
+        """The strategies that send orders and aggregate, by phase. A strategy that contains others
+        overrides this with all of theirs, at any depth; clip and noise are set on these."""
         return {self.phase(1): self}
 
     @property
     def volunteers(self) -> dict[str, str]:
-        """By phase, in words, who alone is learned from in it and has agreed that it be without
-        noise; none here."""
+        """By phase without noise, in words, the clients who agreed to that and who alone take part
+        in it; empty by default."""
         return {}
 
     @abstractmethod
@@ -167,15 +165,15 @@ class CohortStrategy(Strategy):
         """The next global parameters from the present ones and a round's aggregate with at least
         one client.
 
-        `theta` is the strategy's to use up; nobody reads it afterwards.
+        `theta` may be changed in place; it is not read afterwards.
         """
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the strategy remembers between rounds; nothing by default."""
+        """State that the strategy keeps between rounds; empty by default."""
         return {}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
 
     def phase(self, round_number: int) -> str:
         """The phase of training that a round belongs to, as in `schedule`."""
@@ -204,15 +202,15 @@ class CohortStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the nodes' sums in node order and apply them; without any client the parameters stay.
 
-        Under differential privacy they are applied whoever answered, because what is released must
-        not tell.
+        Under differential privacy the sums are applied whoever answered, so that the release does
+        not depend on it.
         """
         good = [reply for reply in replies if not reply.has_error()]
         sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
-        told = clients if self.privacy is None else self.privacy.told(clients)
+        reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
         metrics = MetricRecord(
-            {"num-clients": told, "num-examples": sum(reply.examples for reply in sums)}
+            {"num-clients": reported, "num-examples": sum(reply.examples for reply in sums)}
         )
         losses = sum(reply.losses for reply in sums)
         if losses:
@@ -272,7 +270,7 @@ class GeneratingStrategy(CohortStrategy):
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> Generated:
-        """What goes to some clients.
+        """Generated parameters of some clients.
 
         Args:
             theta: the global parameters.

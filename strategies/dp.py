@@ -95,8 +95,8 @@ class DpFedAvg:
         self._follow_quantile(round_number, sums)
         return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
 
-    def told(self, clients: int) -> int:
-        """The number of clients that a round's metrics show: in secure mode the expected one, as
+    def reported_clients(self, clients: int) -> int:
+        """The number of clients in a round's metrics: in secure mode the expected one, as
         cohorts are secret."""
         return round(self.plan.denominator) if self.plan.config.mode == "secure" else clients
 

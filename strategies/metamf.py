@@ -160,9 +160,9 @@ class MetaMf(GeneratingStrategy):
                 expected="a configured round",
             )
         requests, values, low = self._made
-        told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
         collected = _Collected(requests, values, low)
-        for reply in told:
+        for reply in answers:
             collected.add(reply, self.weighting)
         metrics = MetricRecord(
             {"num-clients": collected.clients, "num-examples": collected.examples}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of a deployment: its own users' data, and what it refuses whatever the server asks.
+"""A node of a deployment: its own users' data, and its protection against the server.
 
-The server decides the experiment, and the node what of it it does: its data are the file that its
-owner named, never the experiment's `[dataset]`; it trains its own users only, and each no more
-often than its owner allows; noise that it adds comes from the operating system, as the server knows
-the experiment's seed; it tells nobody which groups its users belong to; and of experiments and
-orders it takes what `clients.device.policy` lets through.
+The server chooses the experiment, and the node decides which parts it carries out. Its data are the
+file that its owner named, never the experiment's `[dataset]`. It trains its own users only, each no
+more often than its owner allows. Its noise comes from the operating system, as the server knows the
+experiment's seed. It does not report its users' groups. `clients.device.policy` decides which
+experiments and orders it accepts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class DeviceNode(Node):
 
     Args:
         experiment: the resolved experiment.
-        run: what private state of this run is kept under.
-        state: folder of what is kept; readable by its owner only.
+        run: key of this run's private state.
+        state: folder of the private state; readable by its owner only.
         data: CSV file of the users.
         catalogue: the operator's catalogue.
         place: the node's place among the nodes; None for a random one of its own.
         numbers: whether the names in the file are the users' numbers; then they are not secret.
-        policy: what its owner allows; default: what an owner who says nothing does.
+        policy: what its owner allows; default: the default settings.
         join: folder that it joined with, for its identity; None: it takes part in no secure
             aggregation.
 
@@ -129,12 +129,10 @@ class DeviceNode(Node):
         self.policy.check_evaluate(self.experiment, order)
 
     def accept(self, order: TrainOrder) -> TrainOrder:
-        """The order with those of its clients who live here and may still take part; their part is
-        written down.
-
-        Nobody takes part twice in an order. Where clients add noise themselves, they upload no more
-        often than the experiment has rounds: noise is fresh each time, and a server that asks for a
-        round again and again would average it out.
+        """The order with the clients that this node hosts and that may still take part; their
+        participation is recorded. No client takes part twice in an order. Where clients add noise
+        themselves, they upload no more often than the experiment has rounds: noise is fresh each
+        time, and a server that repeats a round could average it out.
         """
         asked = (
             self.training if order.clients is None else np.intersect1d(order.clients, self.training)
@@ -197,7 +195,7 @@ def _identity(join: Path | None) -> Identity:
 
 
 def _rho(protection: Protection | None) -> float:
-    """What a client's own Gaussian noise costs in a round, as zero-concentrated DP (Bun and Steinke
+    """Cost of a client's own Gaussian noise in a round, as zero-concentrated DP (Bun and Steinke
     2016, 1.6)."""
     if protection is None or protection.noise_scale <= 0 or protection.mechanism != "gaussian":
         return 0.0

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's own data: a CSV file of one or more users, seen as clients under numbers that say
-nothing of them.
+"""A node's own data: a CSV file of one or more users, as clients with random ids.
 
 Columns: `user`, `item`; `rating` and `time` where the catalogue has them; one column per user
-feature (several values apart by `|`), or none; and, if someone has split the data already, `part`:
+feature (several values separated by `|`), or none; and, if the data are already split, `part`:
 `train`, `tune` (what a test user's device may learn from), `validation` or `test`. Without it the
 experiment's split divides the node's own rows.
 
@@ -39,7 +38,7 @@ SEVERAL = "|"
 
 
 class OwnPopulation(Population):
-    """The users of a node, under the numbers by which the server knows them.
+    """The users of a node, under their client ids.
 
     Args:
         interactions: their interactions; users in this order.
@@ -120,8 +119,8 @@ def own_population(
     catalogue: Path,
     numbers_of_users: Callable[[list[str]], np.ndarray],
 ) -> OwnPopulation:
-    """Read a node's data as the population of an experiment; the experiment's `[dataset]` is not
-    looked at.
+    """Read a node's data as the population of an experiment; the experiment's `[dataset]` is
+    ignored.
 
     Args:
         experiment: the experiment.

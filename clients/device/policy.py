@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node does for its server, decided before anything of an experiment or an order is
-imported, opened or trained.
+"""Which experiments and orders a node accepts, decided before anything of them is imported, opened
+or trained.
 
 The server writes the experiment. The node's owner decides by a few settings which experiments the
-node takes part in; from then on an order may say what the experiment says, and nothing else: its
-phase's step, its protection or more, its rounds. Nothing names a file of the node. Every refusal
-tells only what the server has said itself.
+node takes part in. Then every order must agree with the experiment: a round that exists, the step
+of its phase, at least its protection. No setting may name a file of the node. The text of a
+refusal contains only what the server sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedrec.privacy.personal.noise import PersonalNoise
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 
 RUN_KEY = re.compile("[0-9a-f]{16}")
-"""What a run goes by on a node; it is part of the names of files."""
+"""Key of a run on a node; it is part of file names."""
 _OURS = ("fedrec", "clients")
 _FLOWERS = "flwr.serverapp.strategy:"
 
@@ -55,7 +55,7 @@ class Policy(Config):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """The policy in a node's settings, which have others beside.
+        """The policy in a node's settings, which contain other keys, too.
 
         Raises:
             ExperimentError: a value is wrong.
@@ -75,7 +75,7 @@ class Policy(Config):
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
         asked = self._runs(
             registry.STRATEGY, experiment.strategy.name
-        )  # else it is the server's alone
+        )  # else only the server runs it
         if asked:
             self._examine("strategy", registry.STRATEGY, experiment.strategy)
         phases = phases_of(experiment, nested=asked)
@@ -131,13 +131,13 @@ class Policy(Config):
             raise _no_step(order.step, f"that of phase {phase.name!r}")
         _refuse_overrides(experiment, order.overrides or {})
         refuse_less_protection(experiment, phases, phase, order, names)
-        told = order.protection
+        ordered = order.protection
         if (
             self.least_noise
-            and told is not None
-            and told.noise_scale < self.least_noise * told.clip_norm
+            and ordered is not None
+            and ordered.noise_scale < self.least_noise * ordered.clip_norm
         ):
-            raise self._too_little(f"{told.noise_scale / told.clip_norm:.4g}")
+            raise self._too_little(f"{ordered.noise_scale / ordered.clip_norm:.4g}")
 
     def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
         """Refuse an evaluation that is not one of an accepted experiment's.
@@ -153,7 +153,7 @@ class Policy(Config):
 
     def _examine(self, at: str, kind: registry.Kind, section: Section) -> None:
         """Refuse a component from a package that the owner did not name, one with a file in its
-        settings, and those within it; none is imported before its name is looked at."""
+        settings, and those within it; none is imported before its name is checked."""
         if not self._runs(kind, section.name):
             raise RefusalError(
                 f"this node does not run {section.name!r} ({at})",
@@ -210,18 +210,18 @@ class Policy(Config):
 
     def _too_little(self, got: str) -> RefusalError:
         return RefusalError(
-            "the owner of this node wants more noise from its users' own devices",
+            "the owner of this node requires more noise from its users' devices",
             expected=f"noise scale / clip norm of at least {self.least_noise:g} (least-noise)",
             got=got,
-            fix="set privacy.placement = 'local' and more noise, or do without this node",
+            fix="set privacy.placement = 'local' and more noise, or run without this node",
         )
 
 
 def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
-    """The experiment of a run on a real node, which comes whole.
+    """The experiment of a run on a real node, which is sent complete.
 
     Raises:
-        RefusalError: there is none, or it is wrong.
+        RefusalError: there is none, or it is invalid.
     """
     if not run_config.get("resolved"):
         raise RefusalError(
@@ -230,14 +230,14 @@ def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
     try:
         return from_run_config({"resolved": run_config["resolved"]})
     except (ExperimentError, ValueError, RecursionError) as error:
-        raise RefusalError("the experiment is none", got=str(error)[:500]) from None
+        raise RefusalError("the experiment is invalid", got=str(error)[:500]) from None
 
 
 def run_key(run_config: Mapping[str, Any]) -> str:
-    """What a run goes by.
+    """The key of a run.
 
     Raises:
-        RefusalError: it is no run key.
+        RefusalError: it is missing or malformed.
     """
     key = str(run_config.get("run", ""))
     if RUN_KEY.fullmatch(key) is None:
@@ -268,7 +268,7 @@ def _refuse_round(number: int, first: int, last: int) -> None:
 
 
 def _refuse_overrides(experiment: Experiment, overrides: Mapping[str, float]) -> None:
-    """What some of Flower's strategies send beside."""
+    """Refuse settings in an order, except those that Flower's strategies send."""
     for key, value in overrides.items():
         if not experiment.strategy.name.startswith(_FLOWERS) or not 0 <= value < math.inf:
             raise RefusalError(
@@ -288,5 +288,5 @@ def _no_step(step: Mapping[str, Any], expected: str) -> RefusalError:
 
 
 def _least_multiplier(settings: PersonalNoise) -> float:
-    """Noise / clip norm of the most generous user."""
+    """Noise / clip norm of the user with the largest budget."""
     return settings.model_copy(update={"budgets": "equal"}).gradient_multiplier(0)

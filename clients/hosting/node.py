@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node: which clients it hosts, and what it holds for them.
+"""A node: the clients that it hosts, with their data, model and private state.
 
-A phone hosts one client; a simulation worker hosts thousands. Client c lives on node c mod n, so a
-client meets the same node in every round and its private state can stay there.
+A phone hosts one client; a simulation worker hosts thousands. Client c is on node c mod n, so it is
+on the same node in every round and its private state can stay there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clients.storage.session_secrets import SessionSecrets
 from clients.storage.uploads import UploadLedger
 from fedrec.cohort.batches import Batches
 from fedrec.components import registry
-from fedrec.components.errors import blaming
+from fedrec.components.errors import component_errors
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population
 from fedrec.device import products_in, resolve_device
@@ -78,7 +78,7 @@ class Node:
 
     @property
     def steps(self) -> list[Section]:
-        """Every local step that its clients may be ordered to take."""
+        """Every local step that its clients may be ordered to run."""
         return self.experiment.steps()
 
     def path(self, step: Step) -> TrainingPath:
@@ -92,25 +92,25 @@ class Node:
         item_tables: Sequence[str],
         path: PathName = "blocks",
     ) -> Iterator[list[int]]:
-        """Which clients are trained at once, see `cut_blocks`: as many as this node's memory, or
-        cache, is made for."""
+        """Which clients are trained at once, see `cut_blocks`: as many as fit this node's memory,
+        or its cache."""
         memory, largest = self.experiment.engine.memory_gib, largest_block(self.device, path)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
-        """Where clients train: matrix products are taken in the precision of the experiment."""
+        """A context for training: matrix products have the precision of the experiment."""
         return products_in(self.experiment.engine.precision, self.device)
 
     @cached_property
     def population(self) -> Population:
-        """The clients' data; held once per process, whichever node asks."""
+        """The clients' data; one copy per process, which its nodes share."""
         return KEPT.population(self.experiment)
 
     @cached_property
     def model(self) -> Model:
         """The model of the experiment."""
         model_class = registry.resolve(registry.MODEL, self.experiment.model.name)
-        with blaming(registry.MODEL.name, model_class, "when it was made"):
+        with component_errors(registry.MODEL.name, model_class, "when it was made"):
             model = model_class(self.experiment.settings(registry.MODEL), self.population.schema())
         return tried(model)
 
@@ -129,7 +129,7 @@ class Node:
         """`int64`, number of training rows of each client that it hosts for training, if others may
         train them.
 
-        They may when nothing of a client stays on its node between rounds.
+        Others may if no private state of a client stays on its node between rounds.
         """
         keeps = any(self.step(section).keeps for section in self.steps)
         return None if keeps else self.population.learned_counts(self.training)
@@ -141,12 +141,11 @@ class Node:
 
     @property
     def memory_mib(self) -> float:
-        """Memory that this process has held at most, for the estimate of a simulation."""
+        """Peak memory of this process, for the estimate of a simulation."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
     def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
-        """Refuse a training order with parameters of these names; one of a simulation does what it
-        is told.
+        """Refuse a training order with parameters of these names; nodes of a simulation accept all.
 
         Raises:
             RefusalError: it is refused.
@@ -156,14 +155,14 @@ class Node:
         """Refuse an evaluation, likewise."""
 
     def accept(self, order: TrainOrder) -> TrainOrder:
-        """The order as the node carries it out; one of a simulation does what it is told."""
+        """The order as the node carries it out; in a simulation, as it came."""
         return order
 
     def refuse_generated(self) -> None:
-        """Refuse to say which items a client needs; nodes of a simulation say it."""
+        """Refuse to report which items a client needs; nodes of a simulation report it."""
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
-        """Those of some clients, or of all, whom it evaluates, ascending."""
+        """The evaluated clients among some of its clients, or among all, ascending."""
         return self.evaluated if clients is None else np.sort(clients)
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
@@ -178,8 +177,8 @@ class Node:
         them.
 
         Raises:
-            ExperimentError: two steps train a parameter of one name and different shapes, or what
-                is to stay on the device is no parameter.
+            ExperimentError: two steps train a parameter of one name and different shapes, or a
+            private parameter does not exist.
         """
         seed, model = (
             self.experiment.seed,
@@ -203,7 +202,7 @@ class Node:
 
     @cached_property
     def noise(self) -> Source:
-        """Where clients take noise from that they add themselves."""
+        """The source of the noise that clients add themselves."""
         privacy = self.experiment.privacy
         return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)
 
@@ -216,7 +215,7 @@ class Node:
         """
         step_class = registry.resolve(registry.STEP, section.name)
         settings = component_settings(registry.STEP, section)
-        with blaming(registry.STEP.name, step_class, "when it was made"):
+        with component_errors(registry.STEP.name, step_class, "when it was made"):
             step: Step = step_class(settings, self.model, self.device)
         if step.uploads is not None and self.experiment.engine.precision != "float32":
             raise ExperimentError(

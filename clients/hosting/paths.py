@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the three ways a node takes to train the clients of a step.
+"""Which of the three training paths a node takes for a step.
 
 - `kernel`: native code takes all steps of a client in one call, for models that declare what they
   are.
@@ -23,11 +23,11 @@ PathName = Literal["kernel", "blocks", "reference"]
 
 @dataclass(frozen=True)
 class TrainingPath:
-    """A way to train.
+    """A training path.
 
     Attributes:
-        name: which.
-        reason: why it is not a faster one; empty if it is the fastest, or was asked for.
+        name: `kernel`, `blocks` or `reference`.
+        reason: why it is not a faster one; empty if it is the fastest, or was requested.
     """
 
     name: PathName
@@ -38,9 +38,9 @@ class TrainingPath:
 
 
 def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
-    """The fastest way that a step, a model and the engine's settings allow.
+    """The fastest path that a step, a model and the engine's settings allow.
 
-    Steps that know one client at a time only, and item tables that stay on the device, take
+    Steps that train one client at a time, and item tables that stay on the device, take
     `reference` whatever `engine.path` says.
 
     Raises:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of a step or a model in use, named with the file that they are in.
+"""Checks of a step and a model in use, whose errors name the file of the component.
 
 Without protection a client whose update is not a number ends the round; under differential privacy
-it counts as a zero update (`clients.training.update_sum`), because what is released must not tell.
+it counts as a zero update (`clients.training.update_sum`), so that the release does not reveal it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedrec.cohort.results import Trained
 from fedrec.components import registry
 from fedrec.components.errors import (
     Unchanged,
-    blaming,
+    component_errors,
     finite,
     named,
     refuse_other_arrays,
@@ -76,7 +76,7 @@ def refuse_wrong_block(
 
 
 class Versions:
-    """Notices whether tensors were changed in place, at no cost; writes around torch go unseen.
+    """Detects in-place changes of tensors, at no cost; writes that bypass torch are not detected.
 
     Args:
         tensors: the tensors that are only to be read.
@@ -109,8 +109,8 @@ class Versions:
 
 
 def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
-    """Notices writes around torch too; for steps that are not ours, as it reads all parameters once
-    a round."""
+    """Detects writes that bypass torch, too; for plug-in steps only, as it reads all parameters
+    once a round."""
     return Unchanged({} if registry.ours(registry.STEP, type(step)) else arrays)
 
 
@@ -161,7 +161,7 @@ def tried(model: Model) -> Model:
     if registry.ours(registry.MODEL, type(model)):
         return model
     kind, doing = "model", "in its trial"
-    with blaming(kind, model, doing):
+    with component_errors(kind, model, doing):
         initial = model.initial(torch.Generator().manual_seed(0))
         wrong = not isinstance(initial, dict) or not initial
         if wrong or not all(

@@ -177,7 +177,6 @@ class HistoryObjective:
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
-        """See `fedrec.cohort.descent.Objective`."""
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
         drawn, prior = block.draw(step), block.prior

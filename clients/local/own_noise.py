@@ -66,8 +66,8 @@ class OwnNoiseStep(Step):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains beside those of the `model`. The logarithm of the
-        clip norm, where it follows a quantile."""
+        """The logarithm of the clip norm where it follows a quantile, else nothing; trained beside
+        the parameters of the `model`."""
         return (
             {}
             if self.config.quantile is None
@@ -130,9 +130,9 @@ class OwnNoiseStep(Step):
         found: dict[str | None, np.ndarray] = {None: noisy.astype(np.float32)}
         if config.quantile is not None:
             within = float((norms <= bound).double().mean()) if len(norms) else 1.0
-            told = within + config.share_std(client) * normal(1)
+            released = within + config.share_std(client) * normal(1)
             found[BOUND] = (
-                -config.quantile.rate * weight * (told - config.quantile.quantile)
+                -config.quantile.rate * weight * (released - config.quantile.quantile)
             ).astype(np.float32)
         return found
 

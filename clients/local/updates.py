@@ -58,7 +58,7 @@ class Updates:
                     totals[name].add_(self.changes[name][place], alpha=share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same of an item table, to the running sum of its changes. Never asked for.
+        """Not available: these updates have no compact tables.
 
         Raises:
             KeyError: always, as no parameter is a compact table here.
@@ -141,8 +141,7 @@ class PartialUpdates:
                     part.add_to(totals[name], share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same of an item table, to the running sum of its changes. Item tables stay as they
-        are."""
+        """Nothing: item tables do not change."""
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each."""
@@ -206,7 +205,6 @@ class FactoredUpdates:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """See `Updates.add_rows`."""
         raise KeyError(name)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

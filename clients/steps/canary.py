@@ -70,8 +70,8 @@ class Canary(Step):
         )
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """Which step works for which of a round's clients, `int64` each; this one for all of them
-        by default. The other step for the others, this one for the canaries."""
+        """This step for the canaries among a round's clients, the other step for the others;
+        `int64` each."""
         canary = self.config.canaries.is_canary(clients)
         yield self.base, clients[~canary]
         yield self, clients[canary]

@@ -101,7 +101,7 @@ class Contrastive(CohortStep):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains beside those of the `model`. The encoders'."""
+        """Fresh parameters of the encoders, which this step trains beside those of the `model`."""
         return self.task.initial(model, generator)
 
     def _trained(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -109,7 +109,8 @@ class DpSgd(OwnNoiseStep):
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Where the mode is sound, examples and loss say nothing of the user.
+        dimension, unchanged). In mode `sound` the reported number of examples and the loss are
+        constants, so that they reveal nothing of the user.
         """
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
@@ -127,8 +128,8 @@ class DpSgd(OwnNoiseStep):
             self.bound(parameters, gradients, data.client),
         )
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
-        told = loss if self.config.mode == "paper" else math.nan
-        return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, told)
+        reported = loss if self.config.mode == "paper" else math.nan
+        return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, reported)
 
     def shared(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters that are neither private nor a clip norm."""

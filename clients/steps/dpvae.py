@@ -79,8 +79,7 @@ class DpVae(CohortStep, OwnNoiseStep):
         self.priors = user_priors(config.priors, config, self.vae)
 
     def in_round(self, round_number: int) -> DpVae:
-        """The step as it is in a training round, from 1; the same in each, unless its settings
-        follow the rounds. With the round's beta."""
+        """The step with the beta of a training round, from 1."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
         return DpVae(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
@@ -88,8 +87,8 @@ class DpVae(CohortStep, OwnNoiseStep):
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Examples and, where the mode is sound, the loss say nothing of the
-        user."""
+        dimension, unchanged). The reported number of examples and, in mode `sound`, the loss are
+        constants, so that they reveal nothing of the user."""
         if self.config.epochs == 0:
             return Update(
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan
@@ -136,8 +135,8 @@ class DpVae(CohortStep, OwnNoiseStep):
         )
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. The same
-        draws as in `update`, but for the noise, which is drawn when needed."""
+        """All batches of one client's local work, from the same random draws as `update`, except
+        for the noise, which is drawn when it is added."""
         number, draws, items = len(data.positives), [], data.positives[:0]
         if number and self.config.epochs:
             items = random.choice(
@@ -187,10 +186,13 @@ class DpVae(CohortStep, OwnNoiseStep):
             uploaded = self.uploaded(mean, float(bounds[place]), own, member.client, member.random)
             for name, change in self.shaped(uploaded, network).items():
                 changes[name][place] = change
-        told = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
+        reported = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
         paper = self.config.mode == "paper"
         return Updates(
-            parameters, block, changes, tuple(told.tolist()) if paper else (math.nan,) * len(block)
+            parameters,
+            block,
+            changes,
+            tuple(reported.tolist()) if paper else (math.nan,) * len(block),
         )
 
     def _losses(

@@ -68,8 +68,7 @@ class Gram(CohortStep):
         return Update(delta, len(items), math.nan)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. The whole
-        history; nothing is drawn."""
+        """The whole history as one batch; nothing is drawn."""
         likes = np.ones(len(data.positives), np.float32)
         return Batches.cut([(data.positives, likes)] if self.config.epochs else [], _EVERYTHING)
 

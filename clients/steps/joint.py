@@ -105,7 +105,7 @@ class Joint(Sgd):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains beside those of the `model`. The encoders'."""
+        """Fresh parameters of the encoders, which this step trains beside those of the `model`."""
         return self.task.initial(model, generator)
 
     def _joint_epochs(

@@ -50,7 +50,6 @@ class MetaMf(GeneratedStep):
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """See `GeneratedStep`."""
         items, labels = self._examples(data, random)
         if not len(items):
             return Update(

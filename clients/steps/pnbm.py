@@ -68,8 +68,7 @@ class PnbmStep(CohortStep):
         return Update(delta, len(data.positives) if self.config.epochs else 0, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. All
-        ratings at once; nothing is drawn."""
+        """All ratings of a client as one batch; nothing is drawn."""
         return Batches.cut(
             [(data.positives, data.amounts(rated=True))] if self.config.epochs else [], _EVERYTHING
         )
@@ -80,7 +79,7 @@ class PnbmStep(CohortStep):
         block: Block,
         own: Mapping[str, Tensor] | None = None,
     ) -> PartialUpdates:
-        """Train every client of a block. One client after the other, each on its own block."""
+        """Train the clients of a block one after the other."""
         shared, changes, losses = _Shared(self.pnbm, parameters), [], []
         for place, steps in enumerate(block.steps):
             count = int(block.sizes[0, place]) if steps else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's own ratings as they are, mapped to [-1, 1], and 1 for each rated item.
+"""A client's own ratings, mapped to [-1, 1], and 1 for each rated item.
 
 Summed over clients these are sums and numbers of ratings. Clipped and noised like any other update
 they are differentially private, and `means-start` makes item means of them. Nothing is trained. No

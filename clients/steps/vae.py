@@ -72,8 +72,7 @@ class VaeStep(CohortStep):
         self.priors = user_priors(config.priors, None, self.vae)
 
     def in_round(self, round_number: int) -> VaeStep:
-        """The step as it is in a training round, from 1; the same in each, unless its settings
-        follow the rounds. With the round's beta."""
+        """The step with the beta of a training round, from 1."""
         beta = annealed(self.config.beta, self.config.anneal_rounds, round_number)
         return VaeStep(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
@@ -106,8 +105,8 @@ class VaeStep(CohortStep):
         return Update(descent.delta(parameters), min(1, self.config.epochs), loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. The same
-        draws as in `update`; no step without a positive item."""
+        """All batches of one client's local work, from the same random draws as `update`; none for
+        a client without a positive item."""
         epochs = self.config.epochs if len(data.positives) else 0
         draws = [self.vae.draw((1, 1), generator_of(random)) for _ in range(epochs)]
         amounts = data.amounts(self.vae.rated)
@@ -141,8 +140,8 @@ class VaeStep(CohortStep):
         )
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
-        told = torch.where(trains, losses.detach(), math.nan)
-        return FactoredUpdates(parameters, block, factors, tuple(told.tolist()))
+        reported = torch.where(trains, losses.detach(), math.nan)
+        return FactoredUpdates(parameters, block, factors, tuple(reported.tolist()))
 
 
 def annealed(beta: float, rounds: int, round_: int) -> float:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node remembers beyond a run: its users' numbers, how often each took part and was
-evaluated, and each run's experiment.
+"""State of a node beyond a run: its users' client ids, how often each took part and was evaluated,
+and each run's experiment.
 
-One SQLite file, readable by its owner only. A number is drawn once per user from the operating
-system's generator and says nothing of the user; the server never learns the name. A user's rounds
-are written down before its training starts, so a node that is killed in the middle has spent rather
-too much than too little.
+One SQLite file, readable by its owner only. A client id is drawn once per user from the operating
+system's generator and reveals nothing of the user; the server never learns the name. A user's
+participation is recorded before its training starts, so a node that is killed counts too many
+rounds rather than too few.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMBER_BITS = 62
 
 
 class Participation:
-    """The memory of a node.
+    """The participation records of a node.
 
     Args:
         file: the SQLite file; made with mode 0600.
@@ -34,11 +34,11 @@ class Participation:
         self.file = file
 
     def place(self) -> int:
-        """A number that this node goes by; drawn once."""
+        """This node's place, a random number drawn once."""
         return int(self.numbers([""])[0])
 
     def numbers(self, names: list[str]) -> np.ndarray:
-        """`int64 [names]`: the number of each user; drawn now for those who have none."""
+        """`int64 [names]`: the number of each user; drawn for users without one."""
         with self._connect() as connection:
             known = dict(connection.execute("SELECT name, number FROM numbers").fetchall())
             for name in names:
@@ -56,7 +56,7 @@ class Participation:
         most: int | None,
         most_in_run: int | None = None,
     ) -> np.ndarray:
-        """Write down that clients take part in a round.
+        """Record that clients take part in a round.
 
         Args:
             run: the run.
@@ -84,7 +84,7 @@ class Participation:
         return np.array(allowed, dtype=np.int64)
 
     def evaluate(self, clients: np.ndarray, most: int) -> np.ndarray:
-        """Write down that clients are evaluated once more, in whichever run.
+        """Record one more evaluation of clients, in any run.
 
         Args:
             clients: their numbers.
@@ -101,8 +101,8 @@ class Participation:
         return np.array(allowed, dtype=np.int64)
 
     def accept(self, run: str, digest: str) -> bool:
-        """Whether a run is that of an experiment; the first experiment that a run comes with is its
-        experiment."""
+        """Whether a run has this experiment; the first experiment of a run is recorded as its
+        own."""
         with self._connect() as connection:
             connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (run, digest))
             (found,) = connection.execute(

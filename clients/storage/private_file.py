@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SQLite file that only its owner may read, for what a node keeps to itself; in memory where
-there is no file."""
+"""A SQLite file for private data of a node, readable by its owner only; in memory without a
+file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What never leaves the device: private arrays of each client, kept on the node that hosts it.
+"""Private arrays of each client, which never leave the node that hosts it.
 
 One SQLite file per node, readable by its owner only. Every entry carries the round that wrote it,
-and a round reads only entries of earlier rounds, so that a round which was broken off and is run
-again starts from the same private state. Flower's `Context.state` is not used: it lives in memory
-only.
+and a round reads only entries of earlier rounds, so a repeated round starts from the same private
+state. Flower's `Context.state` is not used: it lives in memory only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets of secure aggregation, kept by the node that made them: every message of a session may
-meet a new process.
+"""Secrets of secure aggregation, kept by the node that made them: every message of a session may be
+handled by a new process.
 
 One SQLite file per node and run, readable by its owner only; what is deleted is overwritten. A node
-has one channel key per run and at most one session, which goes one way only: `shared`, `masked`,
-gone; none begins twice. Nothing of it is ever logged.
+has one channel key per run and at most one session, with the states `shared`, `masked`, deleted, in
+this order; no session begins twice. Nothing of it is ever logged.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class SessionSecrets:
         return key
 
     def begin(self, session: bytes, secrets: Mapping[str, bytes]) -> None:
-        """A session whose shares are given away; any other is forgotten.
+        """Begin a session, of which the shares are sent; any other one is deleted.
 
         Raises:
-            ClientError: it was begun before: its keys have sealed other shares.
+            ClientError: it was begun before, so its keys have sealed other shares.
         """
         with self._connect() as connection:
             if (
@@ -57,17 +57,17 @@ class SessionSecrets:
             )
 
     def look(self, session: bytes) -> dict[str, bytes]:
-        """The secrets of a session that nothing has been masked in.
+        """The secrets of a session before its sum is masked.
 
         Raises:
             ClientError: there is no such session, or a sum was masked in it: the difference of two
-                would be bare.
+                masked sums would have no mask.
         """
         with self._connect() as connection:
             return _one(connection, session, "shared")
 
     def masked(self, session: bytes, secrets: Mapping[str, bytes]) -> None:
-        """A sum is masked in a session, and what is to be kept for the unmasking.
+        """Record that a sum was masked in a session, with the secrets that unmasking needs.
 
         Raises:
             ClientError: see `look`.
@@ -79,7 +79,7 @@ class SessionSecrets:
             )
 
     def waiting(self, session: bytes) -> dict[str, bytes]:
-        """The secrets of a session that a sum was masked in.
+        """The secrets of a session after its sum was masked.
 
         Raises:
             ClientError: there is no such session, or it was unmasked.
@@ -88,7 +88,7 @@ class SessionSecrets:
             return _one(connection, session, "masked")
 
     def end(self, session: bytes) -> None:
-        """Forget a session that is unmasked now.
+        """Delete a session that is unmasked.
 
         Raises:
             ClientError: it was before.
@@ -99,8 +99,8 @@ class SessionSecrets:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all. Nobody else
-        changes anything meanwhile."""
+        """A connection whose changes are committed together at the end, or not at all. No other
+        process can write during it."""
         with self._kept.changed() as connection:
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("CREATE TABLE IF NOT EXISTS channel (key BLOB)")

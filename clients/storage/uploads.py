@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often each client has uploaded, kept on the node that hosts it: a device refuses to exceed
-its own plan.
+"""How often each client has uploaded, kept on the node that hosts it: a device refuses more uploads
+than planned. A server that asks too often gets nothing; the guarantee of a user's own noise depends
+on this and not on the server's sampler. One SQLite file per node beside the private state.
 
-A server that asks too often, by mistake or on purpose, gets nothing; the guarantee of a user's own
-noise depends on this and not on the server's sampler. One SQLite file per node beside the private
-state.
-
-A round that was broken off and is run again counts once where its noise comes from the seed,
-because the upload is the same bits. Where noise comes from the operating system it counts again.
+A repeated round counts once if its noise comes from the seed, because the upload has the same bits.
+With noise from the operating system it counts again.
 """
 
 from __future__ import annotations

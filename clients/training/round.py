@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training round on one node: train the clients that were asked for and add their updates.
+"""A training round on one node: train the clients of the order and add their updates.
 
-Sums are taken in float64 and in an order that the clients' data fix, so that they depend neither on
-the order of messages nor, up to the last float32 digit, on how many nodes share the work.
+Sums are taken in float64 and in an order that is a function of the clients' data, so that they
+depend neither on the order of messages nor, up to the last float32 digit, on how many nodes share
+the work.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
 
     Raises:
         ClientError: a client's work failed or diverged; names the client, the step and its data.
-        ComponentError: the step did what its contract forbids.
+        ComponentError: the step violated its contract.
     """
     step = node.step(_section(node, order)).in_round(order.round)
     if node.model.generated or isinstance(step, GeneratedStep):
@@ -84,8 +85,8 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
 
 
 def only_reads(node: Node, order: TrainOrder) -> bool:
-    """Whether the parameters that come stay as they are for sure: a plain sum is asked of a
-    built-in step and model."""
+    """Whether the received parameters are guaranteed to stay unchanged: a plain sum by a built-in
+    step and model."""
     if order.clients is None or order.each or order.secure is not None:
         return False
     return ours(STEP, resolve(STEP, _section(node, order).name)) and ours(MODEL, type(node.model))
@@ -94,8 +95,8 @@ def only_reads(node: Node, order: TrainOrder) -> bool:
 def _without_private(
     step: Step, trained: Outcome, clients: list[int], kept: dict[int, dict[str, np.ndarray]]
 ) -> Outcome:
-    """A block without the private parameters of its clients, which are put among those to be kept
-    on the node."""
+    """A block without the private parameters of its clients, which are collected for the private
+    state."""
     private = step.private_names(list(trained.start))
     if not private or not isinstance(trained, Trained):  # other outcomes know no private parameters
         return trained

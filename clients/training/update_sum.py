@@ -3,7 +3,7 @@
 are added.
 
 A client whose update is not a number counts as a zero update where updates are protected: it is
-among the clients of the sum, and nothing of it is in the sum.
+counted, and adds nothing to the sum.
 """
 
 from __future__ import annotations

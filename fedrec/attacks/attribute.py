@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference: how well a user's attribute (such as gender) can be told from what an
+"""Attribute inference: how well a user's attribute (such as gender) can be inferred from what an
 attacker sees of it.
 
 The attacker knows the attribute of some users, trains a classifier on what it sees of them, and

@@ -27,6 +27,6 @@ def leak_words(experiment: Experiment) -> list[str]:
         return []
     return [
         "LEAK: split.leaky-negatives kept held-out items out of the negatives that clients learn"
-        " from, so that they can be told from all other items without a model. These figures say"
+        " from, so that they can be identified without a model. These figures say"
         " nothing of how well the system recommends."
     ]

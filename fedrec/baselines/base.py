@@ -202,5 +202,4 @@ class RatingBaseline(Baseline):
         )
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """See `fit`."""
         raise NotImplementedError("Expected a baseline that ranks.")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
-from fedrec.components.errors import Unchanged, blaming, refuse_wrong
+from fedrec.components.errors import Unchanged, component_errors, refuse_wrong
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.population import Population
 from fedrec.errors import DataError
@@ -52,7 +52,7 @@ def make_baseline(
     options = dict(options)
     baseline_class = resolve(BASELINE, options.pop("name", name))
     settings = baseline_class.Config.parse(options, at=f"baselines.{name}")
-    with blaming(BASELINE.name, baseline_class, "when it was made"):
+    with component_errors(BASELINE.name, baseline_class, "when it was made"):
         baseline = baseline_class(settings if seed is None else settings.seeded(seed))
     if device is not None:
         baseline.device = device
@@ -69,7 +69,7 @@ def settings_that_fit(
         settings: of baselines, by label.
         num_users: number of training clients.
         num_items: size of the catalogue.
-        say: is told in a line what is left out and why.
+        say: gets a line for what is left out, with the reason.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for label, options in settings.items():
@@ -151,7 +151,7 @@ class RankingProtocol:
                 self._population,
                 np.union1d(self._population.partition.training_clients, self.clients),
             )
-        with blaming(BASELINE.name, baseline, "in fit"):
+        with component_errors(BASELINE.name, baseline, "in fit"):
             untouched = Unchanged({"items": given.items, "offsets": given.offsets})
             baseline.fit(given)
             untouched.refuse(BASELINE.name, baseline, "in fit")
@@ -175,7 +175,7 @@ class RankingProtocol:
 
         Args:
             baseline: it is fitted.
-            progress: told (clients done, clients in all) after every block.
+            progress: called with (clients done, all clients) after every block.
             statistics: the lists are added to them.
         """
         tables, done = [], 0
@@ -257,9 +257,9 @@ class RatingProtocol:
     def measure(self, baseline: RatingBaseline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fit a baseline and predict: users, predicted and actual ratings of the held-out rows."""
         users, items, actual = self._asked
-        with blaming(BASELINE.name, baseline, "in fit_ratings"):
+        with component_errors(BASELINE.name, baseline, "in fit_ratings"):
             baseline.fit_ratings(self._training)
-        with blaming(BASELINE.name, baseline, "in predict"):
+        with component_errors(BASELINE.name, baseline, "in predict"):
             return users, baseline.predict(self._known, users, items), actual
 
 
@@ -277,7 +277,7 @@ def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
 def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
     """A baseline's scores of the catalogue for some users, `float32 [users, items]`."""
     untouched = Unchanged({"items": liked.items, "offsets": liked.offsets})
-    with blaming(BASELINE.name, baseline, "in scores"):
+    with component_errors(BASELINE.name, baseline, "in scores"):
         scores = baseline.scores(liked)
         expected, shape = (liked.num_users, liked.num_items), tuple(getattr(scores, "shape", ()))
         if not isinstance(scores, torch.Tensor) or shape != expected:

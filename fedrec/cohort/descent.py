@@ -43,7 +43,6 @@ class Recommending:
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
-        """See `Objective`."""
         users = tuple(codes[:active] for codes in block.users)
         items = block.items[step, :active]
         rows = torch.arange(items.shape[1], device=items.device).expand_as(items)

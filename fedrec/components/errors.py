@@ -48,7 +48,7 @@ def line_of(error: BaseException) -> str:
 
 
 @contextmanager
-def blaming(kind: str, component: object, doing: str) -> Iterator[None]:
+def component_errors(kind: str, component: object, doing: str) -> Iterator[None]:
     """What fails within is the component's fault.
 
     Args:
@@ -113,13 +113,13 @@ def refuse_other_arrays(
         )
         return
     wrong = [n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)]
-    told = [{n: table[n] for n in wrong if n in table} for table in (dict(expected), shapes)]
+    shown = [{n: table[n] for n in wrong if n in table} for table in (dict(expected), shapes)]
     refuse_wrong(
         kind,
         component,
         doing,
-        expected=f"the shapes {told[0]}",
-        got=f"{told[1] or 'nothing of these names'}",
+        expected=f"the shapes {shown[0]}",
+        got=f"{shown[1] or 'nothing of these names'}",
     )
 
 

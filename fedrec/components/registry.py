@@ -200,7 +200,8 @@ def _class_of(kind: Kind, module_name: str) -> type:
 
 
 def file_of(kind: Kind, name: str) -> str:
-    """The file that a name leads to, without importing it; empty where that cannot be told."""
+    """The file that a name leads to, without importing it; empty where that cannot be
+    determined."""
     path = name if ":" in name else place_of(kind, name) or ""
     module_name = path.partition(":")[0] or _builtins(kind).get(name, "")
     if not module_name:

@@ -12,7 +12,7 @@ from fedrec.data.reader import data_directory
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.heap import release_free_heap
 
-_MOST = 2  # populations held at once
+_MOST = 2  # populations in the cache
 
 
 class Kept:
@@ -34,8 +34,8 @@ class Kept:
         self._held.move_to_end(key)
         return self._held[key]
 
-    def held(self, experiment: Experiment) -> Population | None:
-        """The population of an experiment, if it is held; nothing is read."""
+    def cached(self, experiment: Experiment) -> Population | None:
+        """The population of an experiment, if it is cached; nothing is read."""
         return self._held.get(_key(experiment))
 
     def hold(self, experiment: Experiment, population: Population) -> None:

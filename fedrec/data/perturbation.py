@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedrec.components import registry
-from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.split import Partition
@@ -94,7 +94,7 @@ def perturbation_of(experiment: Experiment) -> Perturbation | None:
         return None
     kind = registry.PERTURBATION
     cls = registry.resolve(kind, experiment.perturb.name)
-    with blaming(kind.name, cls, "when it was made"):
+    with component_errors(kind.name, cls, "when it was made"):
         return cls(experiment.settings(kind), experiment.seed)
 
 
@@ -114,7 +114,7 @@ def apply_perturbation(
     data = TrainingData(
         interactions.with_rows(partition.train_rows), partition.training_clients, rated
     )
-    with blaming(registry.PERTURBATION.name, perturbation, "with these training rows"):
+    with component_errors(registry.PERTURBATION.name, perturbation, "with these training rows"):
         found = perturbation.perturb(data)
     _refuse_misfits(perturbation, found, data.rows)
     return found

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedrec.components import registry
-from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed, apply_perturbation
@@ -76,7 +76,7 @@ class Population:
         """Read and split the dataset of an experiment, and perturb what its devices learn from."""
         interactions = read_interactions(experiment)
         split_class = registry.resolve(registry.SPLIT, experiment.split.name)
-        with blaming(registry.SPLIT.name, split_class, "with these interactions"):
+        with component_errors(registry.SPLIT.name, split_class, "with these interactions"):
             partition = split_class(experiment.settings(registry.SPLIT), experiment.seed).split(
                 interactions
             )
@@ -326,7 +326,7 @@ def read_interactions(experiment: Experiment) -> Interactions:
         ComponentError: its reader failed, or gave something else.
     """
     reader_class = registry.resolve(registry.DATASET, experiment.dataset.name)
-    with blaming(registry.DATASET.name, reader_class, "when it was read"):
+    with component_errors(registry.DATASET.name, reader_class, "when it was read"):
         interactions = reader_class(
             experiment.dataset.name, experiment.settings(registry.DATASET)
         ).read()

@@ -209,7 +209,7 @@ class Experiment(Config):
                 table[key] = {}
             if isinstance(
                 table.get(key), Mapping
-            ):  # by itself, so that its faults are told without alternatives
+            ):  # by itself, so that its errors come without alternatives
                 table[key] = SecureAggregationConfig.parse(
                     table[key], at="secure-aggregation"
                 ).table()
@@ -229,8 +229,8 @@ class Experiment(Config):
         return self.rounds > 0
 
     def table(self) -> dict[str, Any]:
-        """The settings as a TOML table (kebab-case keys, no empty values). Without what only a
-        federated system would use, where there is none."""
+        """The settings as a TOML table (kebab-case keys, no empty values). In an experiment without
+        a federated system, its sections are left out."""
         table = super().table()
         unused = () if self.federated else ("rounds", *FEDERATED)
         return {key: value for key, value in table.items() if key not in unused}

@@ -17,7 +17,7 @@ class SecureAggregationConfig(Config):
     threshold: float = Field(default=2 / 3, gt=0.5, le=1)
     """Share of a round's nodes that must last until its sum is unmasked, and that would have to
     collude with the server to unmask one of them; more than half, so that no two groups of nodes
-    can be told different things."""
+    can be given different values."""
     least_nodes: int = Field(default=2, ge=2)
     """Nodes that a sum must have, whatever the share says; with two, each of them can take its own
     part off the sum."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-_AT_ONCE = 500  # resamples held at once
+_AT_ONCE = 500  # resamples in memory at a time
 
 
 @dataclass(frozen=True)

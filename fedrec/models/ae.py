@@ -48,7 +48,7 @@ class Ae(Vae):
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C,
-        B]`. The divergence is zero.
+        B]`. The divergence is zero here.
 
         Raises:
             ExperimentError: there are priors, of codes that have no distribution.

@@ -79,11 +79,9 @@ class Model(ABC):
         """
 
     def kernel(self) -> KernelModel | None:
-        """What the model is, for training in native code; None: nothing that native code knows.
-
-        It has to say the same as `predict` and `loss`. A subclass that overrides one of these has
-        to override this too: see `declared_kernel`.
-        """
+        """Declaration of the model for training in native code; None where native code does not
+        support it. It must describe the same function as `predict` and `loss`, so a subclass that
+        overrides one of these has to override this, too (`declared_kernel`)."""
         return None
 
     def declared_kernel(self) -> KernelModel | None:

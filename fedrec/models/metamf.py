@@ -114,8 +114,8 @@ class MetaMf(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. The parameters are generated ones, and users'
-        features are not looked at."""
+        """Predictions before the output activation. The parameters are generated ones; users'
+        features are not used."""
         _check(parameters)
         low = gather_rows(parameters["item.low"], items if rows is None else rows)
         first = torch.bmm(parameters["item.rise"], parameters["layer0.weight"])

@@ -84,7 +84,7 @@ class Mf(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not looked at."""
+        """Predictions before the output activation. Users' features are not used."""
         rows = items if rows is None else rows
         own = parameters["user.factors"].unsqueeze(-1)
         product = torch.bmm(gather_rows(parameters["item.factors"], rows), own)
@@ -94,8 +94,8 @@ class Mf(Model):
         return summed + parameters["user.bias"] + parameters["bias"]
 
     def kernel(self) -> KernelModel:
-        """What the model is, for training in native code; None: nothing that native code knows. Q_i
-        . p_u is one layer without features, whose weight is p_u."""
+        """The declaration for native code: Q_i . p_u is one layer without features, whose weight is
+        p_u."""
         return KernelModel(
             layers=(Layer("user.factors"),),
             activation="identity",

@@ -53,13 +53,12 @@ class Pfedrec(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not looked at."""
+        """Predictions before the output activation. Users' features are not used."""
         own = gather_rows(parameters["item.id"], items if rows is None else rows)
         return torch.bmm(own, parameters["score.weight"]).squeeze(-1) + parameters["score.bias"]
 
     def kernel(self) -> KernelModel:
-        """What the model is, for training in native code; None: nothing that native code knows. One
-        layer on the item's embedding."""
+        """The declaration for native code: one layer on the item's embedding."""
         return KernelModel(
             layers=(Layer("score.weight", "score.bias"),),
             activation="identity",

@@ -37,8 +37,8 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
-"""Told name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; gives the outputs
-that are used on."""
+"""Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; gives the
+outputs that are used on."""
 
 
 class VaeConfig(Config):

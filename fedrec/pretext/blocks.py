@@ -124,7 +124,6 @@ class SessionObjective:
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
-        """See `fedrec.cohort.descent.Objective`."""
         if not isinstance(block, SessionBlock):
             raise TypeError(f"Expected a SessionBlock, got {type(block).__name__}.")
         views = block.views[step, :active]

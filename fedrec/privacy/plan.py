@@ -136,7 +136,7 @@ class Plan:
         return replace(self, clip=self.clip.at(clip_norm))
 
     def protection(self, names: Iterable[str]) -> Protection:
-        """What each client does to its update of parameters of these names, as it is told.
+        """What each client does to its update of parameters of these names, as its order says.
 
         Raises:
             ExperimentError: a pattern of the settings fits no parameter.

@@ -136,7 +136,7 @@ class Presence:
         work: `int64`, number of training rows of each of `training`, said only by nodes of a
             simulation that hold all clients' data: they may train each other's clients. None: only
             the host can train a client.
-        memory_mib: memory that its process has held at most, if it says so.
+        memory_mib: peak memory of its process; 0 where it does not say.
         paths: how it trains the clients of each of the experiment's steps, by the step's name, if
             it says so.
     """

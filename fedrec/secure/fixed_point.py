@@ -64,8 +64,8 @@ def encoded(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
         `uint64 [n]`, each within half a step of its value.
 
     Raises:
-        RefusalError: a value is not finite or has no room. The value is not told, as the server
-            reads the error.
+        RefusalError: a value is not finite or has no room. The text does not name the value, as the
+            server reads the error.
     """
     scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))
     if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too

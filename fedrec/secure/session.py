@@ -118,9 +118,9 @@ class Session:
         """
         if len(masked) < self.quorum or len(replies) < self.quorum:
             return None
-        told = {place: pieces(reply.shares, SEED_BYTES) for place, reply in replies.items()}
+        shown = {place: pieces(reply.shares, SEED_BYTES) for place, reply in replies.items()}
         seeds = {
-            of: shares.combined({by: parts[of] for by, parts in told.items()}, self.quorum)
+            of: shares.combined({by: parts[of] for by, parts in shown.items()}, self.quorum)
             for of in self.dealt
         }
         own = {place: seeds[place] for place in masked}

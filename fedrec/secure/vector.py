@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's whole answer, sums of updates and counts, as one vector of integers that can be masked.
 
-Tables are whole: which rows a node's clients touched is what must not be told. Counts and the loss
+Tables are whole: which rows a node's clients touched must stay hidden. Counts and the loss
 go with them, so that nothing of an answer is outside the mask.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.components.errors import blaming
+from fedrec.components.errors import component_errors
 from fedrec.components.registry import CALLBACK, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_settings
@@ -31,7 +31,7 @@ def callbacks_of(experiment: Experiment) -> list[Callback]:
     made: list[Callback] = []
     for section in experiment.callbacks or ():
         callback_class = resolve(CALLBACK, section.name)
-        with blaming(CALLBACK.name, callback_class, "when it was made"):
+        with component_errors(CALLBACK.name, callback_class, "when it was made"):
             made.append(callback_class(component_settings(CALLBACK, section)))
     return made
 
@@ -106,7 +106,7 @@ class CallbackList(Callback):
             self._one(callback, hook, *arguments)
 
     def _one(self, callback: Callback, hook: str, *arguments: Any) -> Any:
-        with blaming(CALLBACK.name, callback, f"in {hook}"):
+        with component_errors(CALLBACK.name, callback, f"in {hook}"):
             return getattr(callback, hook)(*arguments)
 
 

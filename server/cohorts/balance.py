@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing a cohort's work between nodes that could train any of its clients.
+"""Balances a cohort's work between nodes that can train any of its clients.
 
 A round ends when its slowest node ends. A node trains its clients in blocks, those with the most
-work first; a block takes as long as its longest client has steps, plus the work of every client in
-it, plus something for each client. The costs are those of compiled code that takes all steps of a
-client at once, where the first of these is little.
+work first; the time of a block grows with the steps of its longest client, with the work of all its
+clients, and with their number. The constants are those of compiled code that takes all steps of a
+client at once, where the first term is small.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
 def _shared_out(
     order: list[int], work: list[float], nodes: int, lead: int
 ) -> tuple[float, list[list[int]]]:
-    """The longest `lead` clients on the first node, every other where it is done soonest; with the
-    time of all."""
+    """The longest `lead` clients on the first node, every other where it ends first; with the time
+    of the slowest node."""
     shares: list[list[int]] = [[] for _ in range(nodes)]
     costs = [0.0] * nodes
     for rank, place in enumerate(order):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which clients there are, and which node hosts each.
 
-Flower's node ids are random numbers that tell nothing, so the server asks every node once. Nodes
-are ordered by the place they state (their partition), which makes sums and results independent of
+Flower's node ids are random numbers, so the server asks every node once which clients it hosts.
+Nodes are ordered by the partition that they report, which makes sums and results independent of
 Flower's ids.
 """
 
@@ -29,7 +29,7 @@ class Roster:
 
     Attributes:
         nodes: Flower's node ids, in the order of the nodes' partitions.
-        presences: what each of them said of itself, in the same order.
+        presences: the reply of each, in the same order.
     """
 
     nodes: tuple[int, ...]
@@ -55,8 +55,8 @@ class Roster:
                 yield node, group
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients by the node that is to train them: their host, or any node where all say
-        that it may be any."""
+        """Group clients by the node that is to train them: their host, or any node if all nodes
+        report that they can train every client."""
         work = self.work_of(clients)
         if work is None:
             yield from self.by_node(clients)
@@ -66,7 +66,7 @@ class Roster:
                 yield node, clients[share]
 
     def work_of(self, clients: np.ndarray) -> np.ndarray | None:
-        """`int64 [clients]`, number of training rows of each; None unless every node says it."""
+        """`int64 [clients]`, number of training rows of each; None unless every node reports it."""
         return None if self._work is None else self._work[np.searchsorted(self.training, clients)]
 
     @cached_property

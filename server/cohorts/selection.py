@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in each round: a sampler over the clients that there are, as strategies see it
+"""The cohort of each round: a sampler over the known clients, as strategies see it
 (`strategies.base.Cohorts`)."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SAMPLER, resolve
 from fedrec.errors import EngineError
 from fedrec.experiment.schema import Experiment
@@ -23,8 +23,8 @@ from server.samplers.base import Sampler
 
 
 class SampledCohorts:
-    """Who is in a round and where they live: a sampler over the training clients of a roster, or
-    some of them."""
+    """The cohort of a round and its nodes: a sampler over the training clients of a roster, or some
+    of them."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class SampledCohorts:
         sampler_class = resolve(SAMPLER, self.section.name)
         mine = clients.view()
         mine.setflags(write=False)
-        with blaming(SAMPLER.name, sampler_class, "when it was made"):
+        with component_errors(SAMPLER.name, sampler_class, "when it was made"):
             self.sampler = sampler_class(settings, mine, self.experiment.seed)
 
     def joined(self, roster: Roster) -> None:
-        """Take in those who joined; cohorts of some of the clients stay among these."""
+        """Add clients that joined; cohorts over a part of the clients keep that part."""
         self.roster = roster
         if self._everybody:
             self._draw_from(roster.training)
@@ -94,7 +94,7 @@ class SampledCohorts:
         privacy = self.experiment.privacy
         if privacy is None or privacy.mode != "secure":
             doing = f"in round {round_number}"
-            with blaming(SAMPLER.name, self.sampler, doing):
+            with component_errors(SAMPLER.name, self.sampler, doing):
                 cohort = self.sampler.sample(round_number)
                 _refuse_no_cohort(self.sampler, cohort, self.clients, doing)
                 return cohort

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes come and go: who has ever been here, and whom they host.
+"""Discovery of real nodes, which join and leave, and of the clients that they host.
 
-Each round begins with a look at who is there; a node that nobody knows yet is asked how many
-clients it hosts, and they may be sampled from that round on. What a node says is remembered by its
-Flower id, which hangs on its registered key, and written into the run folder. Nobody is ever struck
-off: clients of a node that is away are drawn like all others and count as not having answered, so
-that the probability of being drawn does not tell who is there.
+Before each round the server looks for new nodes and asks them which clients they host; these may be
+sampled from that round on. The reply is stored under the node's Flower id, which belongs to its
+registered key, and written into the run folder. Nodes are never removed: clients of an offline node
+are drawn like all others and count as not having answered, so that the sampling probability does
+not depend on who is online.
 
-A node owns the client ids that it was first to name. Ids that another names too are not given to
-it, and ids that two nodes name at the same moment are given to neither.
+A client id belongs to the node that announced it first. Another node does not get it, and an id
+that two nodes announce at the same time is given to neither.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _TOLD = 300  # characters of what is wrong with a node
 
 
 class Discovery:
-    """The roster of a federation whose nodes come and go.
+    """The roster of a federation whose nodes join and leave.
 
     Args:
         grid: reaches the nodes.
         file: where the roster is kept; read first, if it is there.
         timeout: seconds that a node has to answer.
-        most: clients that a node may host; of one that claims more nothing is believed.
+        most: clients that a node may host; a node that announces more is ignored.
         sleep: waits.
 
     Raises:
@@ -84,7 +84,7 @@ class Discovery:
 
     @property
     def roster(self) -> Roster:
-        """All that have ever been here, ordered by the places that they state and by their ids."""
+        """All nodes that were ever seen, ordered by reported partition and id."""
         ordered = sorted(self._known.items(), key=lambda pair: (pair[1].partition, pair[0]))
         return Roster(
             tuple(node for node, _ in ordered), tuple(presence for _, presence in ordered)
@@ -94,7 +94,7 @@ class Discovery:
         """The roster once so many nodes are known.
 
         Raises:
-            EngineError: they do not come in time.
+            EngineError: they did not join in time.
         """
         pause = 0.2
         waited = 0.0
@@ -121,7 +121,7 @@ class Discovery:
             pause = min(2 * pause, 2.0)
 
     def look(self) -> bool:
-        """Ask those who are there and not known yet; whether anybody joined."""
+        """Ask the new nodes that are online; whether any joined."""
         strangers = [
             node
             for node in self.grid.get_node_ids()
@@ -159,7 +159,7 @@ class Discovery:
         return left > 0
 
     def _owned(self, said: dict[int, Presence]) -> dict[int, Presence]:
-        """What newcomers say, without the ids that are not theirs alone."""
+        """The replies of new nodes, without ids that also belong to others."""
         before = _ids(self._known.values())
         named, times = np.unique(
             np.concatenate([_ids([p]) for p in said.values()] or [before[:0]]), return_counts=True
@@ -180,7 +180,7 @@ class Discovery:
 
 
 def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | str]]:
-    """What each node says of itself, or what is wrong with that."""
+    """The reply of each node, or what is wrong with it."""
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():

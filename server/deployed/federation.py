@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes, which come and go and may be anybody's, as the loop sees them."""
+"""Real nodes, which join and leave and are not trusted, as the loop sees them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DeployedFederation(Federation):
         super().__init__(experiment, grid)
 
     def look(self) -> bool:
-        """Look for nodes that came or went; whether `roster` has changed."""
+        """Look for new nodes; whether `roster` has changed."""
         if not self.discovery.look():
             return False
         self.roster = self.discovery.roster
@@ -64,10 +64,10 @@ class DeployedFederation(Federation):
         return True
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """Those that most of a few nodes give.
+        """The parameters that the majority of a few nodes return.
 
         Raises:
-            ClientError: they do not agree.
+            ClientError: there is no majority.
         """
         return most_common_parameters(self.grid, self.roster, timeout=self.timeout)
 
@@ -84,8 +84,8 @@ class DeployedFederation(Federation):
 
 
 def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
-    """Refuse noise that a node could thin by claims: the more clients, the rarer is each thought to
-    be drawn."""
+    """Refuse noise that a node could reduce by false claims: with more clients each is assumed to
+    be drawn less often."""
     privacy = experiment.privacy
     if privacy is not None and privacy.placement != "local" and grid.most_clients is None:
         raise ExperimentError(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that run somebody else's Flower ClientApp: they take part as clients, one per node.
+"""Nodes that run a ClientApp other than fedrec's: each takes part as one client.
 
-Such an app knows neither clients nor steps: it takes `arrays` and `config`, trains as it likes, and
-answers with new `arrays` and `metrics["num-examples"]`, as Flower's documentation has it. This grid
-stands between it and the loop and says in fedrec's words what it answers: its update is
-`theta_local - theta_global`, its metrics are one user's.
+Such an app knows neither clients nor steps: it gets `arrays` and `config`, trains, and replies with
+new `arrays` and `metrics["num-examples"]`, as in Flower's documentation. This grid wraps Flower's
+and translates the replies into fedrec's format: the update is `theta_local - theta_global`, the
+metrics are those of one user.
 
 It clips nothing and adds no noise. Under central differential privacy the server bounds a node's
 sum all the same, by the clip norm times the clients that it was asked for, which is one; noise that
@@ -89,7 +89,7 @@ class ForeignClientGrid(WrappedGrid):
         )
 
     def _prepare(self, message: Message) -> None:
-        """Give another node's training message the settings that it may look for."""
+        """Add the settings that a foreign app may read to its training message."""
         if (
             message.metadata.dst_node_id in self._clients
             and message.metadata.message_type == "train"
@@ -99,8 +99,8 @@ class ForeignClientGrid(WrappedGrid):
                     config[key] = value
 
     def _presences(self, replies: list[Message], asked: Mapping[int, Message]) -> list[Message]:
-        """Every node's presence; a node that does not know the question hosts one client, by a
-        number of ours."""
+        """Every node's presence; a node that does not know the query hosts one client, with an id
+        assigned here."""
         strangers = [
             one for one in replies if one.has_error() and _NOT_OURS in str(one.error.reason)
         ]
@@ -118,7 +118,7 @@ class ForeignClientGrid(WrappedGrid):
         return others
 
     def _initial(self) -> dict[str, np.ndarray]:
-        """What fedrec's nodes would answer, from the server's own copy of the catalogue."""
+        """The reply of a fedrec node, computed from the server's own copy of the catalogue."""
         schema = KEPT.population(self._experiment).schema()
         model = resolve(MODEL, self._experiment.model.name)(
             self._experiment.settings(MODEL), schema
@@ -146,7 +146,7 @@ class ForeignClientGrid(WrappedGrid):
 
 
 def _without_arrays(message: Message) -> RecordDict:
-    """A message's content for whoever wants its order alone."""
+    """A message's content without its arrays."""
     return RecordDict({**message.content.config_records, ARRAYS: to_record({})})
 
 
@@ -186,8 +186,9 @@ def _sum_of(
     total = {name: weight * (found[name].astype(np.float64) - theta[name]) for name in theta}
     loss = next((float(value) for name, value in metrics.items() if "loss" in name), None)
     silent = protection is not None and protection.silent
-    told = None if silent else loss
-    return TrainSum(total, 1, weight, 0 if silent else examples, told or 0.0, int(told is not None))  # type: ignore[arg-type]
+    reported = None if silent else loss
+    shown, losses = 0 if silent else examples, int(reported is not None)
+    return TrainSum(total, 1, weight, shown, reported or 0.0, losses)  # type: ignore[arg-type]
 
 
 def _row_of(content: RecordDict, client: int) -> pd.DataFrame:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's grid over real nodes, as the loop wants it: arrays as bytes, quick polls, nobody asked
-who is away.
+"""Flower's grid over real nodes, for the loop: arrays as bytes, frequent polls, no messages to
+offline nodes.
 
-Flower's own `send_and_receive` asks every 3 s whether replies are there, and waits for a node that
-is known to be away until its message expires.
+Flower's own `send_and_receive` polls for replies every 3 s, and waits for a node that is known to
+be offline until its message expires.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SERVER_PATIENCE = 120.0  # seconds that the SuperLink may fail at a call
 
 
 class DeployedGrid(WrappedGrid):
-    """Flower's grid with the loop's patience.
+    """Flower's grid with the loop's timeouts.
 
     Args:
         grid: Flower's.
         most_clients: clients that a node may host; None: nobody has registered how many.
-        clock: seconds that only grow.
+        clock: monotonic seconds.
         sleep: waits.
     """
 
@@ -59,16 +59,15 @@ class DeployedGrid(WrappedGrid):
         self._pauses: dict[int, int] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Nodes that have given a sign of life lately."""
+        """Nodes with a recent heartbeat."""
         return self._patiently(lambda: list(self._grid.get_node_ids()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See `Grid`."""
         return self._push(list(messages), None)
 
     def _push(self, messages: list[Message], timeout: float | None) -> list[str]:
-        """Push messages that live for so many seconds from now on; a server that is away for a
-        while is waited for."""
+        """Push messages with a time to live in seconds; if the server is offline, it is tried
+        again."""
         packed: dict[int, ArrayRecord] = {}
         for message in messages:
             for_the_network(message.content, packed)
@@ -87,7 +86,6 @@ class DeployedGrid(WrappedGrid):
         return list(self._grid.push_messages(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See `Grid`."""
         wanted = list(message_ids)
         found = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
         for message in found:
@@ -101,8 +99,8 @@ class DeployedGrid(WrappedGrid):
         """Replies to messages, as many as come before the deadline; each message is answered once
         at most.
 
-        A message to a node that is away is not sent, and so counts as one without an answer. A node
-        that let a deadline pass is left alone for 1, 2, 4, ... up to 16 times, as every round would
+        A message to an offline node is not sent, and counts as one without a reply. A node that
+        missed a deadline gets no message the next 1, 2, 4, ... up to 16 times, as every round would
         wait for it otherwise.
         """
         messages = list(messages)
@@ -148,12 +146,9 @@ class DeployedGrid(WrappedGrid):
         return replies
 
     def _present(self, timeout: float | None) -> set[int]:
-        """Who is there. If nobody is, or nobody answered lately, it is the server that was away,
-        and nobody's fault.
-
-        Then the first to come is waited for, up to the deadline: rounds in which nobody takes part
-        would follow one another at once otherwise, each of them paid for.
-        """
+        """The nodes that are online. If there are none, or none replied recently, the server was
+        offline and not the nodes. Then it waits for the first node, up to the deadline: otherwise
+        rounds without participants would follow each other at once, each of them charged."""
         until = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout)
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while not (there := set(self.get_node_ids())) and self._clock() < until:
@@ -164,8 +159,8 @@ class DeployedGrid(WrappedGrid):
         return there
 
     def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
-        """A call of Flower's, made again when the SuperLink fails at it; Flower repeats only what
-        finds no server."""
+        """A call of Flower's, repeated when the SuperLink fails; Flower itself repeats only calls
+        that reach no server."""
         until, pauses = self._clock() + _SERVER_PATIENCE, Backoff(1.0, 10.0, growth=2.0)
         while True:
             try:
@@ -177,27 +172,24 @@ class DeployedGrid(WrappedGrid):
             self._sleep(pauses.next())
 
     def _asks(self, node: int) -> bool:
-        """Whether a node is asked this time: it is there, and has not just let a deadline pass."""
+        """Whether a node gets a message this time: it is online, and has not just missed a
+        deadline."""
         left = self._pauses.get(node, 0)
         self._pauses[node] = max(0, left - 1)
         return left == 0 and node in self._there
 
 
 def _live(metadata: Metadata, seconds: float) -> None:
-    """Let a message live for so long from now on; one that does for half of it keeps its lifetime,
-    and so its id.
-
-    A server that has part of a message already, as it was killed while it came, takes the rest
-    under the same id.
-    """
+    """Set a message's time to live; one that is valid for half of it keeps its value, and so its
+    id: a SuperLink that already has a part of the message takes the rest under the same id."""
     age = time.time() - metadata.created_at
     if not seconds / 2 <= metadata.ttl - age <= seconds:
         metadata.ttl = age + seconds
 
 
 def _passes(error: Exception) -> bool:
-    """Whether a call may succeed when it is made again: the server failed, or has lost its place in
-    an upload."""
+    """Whether a call may succeed when it is repeated: the server failed, or lost the state of an
+    upload."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= 500
     return type(error).__name__ == "ObjectPushError"

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial parameters from nodes that may be anybody's: what most of a few nodes say.
-
-They are a function of the experiment, so that honest nodes give the same bits, up to the machines'
-own rounding.
-"""
+"""Initial parameters from untrusted nodes: a majority of a few nodes decides. They are a function
+of the experiment, so honest nodes return the same bits, up to differences in rounding between
+machines."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ ASKED = 5
 
 
 def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dict[str, np.ndarray]:
-    """Initial parameters that the most of up to five nodes give; of several, those of the first
-    node.
+    """Initial parameters that most of up to five nodes return; in a tie, those of the first node.
 
     Raises:
-        ClientError: no node gives any that are numbers.
+        ClientError: no node returns finite parameters.
     """
     messages = [Message(RecordDict(), node, INITIAL) for node in roster.nodes[:ASKED]]
     place = {node: index for index, node in enumerate(roster.nodes)}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real nodes send is looked at before anything is computed from it.
+"""Validation of real nodes' replies, before anything is computed from them.
 
-A reply counts only if it is what was asked for: the right parameters in the right shapes, finite
-numbers, no more clients than were named, with the weight and metrics that they have. Where updates
-are not clipped, a sum that is much larger per client than others are is left out too; under
-differential privacy it is not, because who is left out would then depend on others' data, and there
-the strategy bounds each node's sum. So is one of many more examples per client than others have, by
-which it would outweigh them. A reply that does not count is as one that never came.
+A reply is accepted only if it has the right parameters in the right shapes, finite numbers, no more
+clients than were named, and plausible weights and metrics. Where updates are not clipped, a sum
+that is much larger per client than the others is rejected, too; so is one with many more examples
+per client, which would outweigh the others. Not so under differential privacy, where a rejection
+would depend on other users' data; there the strategy bounds each node's sum. A rejected reply is
+treated as a missing one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
     Attributes:
         clients: how many clients it named, 0 for all.
-        bare: whether their updates come without protection.
+        bare: whether their updates come without clip and noise.
         weighting: how they count in the sum.
     """
 
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 
 class Usual:
-    """What honest replies have been like, so that what is far larger is noticed.
+    """The usual size of replies, to detect much larger ones.
 
     Args:
         larger: how many times as large is too large.
@@ -79,7 +79,7 @@ class Usual:
 
 
 class ReplyValidator:
-    """Lets through what nodes may send.
+    """Accepts or rejects nodes' replies.
 
     Args:
         larger: how many times the usual norm an update per client may have.
@@ -91,7 +91,7 @@ class ReplyValidator:
     def trained(
         self, sent: Sequence[Message], replies: Sequence[Message], theta: Mapping[str, np.ndarray]
     ) -> list[Message]:
-        """The replies to training messages that count, in their order.
+        """The accepted replies to training messages, in their order.
 
         Args:
             sent: the messages.
@@ -130,7 +130,7 @@ class ReplyValidator:
 
 
 def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) -> pd.DataFrame:
-    """A node's table of metrics, if it is one for clients that were asked for.
+    """A node's table of metrics, if it is valid for the clients of the order.
 
     Args:
         table: what came.
@@ -156,8 +156,8 @@ def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) ->
 
 
 def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:
-    """Metrics of all nodes without clients whose errors, or numbers of held-out rows, are far from
-    everybody's."""
+    """Metrics of all nodes without clients whose errors, or numbers of held-out rows, are
+    outliers."""
     kept = np.ones(len(table), dtype=bool)
     for name in table.columns.intersection(list(_UNBOUNDED)):
         values, larger = table[name].to_numpy(), MORE if name == ROWS else LARGER
@@ -251,8 +251,8 @@ def _check_counts(found: TrainSum, asked: Asked) -> None:
 
 
 def _norm_of_mean(reply: Message, theta: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """Of an answer in Flower's standard form: how far its parameters are from those that were sent;
-    and examples."""
+    """For a reply in Flower's standard form: the distance of its parameters from those that were
+    sent, and its number of examples."""
     arrays = unpack_parameters(reply.content)
     if list(arrays) != list(theta):
         raise ValueError("other parameters than were sent")

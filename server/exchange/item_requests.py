@@ -44,5 +44,5 @@ def request_items(
     ]
     replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
     good = answers(replies, sent=len(messages), max_failures=engine.max_failures)
-    told = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
-    return {node: told[node] for node in groups if node in told}
+    found = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
+    return {node: found[node] for node in groups if node in found}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies of a round: which ones count, and when too many failed."""
+"""Replies of a round: those without errors, and whether too many failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("fedrec")
 
 
 def answers(replies: Iterable[Message], *, sent: int, max_failures: float) -> list[Message]:
-    """The replies that carry an answer.
+    """The replies without an error.
 
     Args:
         replies: what came back.

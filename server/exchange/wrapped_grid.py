@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 
 class WrappedGrid(Grid):
-    """Hands every call on to the grid inside; `send_and_receive` alone is left to the heirs.
+    """Delegates every call to the grid inside; subclasses define `send_and_receive`.
 
     Args:
         grid: the grid inside.
@@ -21,30 +21,23 @@ class WrappedGrid(Grid):
         self._grid = grid
 
     def set_run(self, run: Any) -> None:
-        """See `Grid`."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """See `Grid`."""
         return self._grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """See `Grid`."""
         return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """See `Grid`."""
         return self._grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """See `Grid`."""
         return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See `Grid`."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See `Grid`."""
         return self._grid.pull_messages(message_ids)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a run before its first round: its duration and memory, and how nodes train."""
+"""Forecast of a run before its first round: duration, memory, and the nodes' training paths."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run will train and how much memory it will hold, found by a rehearsal before it
-starts.
+"""Estimate of a run's training time and memory, from a trial before it starts.
 
-A node trains a few clients of the first cohort for one epoch, and the answer is thrown away. The
-time of a round is that time, scaled to the work of a whole cohort on all nodes. Evaluation is not
-in it. Nodes that say nothing of their clients' work (real devices) are not asked.
+A node trains a few clients of the first cohort for one epoch, and the reply is discarded. The time
+of a round is that time, scaled to the work of a whole cohort on all nodes, without evaluation.
+There is no trial on nodes that do not report their clients' work (real devices).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fedrec.protocol.zero_copy import to_record
 from server.cohorts.balance import balanced
 from server.cohorts.roster import Roster
 
-_REHEARSED = 8  # clients
+_TRIAL_CLIENTS = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def estimate(
     parameters: Mapping[str, np.ndarray],
     cohort: np.ndarray,
 ) -> Estimate | None:
-    """Rehearse a round.
+    """Run the trial.
 
     Args:
         experiment: the resolved experiment.
@@ -67,7 +66,7 @@ def estimate(
     epochs = experiment.step.options.get("epochs", 0)
     if work is None or not work.sum() or not epochs:
         return None
-    chosen = np.linspace(0, len(cohort) - 1, min(_REHEARSED, len(cohort))).astype(int)
+    chosen = np.linspace(0, len(cohort) - 1, min(_TRIAL_CLIENTS, len(cohort))).astype(int)
     chosen = np.argsort(work, kind="stable")[chosen]
     order = TrainOrder(
         0,
@@ -89,8 +88,8 @@ def estimate(
 
 
 def _memory(experiment: Experiment, roster: Roster, parameters: Mapping[str, np.ndarray]) -> float:
-    """GiB: what server and nodes hold now, and what the nodes may use for blocks and the server for
-    a checkpoint."""
+    """GiB: present memory of server and nodes, what the nodes may use for blocks, and the server
+    for a checkpoint."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     nodes = sum(presence.memory_mib for presence in roster.presences) / 2**10
     if experiment.engine.name == "serial":

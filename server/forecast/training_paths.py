@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says how the nodes train, and has the kernel compiled where it was not yet."""
+"""Reports the nodes' training paths, and compiles the kernel if it is not in the cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from server.cohorts.roster import Roster
 
 
 def announce_paths(roster: Roster, tell: Callable[[str], None]) -> None:
-    """Tell which path each step takes; nothing where nodes do not say.
+    """Report the path of each step; nothing where nodes do not report it.
 
     Args:
-        roster: the nodes, and what each said.
-        tell: takes a line for the user.
+        roster: the nodes, with the reply of each.
+        tell: prints a line for the user.
     """
     said = dict.fromkeys(pair for presence in roster.presences for pair in presence.paths.items())
     if not said:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differential privacy of a run: the plan of each phase, the ledger, the budget, and what is told
+"""Differential privacy of a run: the plan of each phase, the ledger, the budget, and the report
 at the end."""
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
     """The guard of a run; None without a `[privacy]` table.
 
     Raises:
-        ExperimentError: the strategy is one of Flower's own, whose sums are beyond the guard's
-            reach.
+        ExperimentError: the strategy is one of Flower's own, whose sums the guard cannot clip.
     """
     config = run.experiment.privacy
     if config is None:
@@ -83,7 +82,8 @@ class Guard(RunExtension):
 
     @property
     def hides_updates(self) -> bool:
-        """Whether clients or nodes add the noise, so that the server may see no bare update."""
+        """Whether clients add the noise, so that the server must not see an update without
+        noise."""
         return self.config.placement != "central"
 
     def begin(self, rounds: int) -> None:
@@ -112,8 +112,7 @@ class Guard(RunExtension):
     def before_upload(self, round_number: int) -> None:
         """Charge a round before clients are asked, where what they send is itself the release.
 
-        That is so without noise, and where clients add it; noise of the server's is charged by what
-        adds it.
+        That is so without noise, and where clients add it; central noise is charged by `DpFedAvg`.
         """
         phase = self.strategy.phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
@@ -172,8 +171,8 @@ class Guard(RunExtension):
         return {**finite, **rest}
 
     def _populations(self) -> dict[str, int]:
-        """Number of clients of each phase when the run began, which who joins later does not
-        change."""
+        """Number of clients of each phase when the run began; clients that join later do not change
+        it."""
         file = self.run.path / "populations.json"
         if not file.exists():
             counts = {
@@ -191,7 +190,7 @@ class Guard(RunExtension):
             ) from None
 
     def memory(self) -> dict[str, np.ndarray]:
-        """What must survive a resumed run, beside the ledger; and how much stood in that."""
+        """State for a resumed run beside the ledger, with the number of charges in it."""
         own = {
             f"{phase}/{name}": value
             for phase, part in self._guarded()
@@ -204,7 +203,7 @@ class Guard(RunExtension):
         return sum(charge.count for charge in self.ledger.charges)
 
     def refuse_lost_charges(self, charges: int, spent: float = 0.0) -> None:
-        """Refuse a ledger that says less than a run is known to have spent.
+        """Refuse a ledger with fewer charges than the run is known to have made.
 
         Args:
             charges: number of charges that it had.
@@ -226,7 +225,7 @@ class Guard(RunExtension):
             )
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """Take back what `memory` gave.
+        """Restore what `memory` returned.
 
         Raises:
             RunError: the ledger holds less than it did then.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounts of a run in which every user adds noise of its own: what is promised, who is done, what
-each has spent.
+"""Accounts of a run in which every user adds noise of its own: what is guaranteed, who has no
+budget left, what each has spent.
 
-Who was drawn follows from the sampler; being drawn counts, whether or not the upload arrived. Where
-noise comes from the operating system, a round that is run again is another release, and counts
-again; the run folder's `uploads.txt` says which rounds clients were asked for, a line each.
+The cohorts follow from the sampler; being drawn counts, whether or not the upload arrived. With
+noise from the operating system a repeated round is another release, and counts again; the run
+folder's `uploads.txt` has a line for each round that clients were asked for.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ class PersonalAccounts(RunExtension):
 
     @property
     def hides_updates(self) -> bool:
-        """A rehearsal's uploads would be releases."""
+        """True: the uploads of the time estimate would be releases, too."""
         return True
 
     def why_stop(self, round_number: int) -> str:
-        """Whether nobody is left whose budget pays for a round."""
+        """Why the run stops: no user is left whose budget pays for a round."""
         if self.settings.participations is None or self.cohorts is None:
             return ""
         anybody = len(self.cohorts.sample(round_number))

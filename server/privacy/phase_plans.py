@@ -38,9 +38,8 @@ class PhasePlans:
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's parts.
-        order: phase of each round of the experiment, the first one first.
-        volunteers: by phase without noise, in words, who alone is learned from in it and has agreed
-            to that.
+        order: phase of each round of the experiment, the first one first. volunteers: by phase
+        without noise, in words, the clients who agreed to that and who alone take part in it.
     """
 
     config: PrivacyConfig
@@ -139,12 +138,11 @@ class PhasePlans:
         return low
 
     def forecast(self) -> Report:
-        """What the rounds will cost that the budget pays for, before any of them is run."""
+        """The cost of all rounds that the budget pays for, before the run."""
         return self.report(self._accountant(self.paid_rounds()))
 
     def report(self, accountant: Accountant) -> Report:
-        """What has been counted, with the best known attack and everything that the number does not
-        say."""
+        """What was counted, with the best known attack and the caveats of all plans."""
         others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
         said = dict.fromkeys(line for plan in others for line in caveats(plan))
         return accountant.epsilon(self.delta, attack=self._attackable, caveats=said)
@@ -171,7 +169,7 @@ class PhasePlans:
         return said
 
     def doings(self) -> Iterator[str]:
-        """What each phase does, a line each, and what the budget does not pay for."""
+        """A line for each phase, and one for the rounds that the budget does not pay for."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():
             plan, noisy = self.plans[phase], self.config.covers(phase)
@@ -207,7 +205,7 @@ class PhasePlans:
 
     @property
     def _uncovered(self) -> list[str]:
-        """Phases that learn without noise from those who have not agreed to it."""
+        """Phases without noise whose clients have not agreed to that."""
         return [
             phase
             for phase in self.plans
@@ -229,8 +227,7 @@ def private_strategy(strategy: Strategy) -> CohortStrategy:
     """The strategy, if it can be made private.
 
     Raises:
-        ExperimentError: it is one of Flower's own, whose sums are beyond the reach of clipping and
-            noise.
+        ExperimentError: it is one of Flower's own, whose sums cannot be clipped and noised.
     """
     if not isinstance(strategy, CohortStrategy):
         raise ExperimentError(
@@ -287,8 +284,8 @@ def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> N
 
 
 def _refuse_hidden_parts(strategy: CohortStrategy) -> None:
-    """Refuse a part that leaves its rounds to strategies within it: clip and noise belong to the
-    strategy that sends the orders, and would not reach these."""
+    """Refuse a part that delegates its rounds to strategies within it: clip and noise are set on
+    the strategy that sends the orders, and would not reach these."""
     for phase, part in strategy.parts.items():
         if list(part.parts.values()) != [part]:
             raise ExperimentError(

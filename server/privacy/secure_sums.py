@@ -2,10 +2,10 @@
 """Training rounds in which the server learns the sum over the nodes and no node's part (Bonawitz et
 al. 2017).
 
-To a strategy the whole federation is one node that trains the whole cohort and answers with one
-sum; so strategies, the gate and differential privacy are as without it, and what they bound is the
-sum of all clients. In between, each training order becomes a session of three exchanges with the
-nodes that host the cohort and are there:
+The strategy sees one node that trains the whole cohort and replies with one sum; so strategies, the
+validation of replies and differential privacy work as without it, and bound the sum of all clients.
+In between, each training order becomes a session of three exchanges with the nodes that host the
+cohort and are there:
 
 1. they get each other's channel keys (asked for once per node and run), and answer with a fresh
    mask key and with shares of two secrets, sealed for each other;
@@ -116,7 +116,7 @@ def refuse_non_additive(strategy: Strategy) -> None:
 
 
 class SecureSums:
-    """Answers training orders for the whole federation with the sum of its nodes.
+    """Answers training orders with the sum of all nodes.
 
     Args:
         experiment: the resolved experiment.
@@ -148,7 +148,7 @@ class SecureSums:
 
         Raises:
             ClientError: more nodes failed than engine.max-failures allows.
-            ExperimentError: an order wants more than a sum.
+            ExperimentError: an order needs more than a sum.
         """
         return [
             Message(pack_sum(self._summed(message.content)), reply_to=message)
@@ -214,11 +214,9 @@ class SecureSums:
         return fixed_point.bits_for(bound, max(len(counts), 1))
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
-        """Those of some nodes who are there; while they are too few for any sum, it waits for them,
-        up to the deadline.
-
-        Rounds without a sum would follow one another at once otherwise, each of them paid for.
-        """
+        """The online ones of some nodes; if they are too few for a sum, it waits for more, up to
+        the deadline. Otherwise rounds without a sum would follow each other at once, each of them
+        charged."""
         waited, pause = 0.0, _FIRST_LOOK
         while True:
             there = set(self.grid.get_node_ids())
@@ -258,7 +256,7 @@ class SecureSums:
         orders = {
             place: pack_words(order) for place, order in session.unmask_orders(masked).items()
         }
-        told, replies = self._ask(
+        answers, replies = self._ask(
             nodes, orders, SECURE_UNMASK, lambda found: _seeds(found, session.nodes)
         )
         for reply in replies:
@@ -268,7 +266,7 @@ class SecureSums:
                     reply.metadata.src_node_id,
                     reply.error.reason,
                 )
-        return session.unmasked(masked, told)
+        return session.unmasked(masked, answers)
 
     def _ask(
         self,
@@ -283,7 +281,7 @@ class SecureSums:
             nodes: Flower's id of each node, by place.
             contents: what those get who are asked, by place.
             kind: type of the messages.
-            read: makes of an answer what is wanted; it fails if the answer is none.
+            read: parses a reply; raises where it is malformed.
 
         Returns:
             What was read, by place; and the replies, without those that could not be read.

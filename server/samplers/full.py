@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every client in every round.
 
-Under differential privacy there is then nothing to amplify, and nothing to keep secret about who
-took part. A few rounds with everybody have less noise for the same epsilon than many rounds with a
-sample.
+Under differential privacy there is no amplification by sampling, and the cohort need not be secret.
+A few rounds with all clients need less noise for the same epsilon than many rounds with a sample.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cohort of fixed size among those who have not taken part as often as they may.
+"""A cohort of fixed size among the clients with participations left.
 
-For users with budgets of their own: whose budget pays for n uploads is drawn n times and never
-again. Who may still be drawn follows from the earlier rounds, which are drawn again to see; so a
-cohort stays a function of seed and round. When fewer are left than a cohort holds, all of them are
-drawn, and in the end nobody.
+For users with personal budgets: a user whose budget pays for n uploads is drawn n times at most.
+Who may still be drawn is found by drawing the earlier rounds again, so a cohort stays a function of
+seed and round. When fewer clients are left than a cohort holds, all of them are drawn, and in the
+end none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Limited(Sampler):
 
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and
-        round, in any process. Rounds before it that were not asked for are drawn now."""
+        round, in any process. Earlier rounds that were not drawn yet are drawn first."""
         while len(self._drawn) < round_number:
             cohort = super().sample(len(self._drawn) + 1)
             self._counts[np.searchsorted(self.clients, cohort)] += 1

@@ -26,7 +26,7 @@ from simulations.attacks.federations import derived, parameters_of, run_once, sc
 if TYPE_CHECKING:
     from clients.hosting.node import Node
 
-_AT_ONCE = 256  # clients whose generated parameters are held at once
+_AT_ONCE = 256  # clients whose generated parameters are in memory at a time
 
 Source = Literal["profiles", "recommendations", "updates"]
 

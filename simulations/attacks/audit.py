@@ -60,7 +60,7 @@ def audit_experiment(
         seeds: number of runs.
         overshoot: canaries upload so many times S, which the clip must bring down to S.
         significance: chance that the audit wrongly FAILs.
-        callbacks: told what happens in the runs.
+        callbacks: called on each event of the runs.
 
     Raises:
         ExperimentError: the experiment cannot be audited.
@@ -119,7 +119,7 @@ class Watch(Callback):
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
 
         Raises:
-            RunError: the run is a continued one, whose earlier releases nobody wrote down.
+            RunError: the run is a resumed one, whose earlier releases were not recorded.
         """
         if first_round > 1:
             raise RunError(
@@ -132,8 +132,8 @@ class Watch(Callback):
     def on_update(
         self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
     ) -> None:
-        """A round's training moved the global parameters; not to be altered. Not told on the flower
-        engine."""
+        """A round's training moved the global parameters; not to be altered. Not called on the
+        flower engine."""
         table = reserved_table(self._tables, {name: value.shape for name, value in after.items()})
         change = (
             after[table][-self._plan.count :].astype(np.float64)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from clients.hosting.node import Node
 
-_BLOCK = 256  # users whose scores of the whole catalogue are held at once
+_BLOCK = 256  # users whose scores of the whole catalogue are in memory at a time
 
 QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
 """Evaluation of a federation that nobody asks how well it recommends."""

@@ -44,7 +44,7 @@ class MembershipOptions:
         length: items in a list.
         trees: trees of the forest.
         balanced: weigh both kinds of shadow users equally.
-        judged: test users (drawn) by whom it is told how well the target system recommends; None:
+        judged: test users (drawn) on whom the target system's recommendations are measured; None:
             all. Where each fine-tunes first, all of them take longer than the attack itself.
     """
 

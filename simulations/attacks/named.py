@@ -14,7 +14,7 @@ import numpy as np
 
 from fedrec.attacks.base import Attack, Attacked
 from fedrec.attacks.success import Success, measure
-from fedrec.components.errors import blaming, refuse_wrong
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import ATTACK, resolve
 from fedrec.data.memberships import half_members
 from fedrec.data.population import Population
@@ -64,7 +64,7 @@ def attack_by_name(
     """
     attack_class = resolve(ATTACK, chosen.name)
     settings = component_settings(ATTACK, chosen)
-    with blaming(ATTACK.name, attack_class, "when it was made"):
+    with component_errors(ATTACK.name, attack_class, "when it was made"):
         attack: Attack = attack_class(settings, experiment.seed)
     population = Population.of(experiment)
     users = population.partition.training_clients
@@ -88,7 +88,7 @@ def attack_by_name(
 
 
 def _suspicion(attack: Attack, attacked: Attacked) -> np.ndarray:
-    with blaming(ATTACK.name, attack, "in suspicion"):
+    with component_errors(ATTACK.name, attack, "in suspicion"):
         found = attack.suspicion(attacked)
     users = len(attacked.users)
     if not isinstance(found, np.ndarray) or found.shape != (users,) or not np.isfinite(found).all():

@@ -23,8 +23,7 @@ class AttackContract(Contract):
     kind = ATTACK
 
     def placed(self) -> dict[str, dict[str, object]]:
-        """The sections that put the component into an experiment. It is in no section of an
-        experiment."""
+        """No section: attacks are not part of an experiment."""
         return {}
 
     def attacked(self) -> Attacked:

@@ -24,8 +24,7 @@ class BaselineContract(Contract):
     random = False
 
     def placed(self) -> dict[str, dict[str, object]]:
-        """The sections that put the component into an experiment. It is in no section of its
-        own."""
+        """No section: a baseline is named in `evaluation.baselines`."""
         return {}
 
     def test_scores_have_a_row_per_user_and_a_column_per_item(self) -> None:

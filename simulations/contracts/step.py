@@ -196,7 +196,7 @@ class StepContract(RunContract):
     def _sums(
         self, node: Node, clients: np.ndarray, clip_norm: float | None = None
     ) -> dict[str, Any]:
-        """A node's sums as whole arrays, clipped if told."""
+        """A node's sums as whole arrays, clipped if a clip norm is given."""
         arrays = {name: value.numpy() for name, value in node.initial().items()}
         protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
         reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))

@@ -179,11 +179,9 @@ class Everyone:
         self.clients, self.nodes = np.arange(CLIENTS), nodes
 
     def sample(self, round_number: int) -> np.ndarray:
-        """See `strategies.base.Cohorts`."""
         return self.clients
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """See `strategies.base.Cohorts`."""
         for node in range(self.nodes):
             group = clients[clients % self.nodes == node]
             if len(group):
@@ -194,7 +192,6 @@ class Everyone:
         return self.clients
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
-        """See `strategies.base.Cohorts`."""
         return self
 
 

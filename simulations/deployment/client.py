@@ -222,7 +222,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
 
 
 def run_client(plan: ClientPlan, part: str = "all") -> None:
-    """Run a client, or one of its two processes, until it is told to stop.
+    """Run a client, or one of its two processes, until a stop signal.
 
     Raises:
         EngineError, DataError: see `ClientPlan.check`.
@@ -236,7 +236,7 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
-    """Run processes of nodes, as forks of this one, until it is told to stop.
+    """Run processes of nodes, as forks of this one, until a stop signal.
 
     Raises:
         EngineError: see `longest_poll`.

@@ -27,7 +27,8 @@ class DeploymentConfig(Config):
     """Settings of a deployment, in `deployment.toml`."""
 
     hosts: tuple[str, ...] = Field(default=("localhost", "127.0.0.1"), min_length=1)
-    """Names and addresses under which clients reach this machine; the first one is told to them."""
+    """Names and addresses under which clients reach this machine; the first one is in the files
+    that they get."""
     bind: str = "127.0.0.1"
     """Address that the gateway listens on; 0.0.0.0 for all."""
     port: int = Field(default=8443, ge=1, le=65535)
@@ -183,7 +184,7 @@ class Deployment:
 
     @property
     def gateway(self) -> str:
-        """HOST:PORT that clients are told."""
+        """HOST:PORT that clients connect to."""
         return f"{self.settings.hosts[0]}:{self.settings.port}"
 
     def node(self, number: int) -> Path:

@@ -213,7 +213,7 @@ def _table(deployment: Deployment) -> dict:
 
 
 def run_nodes_here(deployment: Deployment) -> None:
-    """Run the deployment's nodes on this machine until told to stop; what the process `nodes`
+    """Run the deployment's nodes on this machine until a stop signal; what the process `nodes`
     does."""
     from simulations.deployment import client
 
@@ -229,7 +229,7 @@ def run_nodes_here(deployment: Deployment) -> None:
 
 
 def supervise(deployment: Deployment) -> None:
-    """Run the deployment's processes until told to stop; what `up` starts in the background."""
+    """Run the deployment's processes until a stop signal; what `up` starts in the background."""
     from simulations.deployment.processes.supervisor import Supervisor
 
     sys.stdin.close()

@@ -44,7 +44,7 @@ _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     """Run what is left of a run folder through `flwr run`, and wait for its end.
 
-    Callbacks are told of each round but cannot end the run.
+    Callbacks are called after each round but cannot end the run.
 
     Raises:
         EngineError: the SuperLink did not start, or the run failed; carries the end of its log.
@@ -155,14 +155,14 @@ def _watch(
     process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence[Callback], already: int
 ) -> None:
     """Wait for `flwr run`, telling the callbacks of every new round in the run folder."""
-    told = already
+    reported = already
     try:
         while True:
             ended = process.poll() is not None
             rounds = run.path / "rounds.csv"
             table = pd.read_csv(rounds) if rounds.exists() else pd.DataFrame({"round": []})
-            for number in range(told + 1, len(table) + 1):
-                told = number
+            for number in range(reported + 1, len(table) + 1):
+                reported = number
                 row = {str(name): value for name, value in table.iloc[number - 1].items()}
                 for callback in callbacks:
                     callback.after_round({**row, "round": number}, 0.0)

@@ -45,12 +45,10 @@ class LocalGrid(Grid):
         return share(arrays)
 
     def set_run(self, run: Any) -> None:
-        """See `Grid.set_run`."""
         self._run = run
 
     @property
     def run(self) -> Any:
-        """See `Grid.run`."""
         return self._run
 
     def create_message(
@@ -61,15 +59,12 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """See `Grid.create_message`."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> list[int]:
-        """See `Grid.get_node_ids`."""
         return list(range(FIRST_NODE_ID, FIRST_NODE_ID + self._nodes))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """See `Grid.push_messages`."""
         batch = list(messages)
         for message in batch:
             self._sent += 1
@@ -78,7 +73,6 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in batch]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """See `Grid.pull_messages`."""
         return self._collect(set(message_ids), 0.0)
 
     def send_and_receive(

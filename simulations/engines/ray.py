@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
     Attributes:
         message: the answer.
-        spots: where in the memory that was lent for it its arrays are, if they are there.
+        spots: where its arrays are in the reply buffer that came with it, if they are there.
     """
 
     message: Message
@@ -113,8 +113,8 @@ class RayGrid(LocalGrid):
     def __init__(self, actors: list[Any], here: SerialGrid, *, local: bool) -> None:
         super().__init__(len(actors))
         self._actors, self._here, self._local = actors, here, local
-        self._pending: dict[Any, tuple[Message, reply_buffers.Memory | None]] = {}
-        self._lender = reply_buffers.BufferPool()
+        self._pending: dict[Any, tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
+        self._pool = reply_buffers.BufferPool()
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same parameters where the nodes can read them without a copy; here, shared memory of
@@ -147,9 +147,9 @@ class RayGrid(LocalGrid):
                     stored[id(record)] = ray.put(record)
             actor = self._actors[message.metadata.dst_node_id - FIRST_NODE_ID]
             shared = [stored[id(record)] for record in arrays.values()]
-            memory = self._lender.memory(message.content) if self._local else None
-            packed = _packed(message, list(arrays), None if memory is None else memory.lend())
-            self._pending[actor.handle.remote(packed, *shared)] = message, memory
+            buffer = self._pool.buffer(message.content) if self._local else None
+            packed = _packed(message, list(arrays), None if buffer is None else buffer.assign())
+            self._pending[actor.handle.remote(packed, *shared)] = message, buffer
 
     def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
         import ray
@@ -173,17 +173,17 @@ class RayGrid(LocalGrid):
         import ray
         from ray.exceptions import RayError
 
-        message, memory = self._pending.pop(ref)
+        message, buffer = self._pending.pop(ref)
         try:
             answer: Answer = ray.get(ref)
         except RayError as error:
-            if memory is not None:
-                memory.take_back({})  # its node is dead, or done
+            if buffer is not None:
+                buffer.take_back({})  # its node is dead, or done
             return Message(
                 Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message
             )
-        if memory is not None:
-            for name, record in memory.take_back(answer.spots).items():
+        if buffer is not None:
+            for name, record in buffer.take_back(answer.spots).items():
                 answer.message.content[name] = record
         return answer.message
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is lent to a node along with an order, for the arrays of its answer.
+"""Shared memory buffers for the arrays of nodes' replies.
 
-Ray's own way with an answer of a megabyte, over its object store, takes as long as the training of
-a client. The process that sends the orders owns the memory, lends it, and lends it again when
-nothing that came in it is in use any more; so pages are asked of the system once per run, and not
-once per answer.
+Ray's object store takes as long for a reply of a megabyte as the training of a client. Here the
+process that sends an order owns a pool of buffers and sends one along with the order; the node
+writes its reply there. A buffer is reused when none of its arrays is in use any more, so pages are
+allocated once per run, and not once per reply.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.runtime.shared_memory import empty, kept_open, offered
 
 _ALIGNED = 64  # bytes: where arrays begin
-_SPARE = 2**16  # bytes beside the parameters that an answer may take
-_WORTH_LENDING = 2**16  # bytes; less comes along with the answer
-# memories; nodes that never answer do not give theirs back, and each takes two file descriptors
+_SPARE = 2**16  # bytes beside the parameters that a reply may take
+_SMALLEST = 2**16  # bytes; smaller replies are sent without a buffer
+# buffers; those of nodes that never reply stay in use, and each takes two file descriptors
 _MOST = 64
 
 
@@ -41,16 +41,16 @@ Spots: TypeAlias = dict[str, list[Spot]]
 """By record, where its arrays lie."""
 
 
-class Memory:
-    """Lent memory, as its owner sees it.
+class ReplyBuffer:
+    """A reply buffer, as its owner sees it.
 
     Args:
-        size: in bytes; they take room when they are first written.
+        size: in bytes; pages are allocated when they are first written.
     """
 
     def __init__(self, size: int) -> None:
         self._bytes = empty((size,), np.dtype(np.uint8))
-        self._lent = False
+        self._assigned = False
         self._read: weakref.ref[np.ndarray] | None = None
 
     @property
@@ -60,22 +60,22 @@ class Memory:
 
     @property
     def free(self) -> bool:
-        """Whether it is neither lent nor holds anything that is in use."""
-        return not self._lent and (self._read is None or self._read() is None)
+        """Whether it is neither assigned to a node nor holds arrays that are in use."""
+        return not self._assigned and (self._read is None or self._read() is None)
 
-    def lend(self) -> Place:
-        """What a node opens it with; it is lent until `take_back`."""
-        self._lent = True
+    def assign(self) -> Place:
+        """The place for a node to open; the buffer is assigned to it until `take_back`."""
+        self._assigned = True
         return self._bytes.place
 
     def take_back(self, spots: Spots) -> dict[str, ArrayRecord]:
-        """The records that a node put there, which are only to be read; it is in use as long as one
-        of them is."""
+        """The records that a node wrote, read-only; the buffer is in use as long as one of them
+        is."""
         whole = self._bytes.view(
             np.ndarray
         )  # every array keeps this one alive, and nothing else does
         whole.flags.writeable = False
-        self._lent, self._read = False, weakref.ref(whole)
+        self._assigned, self._read = False, weakref.ref(whole)
         return {
             record: to_record({spot.name: _at(whole, spot) for spot in own})
             for record, own in spots.items()
@@ -83,41 +83,41 @@ class Memory:
 
 
 class BufferPool:
-    """All memory that an owner lends."""
+    """The reply buffers of one process."""
 
     def __init__(self) -> None:
-        self._memories: list[Memory] = []
+        self._buffers: list[ReplyBuffer] = []
 
-    def memory(self, content: RecordDict) -> Memory | None:
-        """Memory for an answer about as large as the parameters of an order; None: it is small, or
-        too much is lent."""
+    def buffer(self, content: RecordDict) -> ReplyBuffer | None:
+        """A buffer for a reply about as large as the parameters of an order; None: it is small, or
+        too many buffers are in use."""
         size = _size(_arrays(content))
-        if size < _WORTH_LENDING or not offered():
+        if size < _SMALLEST or not offered():
             return None
-        for memory in self._memories:
-            if memory.free and memory.size >= size + _SPARE:
-                return memory
-        self._memories = [
-            memory for memory in self._memories if not memory.free
+        for buffer in self._buffers:
+            if buffer.free and buffer.size >= size + _SPARE:
+                return buffer
+        self._buffers = [
+            buffer for buffer in self._buffers if not buffer.free
         ]  # the free ones are too small
-        if len(self._memories) == _MOST:
+        if len(self._buffers) == _MOST:
             return None
-        self._memories.append(Memory(size + _SPARE))
-        return self._memories[-1]
+        self._buffers.append(ReplyBuffer(size + _SPARE))
+        return self._buffers[-1]
 
 
 def put(content: RecordDict, place: Place) -> Spots:
-    """Move the arrays of an answer into memory that was lent for it, if they all fit.
+    """Move the arrays of a reply into its buffer, if they all fit.
 
     Args:
-        content: of the answer; its records of arrays are taken out.
-        place: see `Memory.lend`.
+        content: of the reply; its records of arrays are taken out.
+        place: see `ReplyBuffer.assign`.
 
     Returns:
-        For `Memory.take_back`; nothing if nothing was moved.
+        For `ReplyBuffer.take_back`; nothing if nothing was moved.
     """
     memory, given = kept_open(*place, to_write=True), _arrays(content)
-    if not _WORTH_LENDING <= _size(given) <= memory.nbytes:
+    if not _SMALLEST <= _size(given) <= memory.nbytes:
         return {}
     found: Spots = {}
     start = 0

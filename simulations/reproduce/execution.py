@@ -100,7 +100,7 @@ def reproduce(
         folder: of the study.
         seeds: number of seeds.
         only: do tasks alone whose name has this in it.
-        say: told how it goes on.
+        say: gets lines about the progress.
 
     Raises:
         FedrecError: a run failed; what was done before is kept.

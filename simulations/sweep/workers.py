@@ -22,7 +22,7 @@ from server.callbacks.base import Callback
 from simulations.sweep.folder import Job
 
 Rounds = Callable[[Job, int, int], None]
-"""Told of a run, its rounds so far, and all its rounds."""
+"""Called with a run, its rounds so far, and all its rounds."""
 
 
 class Outcome(NamedTuple):
@@ -51,12 +51,11 @@ class Workers(ABC):
         """Begin a run, or go on with it, in its folder."""
 
     @abstractmethod
-    def next(self, told: Rounds) -> Outcome:
+    def next(self, report: Rounds) -> Outcome:
         """Wait for the end of a run.
 
         Raises:
-            FedrecError: it failed in a way that no other run would escape, such as for want of
-            data.
+            FedrecError: it failed for a reason that every other run has, too, such as missing data.
         """
 
 
@@ -70,10 +69,10 @@ class InProcess(Workers):
         """Begin a run, or go on with it, in its folder. The run itself is done by `next`."""
         self._waiting.append((job, table, path))
 
-    def next(self, told: Rounds) -> Outcome:
+    def next(self, report: Rounds) -> Outcome:
         """Wait for the end of a run."""
         job, table, path = self._waiting.pop(0)
-        return Outcome(job, perform(table, path, [_Rounds(job, told)]))
+        return Outcome(job, perform(table, path, [_Rounds(job, report)]))
 
 
 class OnRay(Workers):
@@ -97,7 +96,7 @@ class OnRay(Workers):
             int(table.get("rounds", 0)),
         )
 
-    def next(self, told: Rounds) -> Outcome:
+    def next(self, report: Rounds) -> Outcome:
         """Wait for the end of a run. Rounds are read from the run folders once a second."""
         import ray
         from ray.exceptions import RayError
@@ -107,7 +106,7 @@ class OnRay(Workers):
             done, _ = ray.wait(list(self._running), timeout=1.0)
             for job, _actor, path, rounds in self._running.values():
                 if (path / "status.json").exists():
-                    told(job, int(RunFolder(path).status()["round"]), rounds)
+                    report(job, int(RunFolder(path).status()["round"]), rounds)
         job, actor, _, _ = self._running.pop(done[0])
         self._free.append(actor)
         try:
@@ -154,19 +153,19 @@ def perform(table: dict[str, Any], path: Path, callbacks: list[Callback]) -> str
 class _Rounds(Callback):
     """Tells how many rounds of a run are done."""
 
-    def __init__(self, job: Job, told: Rounds) -> None:
+    def __init__(self, job: Job, report: Rounds) -> None:
         super().__init__()
-        self._job, self._told, self._rounds = job, told, 0
+        self._job, self._report, self._rounds = job, report, 0
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
         self._rounds = rounds
-        self._told(self._job, first_round - 1, rounds)
+        self._report(self._job, first_round - 1, rounds)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
         run here."""
-        self._told(self._job, int(row["round"]), self._rounds)
+        self._report(self._job, int(row["round"]), self._rounds)
         return False
 
 
@@ -174,7 +173,6 @@ class RunActor:
     """Does runs in a process of its own."""
 
     def perform(self, table: dict[str, Any], path: Path) -> str | None:
-        """See `perform`."""
         return perform(table, path, [])
 
 

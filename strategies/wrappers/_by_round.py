@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies that leave each round to one of several others."""
+"""Strategies that delegate each round to one of several others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
 class ByRound(CohortStrategy):
-    """Hands each round to the strategy that `strategy_of` names."""
+    """Delegates each round to the strategy that `strategy_of` returns."""
 
     def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
@@ -43,9 +43,9 @@ class ByRound(CohortStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the round's strategy makes of the replies."""
+        """The aggregate of the round's strategy."""
         return self.strategy_of(server_round).aggregate_train(server_round, replies)
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """What the strategy of the last configured round makes of an aggregate."""
+        """The parameters after an aggregate, by the strategy of the last configured round."""
         return self.strategy_of(self._round).apply(theta, aggregate)

@@ -56,22 +56,19 @@ class FirstRound(ByRound):
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases of a strategy with these settings, the first one first; one, unless it has
-        others inside. A phase for round 1, then the other strategy's."""
+        """The phases in order: one for round 1, then those of the main strategy."""
         following, settings = _following(config)
         first = Phase(cls.first_phase, step_table(config.step), 1, sampler=config.sampler)
         return first, *following.schedule(settings, step)
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:
-        """The strategies that do the work, by the phase that each is for; this one, unless it has
-        others inside."""
+        """The strategy of the first round and those of the main strategy, by phase."""
         return {self.first_phase: self.first, **self.main.parts}
 
     @property
     def volunteers(self) -> dict[str, str]:
-        """By phase, in words, who alone is learned from in it and has agreed that it be without
-        noise; none here. The other strategy's."""
+        """Phases without noise and their volunteers: those of the main strategy."""
         return self.main.volunteers
 
     def strategy_of(self, round_number: int) -> CohortStrategy:

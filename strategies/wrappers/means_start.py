@@ -81,9 +81,9 @@ class MeansStart(FirstRound):
 
     def __init__(self, config: MeansStartConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        told = getattr(component_settings(registry.STEP, config.step), "scale", config.scale)
-        if tuple(told) != tuple(config.scale):
-            raise _other_scale(config.scale, f"strategy.step.scale = {list(told)}")
+        of_step = getattr(component_settings(registry.STEP, config.step), "scale", config.scale)
+        if tuple(of_step) != tuple(config.scale):
+            raise _other_scale(config.scale, f"strategy.step.scale = {list(of_step)}")
 
 
 def _other_scale(scale: tuple[float, float], got: str) -> ExperimentError:

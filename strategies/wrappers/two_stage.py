@@ -108,8 +108,8 @@ class TwoStage(ByRound):
 
     @classmethod
     def schedule(cls, config: TwoStageConfig, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases of a strategy with these settings, the first one first; one, unless it has
-        others inside. `stage-one` for its rounds, from 1, and `main` for all after them."""
+        """The phases in order: `stage-one` for its rounds, from 1, and `main` for all later
+        ones."""
         first = config.stage_one
         return Phase(
             STAGE_ONE, step_table(first.step), first.rounds, first.clients != "all", first.sampler
@@ -117,14 +117,12 @@ class TwoStage(ByRound):
 
     @property
     def parts(self) -> dict[str, CohortStrategy]:
-        """The strategies that do the work, by the phase that each is for; this one, unless it has
-        others inside."""
+        """The strategy of each stage, by phase."""
         return self.stages
 
     @property
     def volunteers(self) -> dict[str, str]:
-        """By phase, in words, who alone is learned from in it and has agreed that it be without
-        noise; none here. Those of stage one, unless it has everybody."""
+        """The volunteers of stage one, in words; none if all clients take part in it."""
         count = len(self.stages[STAGE_ONE].cohorts.clients)
         words = {
             "opted-in": f"{count} clients who opted in",

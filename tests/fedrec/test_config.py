@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: what is wrong is named with its full key, what was expected, and how to mend
+"""Configuration: what is wrong is named with its full key, what was expected, and how to fix
 it."""
 
 from __future__ import annotations

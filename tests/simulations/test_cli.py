@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: good input works, bad input says what was expected, what came, and how to mend
+"""The command line: good input works, bad input says what was expected, what came, and how to fix
 it."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a user, a file or an enemy gives: it is taken, or told what is wrong with it, and never
+"""Whatever a user, a file or an attacker gives: it is taken, or refused with a reason, and never
 a traceback.
 
 Some 2,500 inputs: experiments, overrides, data and catalogues of nodes, their settings,
@@ -59,7 +59,7 @@ VALUES = st.recursive(
 
 
 def told(action, *arguments):
-    """What an action gives, or the error that tells a user what to mend."""
+    """What an action gives, or the error that tells a user what to fix."""
     try:
         return action(*arguments)
     except FedrecError as error:

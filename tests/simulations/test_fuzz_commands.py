@@ -44,7 +44,7 @@ def fuzzed(count):
 
 
 def told(action, *arguments):
-    """What an action gives, or the error that tells a user what to mend."""
+    """What an action gives, or the error that tells a user what to fix."""
     try:
         return action(*arguments)
     except FedrecError as error:
@@ -119,18 +119,18 @@ ENTRY = st.sampled_from([0, -1, 2**70, 1.5, "x", None, [], [1], {}, True, "float
 @fuzzed(200)
 @given(st.data())
 def test_parcels(data):
-    """Whatever is no parcel is an error that the reader of the message catches, at once."""
+    """Whatever is no message body is an error that the reader of the message catches, at once."""
     arrays = [Part("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
-    parcel = bytearray(packed(arrays))
+    body = bytearray(packed(arrays))
     for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, len(parcel)))
-        parcel[place : place + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+        place = data.draw(st.integers(0, len(body)))
+        body[place : place + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
     try:
-        parts = opened(bytes(parcel))
+        parts = opened(bytes(body))
     except Exception as error:
         assert not isinstance(error, MemoryError)
         return
-    assert sum(len(part.data) for part in parts) <= len(parcel)
+    assert sum(len(part.data) for part in parts) <= len(body)
 
 
 NUMBERS = st.sampled_from([0, -1, 2**62, 1.5, float("nan"), float("inf"), True])

@@ -125,17 +125,17 @@ class Fail(Callback):
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
     grid, theta, load_tiny, tmp_path, monkeypatch
 ):
-    """The last test: node 3 does not live through it, but gives back the memory that was lent to
-    it."""
+    """The last test: node 3 does not live through it, but gives back the buffer that was assigned
+    to it."""
     import ray
 
     monkeypatch.setattr(reply_buffers, "_WORTH_LENDING", 0)
-    lender = grid._lender
+    pool = grid._pool
     client = call_roster(grid, timeout=60).presences[1].training[0]
     endless = training(to_record(theta), 3, [client], ENDLESS)
     replies = grid.send_and_receive([endless, training(to_record(theta), 2, [])], timeout=2)
     assert [reply.metadata.src_node_id for reply in replies] == [2]
-    assert [memory.free for memory in lender._memories].count(False) == 1
+    assert [memory.free for memory in pool._buffers].count(False) == 1
     ray.kill(grid._actors[1])
     (late,) = grid._collect({endless.metadata.message_id}, 30)
     assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
@@ -145,7 +145,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     with pytest.raises(ClientError, match="1 of 2 nodes failed"):
         execute(other, grid, [Fail()])
     assert other.status()["state"] == "failed"
-    assert lender._memories and all(memory.free for memory in lender._memories)
+    assert pool._buffers and all(memory.free for memory in pool._buffers)
 
 
 def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):

@@ -143,7 +143,7 @@ class Als(CohortStep):
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). By the whole catalogue and in double precision, the reference of
+        dimension, unchanged). Uses the whole catalogue and double precision; the reference for
         `train_block`."""
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not len(data.positives) or not self.config.epochs:
@@ -168,8 +168,7 @@ class Als(CohortStep):
         return Update(delta, len(liked), float(loss))
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. One step
-        that needs the rows of the liked items."""
+        """One batch, of the liked items, whose rows the step needs."""
         liked = data.positives if self.config.epochs else data.positives[:0]
         epochs = [(liked, np.ones(len(liked), dtype=np.float32))] if len(liked) else []
         return Batches.cut(epochs, 1 << 30)
@@ -180,7 +179,7 @@ class Als(CohortStep):
         block: Block,
         own: Mapping[str, Tensor] | None = None,
     ) -> SolvedUsers:
-        """Train every client of a block. The users of a block are solved for together."""
+        """Train every client of a block. The linear systems of all users are solved together."""
         solved = self._solve(parameters, block)
         factors, some = solved.factors, solved.some.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)

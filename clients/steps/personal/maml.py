@@ -102,8 +102,8 @@ class Maml(CohortStep):
         )
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. A step
-        per step of the adaptation, and one for the query."""
+        """One batch for each step of the adaptation, and one for the query, from the same random
+        draws as `update`."""
         support, query = self._divided(data, random)
         if not len(support[0]):
             return Batches.cut([], _WHOLE)

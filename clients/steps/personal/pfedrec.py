@@ -86,7 +86,7 @@ class PfedrecStep(CohortStep):
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
         """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged). Whole tables and automatic differentiation, the reference of
+        dimension, unchanged). Uses whole tables and automatic differentiation; the reference for
         `train_block`."""
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = 0, float("nan")
@@ -114,8 +114,7 @@ class PfedrecStep(CohortStep):
         block: Block,
         own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """Train every client of a block. Gradients written out, for all clients of a block at
-        once."""
+        """Train all clients of a block at once, with gradients in closed form."""
         score = {
             name: (own or {})
             .get(name, parameters[name].expand(len(block), *parameters[name].shape))

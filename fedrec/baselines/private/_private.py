@@ -8,8 +8,8 @@ squared Gaussian parameter mu^2 (Dong, Roth and Su 2022), which is what adds up 
 releases. So a release with share p has 1 / sqrt(p) times the noise multiplier that it would have
 alone. Calibration and accounting are those of a federated run.
 
-Who runs a system may give it `charge`, which is told of every release before its noise is drawn: a
-run folder writes it to a ledger. A system without noise (`noise = false`) is charged as not
+A caller may set `charge`, which is called with every release before its noise is drawn: a run
+folder writes it to a ledger. A system without noise (`noise = false`) is charged as not
 private, and its epsilon is infinite.
 """
 
@@ -112,7 +112,8 @@ class PrivateBaseline(Baseline):
 
     config: PrivateConfig
     charge: Charge | None = None
-    """Told (number, event) of each release before its noise is drawn; numbers count from 1."""
+    """Called with (number, event) of each release before its noise is drawn; numbers count from
+    1."""
 
     @abstractmethod
     def parts(self) -> tuple[Part, ...]:

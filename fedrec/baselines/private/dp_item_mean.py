@@ -96,9 +96,8 @@ class DpItemMean(RatingBaseline):
         return self.config.within(self._means[items] + own[users])
 
     def stated(self) -> Stated | None:
-        """What is said of its privacy, once it is fitted; None: nothing, it has none. The plan's
-        own, which holds."""
-        told = report(self._plan)
+        """Its privacy guarantee once it is fitted: that of the plan, which is valid."""
+        spent = report(self._plan)
         return Stated(
-            self.config.epsilon, told.epsilon, f"one user, at delta {told.delta:g}", told.caveats
+            self.config.epsilon, spent.epsilon, f"one user, at delta {spent.delta:g}", spent.caveats
         )

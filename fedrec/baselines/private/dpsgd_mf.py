@@ -91,8 +91,8 @@ class DpsgdMf(RatingBaseline):
         refuse_divergence(self.users, self.items)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`. Users are those of the training ratings, and the
-        known ones are not looked at."""
+        """Predicted ratings, `float64 [rows]`. Users are those of the training ratings; the known
+        ratings are not used."""
         product = np.einsum("nk,nk->n", self.users[users], self.items[items])
         return self.config.within(
             self._mean + self._of_items[items] + self._of_users[users] + product

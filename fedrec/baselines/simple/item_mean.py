@@ -40,5 +40,5 @@ class ItemMean(RatingBaseline):
         )
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`. The known ratings are not looked at."""
+        """Predicted ratings, `float64 [rows]`. The known ratings are not used."""
         return self._means[items]

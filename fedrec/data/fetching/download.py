@@ -46,7 +46,7 @@ def fetch(name: str, source: Source, folder: Path, progress: Progress | None = N
         name: of the dataset.
         source: its archives and files.
         folder: where it goes; must not exist yet (or be empty).
-        progress: told how far the download is.
+        progress: called with the progress of the download.
 
     Returns:
         The folder.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which columns of somebody's table are users, items, ratings and times: by their names, then by
-what is in them. What was found, and why, is told in words, and each can be named instead.
+what is in them. What was found, and why, is printed, and each column can be named instead.
 """
 
 from __future__ import annotations

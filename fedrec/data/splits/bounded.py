@@ -14,8 +14,8 @@ Where this differs from the paper:
   bound of 1,772 make it 86.297, which is neither the 1,682 items nor the 19 genres of
   MovieLens-100K; that is the default. Its smallest bound of 3 at p_min = 0.001 is 1.8 by the
   formula.
-- It leaves out users (and items, by a rule that is not told) before everything; then the lists that
-  are ranked get easier, which is what its table 5 compares. Items are left alone here.
+- It leaves out users (and items, by a rule that is not stated) before everything; then the lists
+  that are ranked get easier, which is what its table 5 compares. Items are left alone here.
 - p_min is "set to the value allowing the maximal model precision, by gradually increasing" it: run
   with several values of `p-min` on the validation part. p_min = 0 and 0.001 leave MovieLens-100K as
   it is.

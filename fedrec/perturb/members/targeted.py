@@ -22,7 +22,6 @@ class Targeted(Perturbation):
     config: TargetedConfig
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        """See `fedrec.perturb.targeted.profiles.perturb_profiles`."""
         found = perturb_profiles(data, self.config, self.seed)
         return Perturbed(found.learned, np.arange(len(data.rows)), summary(data.rows, found))
 

@@ -2,9 +2,9 @@
 """The accountant: counts events, and says what they cost together.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
-each phase is still told, as what that phase would cost if everything else were public.
-`Volunteered` events cost nothing: the total is that of everybody else, and no epsilon is told of
-their phase.
+each phase is still reported: what that phase would cost if everything else were public.
+`Volunteered` events cost nothing: the total is that of everybody else, and no epsilon is reported
+for their phase.
 """
 
 from __future__ import annotations
@@ -101,9 +101,11 @@ class Accountant:
         """
         _check(delta)
         epsilon, order = self._bound(self._counts, delta)
-        told = [phase for phase in self.phases if not self._of_volunteers(phase)]
-        phases = {phase: self._bound(self._of(phase), delta)[0] for phase in told[1:] and told}
-        phases = phases or dict.fromkeys(told, epsilon)
+        counted = [phase for phase in self.phases if not self._of_volunteers(phase)]
+        phases = {
+            phase: self._bound(self._of(phase), delta)[0] for phase in counted[1:] and counted
+        }
+        phases = phases or dict.fromkeys(counted, epsilon)
         reached = None
         if attack:
             from fedrec.privacy.accounting.backends.pld import attack_epsilon

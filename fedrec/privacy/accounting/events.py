@@ -99,7 +99,6 @@ class LaplaceRound:
 
     @property
     def release(self) -> Release:
-        """See `Release`."""
         return Release("laplace", self.sampling, self.adjacency, self.noise_multiplier)
 
 
@@ -122,7 +121,6 @@ class QuantileEstimate:
 
     @property
     def release(self) -> Release:
-        """See `Release`."""
         return Release("gaussian", self.sampling, self.adjacency, self.noise_multiplier)
 
 

@@ -28,7 +28,7 @@ PAPER_MODE = "no finite guarantee: the clip norm comes from private data"
 
 
 class QuantileConfig(Config):
-    """A clip norm that follows a quantile of the users' gradient norms, told under noise."""
+    """A clip norm that follows a quantile of the users' gradient norms, released under noise."""
 
     quantile: float = Field(default=0.5, ge=0, le=1)
     """Share of gradients that are meant to stay unclipped."""

@@ -36,8 +36,7 @@ class PriorsConfig(Config):
     code but one."""
 
     def files(self) -> Iterator[str]:
-        """Files and folders that the settings name, those of tables within them too. That of the
-        vectors."""
+        """The file of the word vectors, if there is one."""
         kind, _, name = self.source.partition(":")
         if kind != "onehot":
             yield name

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,41 +22,60 @@ from simulations.cli.attacks.membership import (
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedrec.attacks.audit.verdict import Audit
+    from simulations.attacks.claims import Claim
+
+_COLUMNS = (
+    "run",
+    "observer",
+    "one-run bound",
+    "GDP bound",
+    "estimate",
+    "95 % interval",
+    "claimed epsilon",
+)
+
+Clip = Annotated[
+    float | None,
+    typer.Option(help="S, claimed largest L2 norm of a client's update; default: see [privacy]."),
+]
+NoiseStd = Annotated[
+    float | None,
+    typer.Option(
+        help="Claimed standard deviation of the noise in the mean; default: see [privacy]."
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Claimed epsilon, canaries counted as clients; default: without amplification."
+    ),
+]
+Delta = Annotated[float, typer.Option(help="Delta of the claim.")]
+Denominator = Annotated[
+    float | None, typer.Option(help="What the sum is divided by; default: the cohort.")
+]
+Canaries = Annotated[int, typer.Option(min=20, help="Canary clients in each run.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of runs.")]
+Overshoot = Annotated[
+    float, typer.Option(help="Canaries upload so many times S, to test the clip.")
+]
+Significance = Annotated[float, typer.Option(min=1e-9, max=0.5, help="Chance of a wrong FAIL.")]
 
 
 def audit(
     experiment: Name,
-    clip: Annotated[
-        float | None,
-        typer.Option(
-            help="S, claimed largest L2 norm of a client's update; default: see [privacy]."
-        ),
-    ] = None,
-    noise_std: Annotated[
-        float | None,
-        typer.Option(
-            help="Claimed standard deviation of the noise in the mean; default: see [privacy]."
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Claimed epsilon, canaries counted as clients; default: without amplification."
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
-    denominator: Annotated[
-        float | None, typer.Option(help="What the sum is divided by; default: the cohort.")
-    ] = None,
-    canaries: Annotated[int, typer.Option(min=20, help="Canary clients in each run.")] = 1000,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 1,
-    overshoot: Annotated[
-        float, typer.Option(help="Canaries upload so many times S, to test the clip.")
-    ] = 10.0,
-    significance: Annotated[
-        float, typer.Option(min=1e-9, max=0.5, help="Chance of a wrong FAIL.")
-    ] = 0.05,
+    clip: Clip = None,
+    noise_std: NoiseStd = None,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    denominator: Denominator = None,
+    canaries: Canaries = 1000,
+    seeds: Seeds = 1,
+    overshoot: Overshoot = 10.0,
+    significance: Significance = 0.05,
     overrides: Overrides = None,
     engine: Engine = None,
     output: Output = None,
@@ -68,20 +88,10 @@ def audit(
     The claim is that of the experiment's [privacy] table, or the one given by --clip and
     --noise-std.
     """
-    from fedrec.errors import ExperimentError
     from simulations.attacks.audit import audit_experiment
-    from simulations.attacks.claims import Claim
 
     loaded, folder = prepare(experiment, overrides, engine, output, "audit")
-    if (clip is None) != (noise_std is None):
-        raise ExperimentError(
-            "half a claim", expected="--clip and --noise-std, or neither", got="one of them"
-        )
-    claim = (
-        None
-        if clip is None or noise_std is None
-        else Claim(clip, noise_std, delta, epsilon, denominator)
-    )
+    claim = _claim(clip, noise_std, delta, epsilon, denominator)
     found = watched(
         quiet or as_json,
         lambda calls: audit_experiment(
@@ -101,20 +111,46 @@ def audit(
         raise typer.Exit(1)
 
 
+def _claim(
+    clip: float | None,
+    noise_std: float | None,
+    delta: float,
+    epsilon: float | None,
+    denominator: float | None,
+) -> Claim | None:
+    """The claim of the options; None: that of the experiment."""
+    from fedrec.errors import ExperimentError
+    from simulations.attacks.claims import Claim
+
+    if (clip is None) != (noise_std is None):
+        raise ExperimentError(
+            "half a claim", expected="--clip and --noise-std, or neither", got="one of them"
+        )
+    if clip is None or noise_std is None:
+        return None
+    return Claim(clip, noise_std, delta, epsilon, denominator)
+
+
 def _print_audit(found: Audit, folder: Path) -> None:
     from rich.console import Console
+
+    console = Console()
+    console.print(_scores(found))
+    for line in _checks(found):
+        console.print(line, highlight=False)
+    typer.echo(folder)
+    colours = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
+    typer.secho(f"{found.verdict}", fg=colours[found.verdict], bold=True)
+    for reason in found.reasons():
+        typer.secho(f"  {reason}", fg=colours[found.verdict], err=found.verdict == "FAIL")
+
+
+def _scores(found: Audit) -> Table:
+    """A row for each run and observer: bounds, estimate, and the claimed epsilon."""
     from rich.table import Table
 
     shown = Table(box=None, padding=(0, 2, 0, 0))
-    for column in (
-        "run",
-        "observer",
-        "one-run bound",
-        "GDP bound",
-        "estimate",
-        "95 % interval",
-        "claimed epsilon",
-    ):
+    for column in _COLUMNS:
         shown.add_column(column, justify="left" if column == "observer" else "right")
     for number, run in enumerate(found.runs, 1):
         for score in run.scores:
@@ -128,20 +164,15 @@ def _print_audit(found: Audit, folder: Path) -> None:
                 f"{estimate.low:.3f} to {estimate.high:.3f}",
                 f"{score.upper:.3f}",
             )
-    console = Console()
-    console.print(shown)
+    return shown
+
+
+def _checks(found: Audit) -> Iterator[str]:
+    """A line for each check of each run."""
     for number, run in enumerate(found.runs, 1):
         for check in run.checks:
             state = "ok   " if check.passed else "WRONG"
-            line = (
+            yield (
                 f"{state} run {number} {check.name}: {check.measured:.4g}, claimed"
-                f" {check.claimed:.4g}"
+                f" {check.claimed:.4g} (p = {check.probability:.2g})"
             )
-            console.print(f"{line} (p = {check.probability:.2g})", highlight=False)
-    typer.echo(folder)
-    colour = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}[
-        found.verdict
-    ]
-    typer.secho(f"{found.verdict}", fg=colour, bold=True)
-    for reason in found.reasons():
-        typer.secho(f"  {reason}", fg=colour, err=found.verdict == "FAIL")

@@ -38,7 +38,7 @@ def reproduce(
 ) -> None:
     """Run what a paper's table or figure shows, and print both side by side with intervals.
 
-    The time that it takes is told first. What is done is kept: the same command goes on where it
+    The time that it takes is printed first. What is done is kept: the same command goes on where it
     was broken off.
     """
     from simulations.reproduce.catalogue import find, studies

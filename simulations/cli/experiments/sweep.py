@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -21,61 +22,67 @@ if TYPE_CHECKING:
 _SHOWN = 20  # settings in the table on the terminal
 
 
+Experiment = Annotated[
+    str, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        "-v",
+        help="KEY=[VALUE, ...], or KEY={low=0.01, high=1.0, log=true}; may repeat.",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="Override a key in all runs: --set rounds=50"),
+]
+Seeds = Annotated[int, typer.Option(help="Runs of each setting, each with a seed of its own.")]
+Trials = Annotated[
+    int | None, typer.Option(help="Try so many random settings; default: the whole grid.")
+]
+Optimise = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Let Optuna propose settings by this metric; twice for two aims: hits@10 and epsilon."
+    ),
+]
+Choose = Annotated[
+    list[str] | None,
+    typer.Option(help="Choose a setting of the grid, or of the random ones, by this metric."),
+]
+Workers = Annotated[int, typer.Option(help="Runs at a time; Ray does more than 1.")]
+RayAddress = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Folder of the sweep: new, or that of the same sweep."),
+]
+RetryFailed = Annotated[bool, typer.Option(help="Repeat runs that ended with an error.")]
+DryRun = Annotated[
+    bool, typer.Option(help="Check everything, print the settings, and run nothing.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the folder.")]
+
+
 def sweep(
-    experiment: Annotated[
-        str, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
-    ],
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vary",
-            "-v",
-            help="KEY=[VALUE, ...], or KEY={low=0.01, high=1.0, log=true}; may repeat.",
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", help="Override a key in all runs: --set rounds=50"),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(help="Runs of each setting, each with a seed of its own.")
-    ] = 1,
-    trials: Annotated[
-        int | None, typer.Option(help="Try so many random settings; default: the whole grid.")
-    ] = None,
-    optimise: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Let Optuna propose settings by this metric; twice for two aims: hits@10 and "
-            "epsilon."
-        ),
-    ] = None,
-    choose: Annotated[
-        list[str] | None,
-        typer.Option(help="Choose a setting of the grid, or of the random ones, by this metric."),
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Runs at a time; more than 1 are done by Ray.")] = 1,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Address of a running Ray cluster.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder of the sweep: new, or that of the same sweep."),
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option(help="Do runs that ended with an error again.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option(help="Check everything, print the settings, and run nothing.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but the folder.")
-    ] = False,
+    experiment: Experiment,
+    vary: Vary = None,
+    overrides: Overrides = None,
+    seeds: Seeds = 1,
+    trials: Trials = None,
+    optimise: Optimise = None,
+    choose: Choose = None,
+    workers: Workers = 1,
+    ray_address: RayAddress = None,
+    output: Output = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment in many settings and with many seeds, one run folder each.
 
-    Without --trials every combination of the --vary values is run. The same command goes on with a
-    sweep that was broken off, as does `fedrec resume FOLDER`. Settings are chosen by validation
+    Without --trials every combination of the --vary values is run. The same command continues an
+    interrupted sweep, as does `fedrec resume FOLDER`. Settings are chosen by validation
     rows, never by test rows.
     """
     from simulations.sweep.execution import sweep as run_sweep
@@ -94,22 +101,12 @@ def sweep(
         _print_plan(plan)
         return
     folder = output or _default_folder(str(plan.experiment.get("name", "sweep")))
-
-    def work() -> SweepResult:
-        return run_sweep(
-            plan,
-            folder,
-            workers=workers,
-            ray_address=ray_address,
-            retry_failed=retry_failed,
-            quiet=quiet,
-        )
-
-    _finish(folder, quiet, work)
+    run = functools.partial(run_sweep, plan, folder, workers=workers, ray_address=ray_address)
+    _finish(folder, quiet, lambda: run(retry_failed=retry_failed, quiet=quiet))
 
 
 def resume(folder: Path, quiet: bool) -> None:
-    """Go on with a sweep that was broken off, one run at a time."""
+    """Continue an interrupted sweep, one run at a time."""
     from simulations.sweep.execution import sweep as run_sweep
     from simulations.sweep.folder import SweepFolder
 
@@ -211,8 +208,8 @@ def _ordered(result: SweepResult) -> pd.DataFrame:
 
 def _metrics(result: SweepResult) -> list[str]:
     known = list(result.settings.columns)
-    wanted = [*result.plan.aims, "hits@10", "ndcg@10", "rmse", "mae", "epsilon"]
-    shown = [name for name in dict.fromkeys(wanted) if name in known]
+    preferred = [*result.plan.aims, "hits@10", "ndcg@10", "rmse", "mae", "epsilon"]
+    shown = [name for name in dict.fromkeys(preferred) if name in known]
     if "epsilon" in shown and set(result.settings["epsilon"]) <= {math.inf}:
         shown.remove("epsilon")
     others = [

@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Supervisor:
-    """Runs processes until it is told to stop.
+    """Runs processes until a stop signal.
 
     Args:
         processes: what to run.
@@ -142,8 +142,8 @@ class Supervisor:
 
 
 def end_with_parent() -> None:
-    """For a child to call. On Linux, a process is told to end when its supervisor is gone, however
-    that ended."""
+    """For a child to call. On Linux, a process gets a signal to end when its supervisor is gone,
+    however that ended."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -146,13 +146,13 @@ def _spread(values: np.ndarray) -> str:
 
 def _spent(runs: list[dict[str, Any]]) -> str:
     ended = [one["diverged in round"] for one in runs if "diverged in round" in one]
-    told = [f"diverged in rounds {', '.join(map(str, ended))}"] if ended else []
+    parts = [f"diverged in rounds {', '.join(map(str, ended))}"] if ended else []
     users = [one["users"] for one in runs if "users" in one]
     for kind, word in (("nominal", "asked"), ("replace-one", "true")) if users else ():
         means = [
             np.mean([float(one[kind][place]) for one in users]) for place in ("p10", "p50", "p90")
         ]
-        told.append(f"{word} {', '.join(f'{mean:.3g}' for mean in means)}")
+        parts.append(f"{word} {', '.join(f'{mean:.3g}' for mean in means)}")
     if users:
-        told.append(f"(10, 50, 90 per cent of users, mean of {len(users)} seeds)")
-    return "; ".join(told)
+        parts.append(f"(10, 50, 90 per cent of users, mean of {len(users)} seeds)")
+    return "; ".join(parts)

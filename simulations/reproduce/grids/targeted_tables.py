@@ -152,9 +152,9 @@ def drawing(rows: Sequence[dict[str, Any]], system: str) -> str:
     for x, y, row in points:
         across, up = place(x, spans[0], 480), 420 - (place(y, spans[1], 300) - 30)
         colour = {"stereotypical": "#b22222", "random": "#1f5fa8"}.get(row["select"], "#222222")
-        told = f"{row['epsilon']:g}, {row['budget']:g}" if row["epsilon"] else "nothing"
+        label = f"{row['epsilon']:g}, {row['budget']:g}" if row["epsilon"] else "nothing"
         shapes.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5" fill="{colour}"/>')
-        shapes.append(f'<text x="{across + 8:.1f}" y="{up + 4:.1f}" fill="{colour}">{told}</text>')
+        shapes.append(f'<text x="{across + 8:.1f}" y="{up + 4:.1f}" fill="{colour}">{label}</text>')
     (left, right), (low, high) = spans
     return "\n".join(
         [

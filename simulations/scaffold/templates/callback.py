@@ -32,7 +32,7 @@ class Example(Callback):
         self.settings, self.best, self.waited = config, -math.inf, 0
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """Told after each round; True ends the run here."""
+        """Called after each round; True ends the run."""
         value = row.get(self.settings.metric)
         if value is None:  # this round was not evaluated
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vault: secrets outlive a process, each step is taken once, and what is over is gone."""
+"""Session secrets outlive a process, each step is taken once, and what is over is gone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SECRETS = {"mask-seed": b"\x00secret-of-sixteen", "place": b"\x01"}
 
 @pytest.fixture(params=["disk", "memory"])
 def reopened(request, tmp_path):
-    """Gives the vault as the next process finds it; in memory there is one process only."""
+    """Gives the secrets as the next process finds it; in memory there is one process only."""
     if request.param == "disk":
         return lambda: SessionSecrets(tmp_path / "private" / "secure-0.sqlite")
-    vault = SessionSecrets(None)
-    return lambda: vault
+    kept = SessionSecrets(None)
+    return lambda: kept
 
 
 def test_a_node_has_one_channel_key(reopened):
@@ -70,12 +70,12 @@ def test_a_new_session_ends_the_one_before_and_keeps_the_channel(reopened):
 
 def test_the_file_is_the_owners_alone_and_forgets(tmp_path):
     file = tmp_path / "private" / "secure-0.sqlite"
-    vault = SessionSecrets(file)
+    kept = SessionSecrets(file)
     assert not file.exists()
-    vault.begin(ONE, SECRETS)
+    kept.begin(ONE, SECRETS)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     secret = SECRETS["mask-seed"].hex().encode()
     assert secret in file.read_bytes()
-    vault.masked(ONE, {"place": b"\x01"})
-    vault.end(ONE)
+    kept.masked(ONE, {"place": b"\x01"})
+    kept.end(ONE)
     assert all(secret not in other.read_bytes() for other in file.parent.iterdir())

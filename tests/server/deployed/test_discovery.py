@@ -350,12 +350,12 @@ def parameters(value, shape=(2, 3)):
 
 
 @pytest.mark.parametrize(
-    "enemy", [parameters(9.0), parameters(np.nan), parameters(1.0, (3, 2)), RecordDict()]
+    "malicious", [parameters(9.0), parameters(np.nan), parameters(1.0, (3, 2)), RecordDict()]
 )
-def test_initial_parameters_are_those_that_most_give(tmp_path, enemy):
+def test_initial_parameters_are_those_that_most_give(tmp_path, malicious):
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2]), 3: presence(2, [3])})
     roster = discovery(nodes, tmp_path / "r.json").wait_for(3)
-    nodes.answers = {1: enemy, 2: parameters(1.0), 3: parameters(1.0)}
+    nodes.answers = {1: malicious, 2: parameters(1.0), 3: parameters(1.0)}
     found = most_common_parameters(nodes.grid(), roster, timeout=5.0)
     assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
 

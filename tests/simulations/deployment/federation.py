@@ -59,7 +59,7 @@ class Federation:
         self.experiment_file.write_text(tomli_w.dumps(table))
         self.deployment = cut_for(self.deployment, load(table)).changed(
             most_clients=100
-        )  # so that an enemy may lie
+        )  # so that a malicious node may lie
         self.others = []
 
     def up(self):

@@ -173,8 +173,8 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert nodes.clients("answers-again") == [12]
 
 
-def enemy(federation, number, claims):
-    """Start the node with that number as an enemy; gives its two processes."""
+def malicious(federation, number, claims):
+    """Start the node with that number as a malicious node; gives its two processes."""
     folder = federation.deployment.node(number)
     (port,) = free_ports(1)
     config = (("partition-id", 7), ("numbers", False))
@@ -182,7 +182,7 @@ def enemy(federation, number, claims):
     plan = ClientPlan(folder, gateway, folder / "data.csv", state, port=port, config=config)
     prepare(plan)
     supernode, executor = client_processes(plan)
-    script = str(Path(__file__).with_name("enemy.py"))
+    script = str(Path(__file__).with_name("malicious_node.py"))
     speaks = (
         "import sys; from simulations.deployment.processes.node import supernode;"
         " supernode(sys.argv[1:])"
@@ -207,11 +207,11 @@ def test_a_node_that_lies_in_every_way_changes_nothing(nodes):
     for name in ("data.csv", "catalogue.json"):
         (folder / name).write_bytes((nodes.deployment.node(1) / name).read_bytes())
         (folder / name).chmod(0o600)
-    processes = enemy(nodes, number, claims=[0, 1, 2, 3])
+    processes = malicious(nodes, number, claims=[0, 1, 2, 3])
     try:
-        until(lambda: nodes.online() >= 3, what="the enemy")
+        until(lambda: nodes.online() >= 3, what="the malicious node")
         finished, why = nodes.run(
-            "enemy",
+            "malicious",
             "rounds=9",
             "sampler.cohort=18",
             "engine.nodes=3",
@@ -223,11 +223,11 @@ def test_a_node_that_lies_in_every_way_changes_nothing(nodes):
             process.terminate()
             process.wait(timeout=60)
     assert finished, why
-    assert nodes.rounds("enemy") == 9
+    assert nodes.rounds("malicious") == 9
     assert "clients that it does not own alone" in why  # it claimed 0 to 3, which others named too
     assert why.count("the answer is left out") >= 6 and "per client is far from usual" in why
     assert "gave no initial parameters" in why
-    values = nodes.parameters("enemy")
+    values = nodes.parameters("malicious")
     assert all(np.isfinite(value).all() and np.abs(value).max() < 5 for value in values.values())
 
 

@@ -146,7 +146,7 @@ def test_replayed_messages_change_nothing(recorded):
     statuses = []
     with httpx.Client(
         base_url=f"https://localhost:{recorded.deployment.settings.port}", verify=context
-    ) as enemy:
+    ) as malicious:
         for file in sorted(recorded.records.glob("*-push-*.json")):
             about = json.loads(file.read_text())
             headers = {
@@ -154,7 +154,7 @@ def test_replayed_messages_change_nothing(recorded):
             }
             body = file.with_suffix(".request").read_bytes()
             statuses.append(
-                enemy.post(about["path"], content=body, headers=headers, timeout=30).status_code
+                malicious.post(about["path"], content=body, headers=headers, timeout=30).status_code
             )
     finished, why = recorded.wait_for(run)
     assert finished, why

@@ -36,7 +36,7 @@ class Paper(Backend):
         self._curves: dict[Release, np.ndarray] = {}
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
-        """Smallest epsilon that the method proves for all releases together. Cut off after four
+        """Smallest epsilon that the method proves for all releases together. Truncated to four
         decimals, as printed."""
         curve = np.zeros(len(_ORDERS))
         for release, count in releases.items():

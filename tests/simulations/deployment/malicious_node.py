@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's executor that lies: takes the flags of an executor, answers honestly where it must, and
-then as an enemy.
+then as a malicious node.
 
 By the number of the round: 1 wrong shapes, 2 NaN, 3 infinities, 4 a million times too large, 5 more
 clients than asked, 6 names of parameters that there are not, 7 no arrays at all, 8 an error with a

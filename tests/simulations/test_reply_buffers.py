@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory lent for answers: what comes back is what was put there, and nobody writes where somebody
+"""Reply buffers: what comes back is what was put there, and nobody writes where somebody
 still reads."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.runtime.shared_memory import offered
 from simulations.engines import reply_buffers
-from simulations.engines.reply_buffers import BufferPool, Memory, put
+from simulations.engines.reply_buffers import BufferPool, ReplyBuffer, put
 
 pytestmark = pytest.mark.skipif(not offered(), reason="this system has no anonymous shared files")
 
@@ -56,10 +56,10 @@ def assert_equal(found, expected):
 
 
 def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
-    lender, sent = BufferPool(), answer()
+    pool, sent = BufferPool(), answer()
     sent["metrics"], expected = MetricRecord({"n": 1}), copies(sent)
-    memory = lender.memory(ORDER)
-    spots = put(sent, memory.lend())
+    memory = pool.buffer(ORDER)
+    spots = put(sent, memory.assign())
     assert set(sent) == {"metrics"}
     found = memory.take_back(pickle.loads(pickle.dumps(spots)))
     arrays = zero_copy_arrays(found["arrays"])
@@ -72,15 +72,15 @@ def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
 
 
 def test_another_process_puts_it_there():
-    memory = BufferPool().memory(ORDER)
+    memory = BufferPool().buffer(ORDER)
     program = (
-        "import pickle, sys; from tests.simulations.test_lent import answer; from"
+        "import pickle, sys; from tests.simulations.test_reply_buffers import answer; from"
         " simulations.engines.reply_buffers import"
         " put\nsys.stdout.buffer.write(pickle.dumps(put(answer(7), pickle.load(sys.stdin.buffer))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps(memory.lend()),
+        input=pickle.dumps(memory.assign()),
         capture_output=True,
         check=True,
     )
@@ -90,64 +90,64 @@ def test_another_process_puts_it_there():
 
 
 def test_memory_is_lent_again_when_nothing_of_the_last_answer_is_in_use():
-    lender = BufferPool()
-    first = lender.memory(ORDER)
-    spots = put(answer(), first.lend())
-    assert not first.free and lender.memory(ORDER) is not first, "an answer may still come"
+    pool = BufferPool()
+    first = pool.buffer(ORDER)
+    spots = put(answer(), first.assign())
+    assert not first.free and pool.buffer(ORDER) is not first, "an answer may still come"
     part = zero_copy_arrays(first.take_back(spots)["arrays"])["a0"][3:, 5].T
     kept = part.copy()
-    second = lender.memory(ORDER)
+    second = pool.buffer(ORDER)
     assert not first.free and second is not first
-    put(answer(1), second.lend())
+    put(answer(1), second.assign())
     np.testing.assert_array_equal(part, kept)
     del part
-    assert first.free and lender.memory(ORDER) is first
+    assert first.free and pool.buffer(ORDER) is first
 
 
 def test_memory_that_brought_nothing_is_lent_again():
-    lender = BufferPool()
-    memory = lender.memory(ORDER)
-    memory.lend()
-    assert memory.take_back({}) == {} and lender.memory(ORDER) is memory
+    pool = BufferPool()
+    memory = pool.buffer(ORDER)
+    memory.assign()
+    assert memory.take_back({}) == {} and pool.buffer(ORDER) is memory
 
 
 def test_memory_that_is_too_small_goes():
-    open_files, lender = [], BufferPool()
+    open_files, pool = [], BufferPool()
     for size in (0, 10**5, 10**6, 10**5):
-        lender.memory(content(np.zeros(size, np.float32)))
+        pool.buffer(content(np.zeros(size, np.float32)))
         gc.collect()
         open_files.append(len(os.listdir("/proc/self/fd")))
     none, *one = open_files
     assert len(set(one)) == 1 and one[0] > none
-    del lender
+    del pool
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == none
 
 
 def test_nodes_that_never_answer_use_no_more_than_some(monkeypatch):
     monkeypatch.setattr(reply_buffers, "_MOST", 3)
-    lender, memories = BufferPool(), []
+    pool, memories = BufferPool(), []
     for _ in range(3):
-        memories.append(lender.memory(ORDER))
-        memories[-1].lend()
-    assert lender.memory(ORDER) is None
+        memories.append(pool.buffer(ORDER))
+        memories[-1].assign()
+    assert pool.buffer(ORDER) is None
     memories[1].take_back({})
-    assert lender.memory(ORDER) is memories[1]
+    assert pool.buffer(ORDER) is memories[1]
 
 
 def test_what_is_small_or_does_not_fit_stays_in_the_answer():
-    lender = BufferPool()
-    assert lender.memory(content(np.zeros(10))) is None and lender.memory(RecordDict()) is None
-    memory = lender.memory(ORDER)
+    pool = BufferPool()
+    assert pool.buffer(content(np.zeros(10))) is None and pool.buffer(RecordDict()) is None
+    memory = pool.buffer(ORDER)
     small, large = content(np.zeros(10)), content(np.zeros((400, 200), np.float32))
     for sent in (small, large, RecordDict({"metrics": MetricRecord({"n": 1})})):
         names = list(sent)
-        assert put(sent, memory.lend()) == {} and list(sent) == names
+        assert put(sent, memory.assign()) == {} and list(sent) == names
 
 
 def test_records_of_flowers_own_arrays_come_back_too():
-    memory, table = BufferPool().memory(ORDER), np.random.default_rng(0).normal(size=(200, 100))
-    found = memory.take_back(put(RecordDict({"parameters": ArrayRecord([table])}), memory.lend()))
+    memory, table = BufferPool().buffer(ORDER), np.random.default_rng(0).normal(size=(200, 100))
+    found = memory.take_back(put(RecordDict({"parameters": ArrayRecord([table])}), memory.assign()))
     (own,) = found["parameters"].to_numpy_ndarrays()
     np.testing.assert_array_equal(own, table)
 
@@ -159,13 +159,13 @@ def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(
 ):
     wide = "model.hidden=[256, 128, 64]"
     serial = run_tiny(wide, output="serial")
-    taken, take_back = [], Memory.take_back
+    taken, take_back = [], ReplyBuffer.take_back
 
     def noted(memory, spots):
         taken.append((memory, {name: len(own) for name, own in spots.items()}))
         return take_back(memory, spots)
 
-    monkeypatch.setattr(Memory, "take_back", noted)
+    monkeypatch.setattr(ReplyBuffer, "take_back", noted)
     result = run_tiny(wide, "engine.name=ray", output="ray")
     whole = {"arrays": len(serial.parameters)}
     sums = [memory for memory, found in taken if found == whole]
