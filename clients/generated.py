@@ -24,15 +24,16 @@ from fedrec.errors import ClientError, ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
 from fedrec.metrics.rating import rating_errors_by_user
 from fedrec.protocol.generated import Generated, Wanted
-from fedrec.protocol.orders import TrainEach, TrainOrder, WantedOrder
+from fedrec.protocol.orders import HeldOutPart, TrainEach, TrainOrder, WantedOrder
 from fedrec.rng import stream
 
 
 def wanted_items(node: Node, order: WantedOrder) -> Wanted:
     """The items that clients touch in a round, or those of their held-out rows."""
     clients = np.sort(order.clients)
-    if order.purpose == "evaluate":
-        part = node.experiment.evaluation.held_out
+    if order.purpose != "train":
+        validates = order.purpose == "validate"
+        part = "validation" if validates else node.experiment.evaluation.held_out
         lists = [
             np.unique(node.population.held_out_ratings(client, part)[0])
             for client in clients.tolist()
@@ -59,10 +60,10 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     return _in_blocks(node, step, given, order.round)
 
 
-def generated_errors(node: Node, given: Generated) -> pd.DataFrame:
+def generated_errors(node: Node, given: Generated, part: HeldOutPart) -> pd.DataFrame:
     """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of
     `rows`."""
-    clients, part = given.wanted.clients, node.experiment.evaluation.held_out
+    clients = given.wanted.clients
     held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
     counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
     real = np.arange(counts.max(initial=1)) < counts[:, None]

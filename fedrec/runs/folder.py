@@ -42,6 +42,7 @@ from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 
 Row = dict[str, Any]
+_SAID = ("leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy")
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # of a result
 
 
@@ -281,10 +282,7 @@ class RunFolder:
             raise self._damaged("result.json", f"no numbers by name under {', '.join(_METRICS)}")
         if not all(_are_metrics(own) for own in baselines.values()):
             raise self._damaged("result.json", "baselines without numbers by name")
-        parts = [
-            summary.get(part, {})
-            for part in ("leak", "perturb", "personal", "privacy", "baselines-privacy")
-        ]
+        parts = [summary.get(part, {}) for part in _SAID]
         said = [part.get("in words", []) if isinstance(part, dict) else None for part in parts]
         if not all(isinstance(lines, list) for lines in said):
             raise self._damaged("result.json", "an account that is not in words")
@@ -299,6 +297,7 @@ class RunFolder:
             groups=self._read_table("groups.csv", index=0),
             baseline_users=self.baseline_users(),
             privacy=tuple(str(line) for lines in said for line in lines or ()),
+            early_stopping=summary.get("early-stopping", {}),
         )
 
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:

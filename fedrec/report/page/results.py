@@ -14,13 +14,14 @@ from fedrec.report.formats import comparison_cells
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cell, number_cell
 from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
-from fedrec.report.summary import deciding_metric, summary_notes
+from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
 from fedrec.runs.result import Result
 
 _LINES = 8  # in one chart
 _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
+_CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-")
 _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 
@@ -28,7 +29,9 @@ def notes(results: Sequence[Result]) -> list[Note]:
     """One sentence per federated system about popularity, and warnings."""
     said = []
     for result in results:
-        metric = deciding_metric(result)
+        metric, kept = deciding_metric(result), early_stopping_line(result)
+        if kept:
+            said.append(Note(f"{result.experiment.name}: {kept}"))
         popular = result.baselines.get("popularity", {}).get(metric or "")
         if metric is None or not result.experiment.federated:
             continue
@@ -60,7 +63,7 @@ def what(results: Sequence[Result]) -> Table:
                     one.split.name,
                     one.model.name if federated else "-",
                     one.strategy.name if federated else "centralised alone",
-                    str(len(result.rounds)),
+                    _rounds(result),
                     str(one.seed),
                     f"{tested(result):,} ({one.evaluation.held_out})",
                 ),
@@ -68,6 +71,12 @@ def what(results: Sequence[Result]) -> Table:
             )
         )
     return Table("Each run", heads, tuple(rows))
+
+
+def _rounds(result: Result) -> str:
+    """Number of rounds, and the best one where the run has its parameters."""
+    count = len(result.rounds)
+    return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
 
 
 def tested(result: Result) -> int:
@@ -126,9 +135,7 @@ def curves(results: Sequence[Result]) -> list[str]:
         if name not in _NOT_CURVES and len(pd.Series(rounds[name]).dropna()) > 1
     )
     wanted = [
-        name
-        for name in columns
-        if name in ("loss", "mae", "rmse") or name.startswith(("hits@10", "ndcg@10", "hits@5"))
+        name for name in columns if name in ("loss", "mae", "rmse") or name.startswith(_CURVES)
     ] or list(columns)[:2]
     charts = []
     for metric in wanted:
