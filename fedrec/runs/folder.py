@@ -111,9 +111,10 @@ class RunFolder:
         Raises:
             RunError: it is not the one that the run was started with.
         """
-        from fedrec.experiment.loading import load
+        from fedrec.experiment.loading import read
 
-        experiment = load(self.path / "experiment.toml")
+        # As it was resolved when it was written: its components need not be imported to read it.
+        experiment = Experiment.parse(read(self.path / "experiment.toml"))
         about = self._read_json("run.json")
         if experiment.digest() not in self.digests:
             raise RunError(

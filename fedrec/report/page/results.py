@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
 from fedrec.report.page.charts import Line, histogram, line_chart
-from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cell, number_cell
+from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cells, number_cell
 from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
 from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
 from fedrec.runs.result import Result
@@ -86,28 +86,40 @@ def tested(result: Result) -> int:
 
 def results_tables(results: Sequence[Result]) -> list[Table]:
     """A table per run: its systems, metrics with 95% intervals over users, and epsilon."""
-    tables = []
-    for result in results:
-        systems = (
-            {result.experiment.name: result.users} if result.experiment.federated else {}
-        ) | (result.baseline_users)
-        columns = _shown(systems)
-        private = any(is_private(result, label) for label in systems)
-        heads = ("system", *columns, *(("epsilon",) if private else ()))
-        rows = tuple(
-            Row(
-                label if not private or is_private(result, label) else f"{label} (not private)",
-                (
-                    *(interval_cell(_values(table, metric)) for metric in columns),
-                    *((_epsilon(result, label),) if private else ()),
-                ),
-                own=label == result.experiment.name,
-            )
-            for label, table in systems.items()
+    systems = [_systems(result) for result in results]
+    samples = [
+        _values(table, metric)
+        for own in systems
+        for table in own.values()
+        for metric in _shown(own)
+    ]
+    cells = iter(interval_cells(samples))
+    return [_results_table(*pair, cells) for pair in zip(results, systems, strict=True)]
+
+
+def _systems(result: Result) -> dict[str, pd.DataFrame]:
+    """Metrics of each user by each system of a run, by label."""
+    own = {result.experiment.name: result.users} if result.experiment.federated else {}
+    return own | result.baseline_users
+
+
+def _results_table(
+    result: Result, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]
+) -> Table:
+    """The table of a run, whose cells come in the order of its rows."""
+    columns = _shown(systems)
+    private = {label: is_private(result, label) for label in systems}
+    some = any(private.values())
+    rows = tuple(
+        Row(
+            label if not some or private[label] else f"{label} (not private)",
+            (*(next(cells) for _ in columns), *((_epsilon(result, label),) if some else ())),
+            own=label == result.experiment.name,
         )
-        caption = f"{result.experiment.name}: means over users, 95% bootstrap intervals below"
-        tables.append(Table(caption, heads, rows))
-    return tables
+        for label in systems
+    )
+    caption = f"{result.experiment.name}: means over users, 95% bootstrap intervals below"
+    return Table(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
 
 
 def tests_table(results: Sequence[Result]) -> Table | None:
