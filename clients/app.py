@@ -80,7 +80,13 @@ def hello(message: Message, context: Context) -> Message:
     """Say which clients this node hosts."""
     node = node_of(context)
     presence = Presence(
-        node.partition, node.training, node.evaluated, node.work, node.memory_mib, node.paths
+        node.partition,
+        node.training,
+        node.evaluated,
+        node.work,
+        node.memory_mib,
+        node.paths,
+        node.validated,
     )
     return Message(pack_presence(presence), reply_to=message)
 

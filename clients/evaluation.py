@@ -30,7 +30,7 @@ from fedrec.metrics.sampled import sampled_metrics
 from fedrec.models.base import HistoryModel
 from fedrec.protocol.generated import Generated
 from fedrec.protocol.messages import GROUP
-from fedrec.protocol.orders import EvaluateOrder
+from fedrec.protocol.orders import EvaluateOrder, HeldOutPart
 
 _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
@@ -55,11 +55,11 @@ def evaluate_clients(
         if order.step is None
         else Section.model_validate(order.step)
     )
-    step = node.step(table)
+    step, part = node.step(table), order.held_out or node.experiment.evaluation.held_out
     if order.each:
-        metrics = _generated_table(node, step, Generated.read(arrays))
+        metrics = _generated_table(node, step, Generated.read(arrays), part)
     else:
-        metrics = _table(node, step, to_device(arrays, node.device), clients, order.round)
+        metrics = _table(node, step, to_device(arrays, node.device), clients, order.round, part)
     groups = node.groups(clients)
     members = pd.DataFrame(
         {f"{GROUP}{name}": member.astype(float) for name, member in groups.items()}, metrics.index
@@ -77,16 +77,23 @@ def mean_metrics(table: pd.DataFrame) -> dict[str, float | int]:
 
 
 def _table(
-    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    round_: int,
+    held_out: HeldOutPart,
 ) -> pd.DataFrame:
     if node.experiment.task == "rating":
-        return _rating_table(node, step, parameters, clients, round_)
+        return _rating_table(node, step, parameters, clients, round_, held_out)
     return _ranking_table(
-        node, clients, lambda part: client_scores(node, step, parameters, part, round_)
+        node, clients, lambda part: client_scores(node, step, parameters, part, round_), held_out
     )
 
 
-def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
+def _generated_table(
+    node: Node, step: Step, given: Generated, held_out: HeldOutPart
+) -> pd.DataFrame:
     """Metrics under parameters that were generated for each client; nothing is trained."""
     if step.config.epochs:
         raise ExperimentError(
@@ -96,7 +103,7 @@ def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
             fix="--set evaluation.fine-tune={epochs=0}",
         )
     if node.experiment.task == "rating":
-        return generated_errors(node, given)
+        return generated_errors(node, given, held_out)
     clients = given.requests.clients
 
     def scores(part: np.ndarray) -> Tensor:
@@ -104,11 +111,14 @@ def _generated_table(node: Node, step: Step, given: Generated) -> pd.DataFrame:
         with torch.no_grad():
             return node.model.scores(to_device(own.values, node.device), ())
 
-    return _ranking_table(node, clients, scores)
+    return _ranking_table(node, clients, scores, held_out)
 
 
 def _ranking_table(
-    node: Node, clients: np.ndarray, scores_of: Callable[[np.ndarray], Tensor]
+    node: Node,
+    clients: np.ndarray,
+    scores_of: Callable[[np.ndarray], Tensor],
+    held_out_part: HeldOutPart,
 ) -> pd.DataFrame:
     settings, population = node.experiment.evaluation, node.population
     block = max(1, _CELLS_PER_BLOCK // population.interactions.num_items)
@@ -120,7 +130,7 @@ def _ranking_table(
             history = torch.from_numpy(population.whole_history(part))
             columns.append(_frame(reconstruction_metrics(scores, history, settings.ks), part))
             continue
-        held_out = population.held_out(part, settings.held_out)
+        held_out = population.held_out(part, held_out_part)
         metrics = ranking_metrics(
             scores,
             seen=torch.from_numpy(held_out.seen),
@@ -233,7 +243,12 @@ def _tuned_parameters(
 
 
 def _rating_table(
-    node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, round_: int
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    round_: int,
+    held_out: HeldOutPart,
 ) -> pd.DataFrame:
     rows: list[dict[str, float]] = [{} for _ in clients]
     if isinstance(node.model, HistoryModel):
@@ -242,12 +257,10 @@ def _rating_table(
             part = clients[start : start + block]
             scores = client_scores(node, step, parameters, part, round_).cpu().numpy()
             for place, client in enumerate(part.tolist()):
-                rows[start + place] = _rating_errors(node, client, scores[place])
+                rows[start + place] = _rating_errors(node, client, scores[place], held_out)
         return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
     for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
-        items, ratings = node.population.held_out_ratings(
-            int(clients[place]), node.experiment.evaluation.held_out
-        )
+        items, ratings = node.population.held_out_ratings(int(clients[place]), held_out)
         with torch.no_grad():
             predicted = node.model.predict(
                 own, users, torch.from_numpy(items).to(node.device).unsqueeze(0)
@@ -256,9 +269,11 @@ def _rating_table(
     return pd.DataFrame(rows, index=pd.Index(clients, name="client"))
 
 
-def _rating_errors(node: Node, client: int, scores: np.ndarray) -> dict[str, float]:
+def _rating_errors(
+    node: Node, client: int, scores: np.ndarray, held_out: HeldOutPart
+) -> dict[str, float]:
     """Errors of one client's held-out ratings, from predicted ratings of the whole catalogue."""
-    items, ratings = node.population.held_out_ratings(client, node.experiment.evaluation.held_out)
+    items, ratings = node.population.held_out_ratings(client, held_out)
     return {**rating_errors(scores[items], ratings), "rows": len(items)}
 
 

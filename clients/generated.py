@@ -23,15 +23,16 @@ from fedrec.errors import ClientError, ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
 from fedrec.metrics.rating import rating_errors_by_user
 from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.orders import ItemQuery, TrainEach, TrainOrder
+from fedrec.protocol.orders import HeldOutPart, ItemQuery, TrainEach, TrainOrder
 from fedrec.rng import stream
 
 
 def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
     """The items that clients touch in a round, or those of their held-out rows."""
     clients = np.sort(order.clients)
-    if order.purpose == "evaluate":
-        part = node.experiment.evaluation.held_out
+    if order.purpose != "train":
+        validates = order.purpose == "validate"
+        part = "validation" if validates else node.experiment.evaluation.held_out
         lists = [
             np.unique(node.population.held_out_ratings(client, part)[0])
             for client in clients.tolist()
@@ -58,10 +59,10 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     return _in_blocks(node, step, given, order.round)
 
 
-def generated_errors(node: Node, given: Generated) -> pd.DataFrame:
+def generated_errors(node: Node, given: Generated, part: HeldOutPart) -> pd.DataFrame:
     """Errors of each client's predictions for its held-out rows, `mae`, `rmse` and number of
     `rows`."""
-    clients, part = given.requests.clients, node.experiment.evaluation.held_out
+    clients = given.requests.clients
     held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
     counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
     real = np.arange(counts.max(initial=1)) < counts[:, None]

@@ -8,7 +8,8 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -126,11 +127,19 @@ def _keys_at(cls: type[Config], path: list[str]) -> list[str]:
     """Keys of the (possibly nested) configuration class at `path`."""
     for part in path:
         field = cls.model_fields.get(part.replace("-", "_"))
-        nested = field.annotation if field else None
-        if not (isinstance(nested, type) and issubclass(nested, Config)):
+        nested = _config_in(field.annotation) if field else None
+        if nested is None:
             break
         cls = nested
     return cls.keys()
+
+
+def _config_in(annotation: object) -> type[Config] | None:
+    """The configuration class that a field holds, be it only sometimes (`Config | None`)."""
+    for one in (annotation, *(get_args(annotation) if isinstance(annotation, UnionType) else ())):
+        if isinstance(one, type) and issubclass(one, Config):
+            return one
+    return None
 
 
 def _meaning(cls: type[Config], path: list[str]) -> str | None:
@@ -138,12 +147,9 @@ def _meaning(cls: type[Config], path: list[str]) -> str | None:
         field = cls.model_fields.get(part.replace("-", "_"))
         if field is None:
             return None
-        if (
-            isinstance(field.annotation, type)
-            and issubclass(field.annotation, Config)
-            and depth + 1 < len(path)
-        ):
-            cls = field.annotation
+        nested = _config_in(field.annotation)
+        if nested is not None and depth + 1 < len(path):
+            cls = nested
         else:
             return f"{part}: {field.description}" if field.description else None
     return None

@@ -19,6 +19,7 @@ from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from server.central import baseline_privacy
 from server.checkpoint import State
+from server.early_stopping import NAME, ending
 from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
 from server.extension import RunExtension
 
@@ -34,7 +35,7 @@ def conclude(
     callbacks: Callback,
     baselines: dict[str, dict[str, float]],
 ) -> Result:
-    """Evaluate the parameters of the last round on all final users and write the result.
+    """Evaluate the parameters that a run ends with on all final users and write the result.
 
     Args:
         run: the run folder.
@@ -48,15 +49,17 @@ def conclude(
         ClientError: nodes failed.
         RunError: the run folder cannot be written.
     """
-    arrays = to_record(state.parameters)
+    kept, parameters = ending(state)
+    arrays = to_record(parameters)
     started = time.perf_counter()
-    before = _evaluated(run, arrays, state.round, evaluator, callbacks, fine_tune=False)
+    before = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=False)
     shared = time.perf_counter() - started
     tuned = has_fine_tuning(run.experiment)
     table = before
     if tuned:
-        table = _evaluated(run, arrays, state.round, evaluator, callbacks, fine_tune=True)
+        table = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
     reports = _reports(run, state.round, extensions)
+    tables = {name: found for name, (_, found) in reports.items() if found}
     result = Result(
         experiment=run.experiment,
         folder=run.path,
@@ -66,16 +69,16 @@ def conclude(
         rounds=pd.DataFrame(state.rounds),
         users=metric_columns(table),
         groups=grouped(table),
-        parameters=state.parameters,
+        parameters=parameters,
         privacy=tuple(line for said, _ in reports.values() for line in said),
         baseline_users=run.baseline_users(),
+        early_stopping=tables.get(NAME, {}),
     )
     seconds = {
         "training": sum(timing["seconds"] for timing in state.timings),
         "evaluation-without-fine-tuning": shared,
         "evaluation": time.perf_counter() - started,
     }
-    tables = {name: found for name, (_, found) in reports.items() if found}
     run.write_result(result, {"seconds": seconds, "cost": _cost(state), **tables})
     return result
 

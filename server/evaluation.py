@@ -18,7 +18,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.metrics.groups import group_means
 from fedrec.protocol.messages import GROUP, pack_evaluate, unpack_table
-from fedrec.protocol.orders import EvaluateOrder
+from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from server.cohorts.roster import Roster
 from server.deployed.reply_validation import evaluated, metrics_of, of_usual_size
@@ -69,6 +69,7 @@ class Evaluator:
         clients: np.ndarray,
         *,
         fine_tune: bool = True,
+        held_out: HeldOutPart | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> pd.DataFrame:
         """One row of metrics (and group columns) per client, indexed by client id, ascending.
@@ -78,6 +79,7 @@ class Evaluator:
             round_number: the round after which this is.
             clients: `int64`, the clients to evaluate.
             fine_tune: whether each client first fine-tunes on its own data.
+            held_out: which held-out rows are ranked; None: those that the experiment evaluates.
             progress: called with (clients done, all clients) after every wave of messages.
 
         Raises:
@@ -98,7 +100,7 @@ class Evaluator:
         tables: list[pd.DataFrame] = []
         for wave in range(max((len(waves) for _, waves in groups), default=0)):
             orders = [(node, waves[wave]) for node, waves in groups if wave < len(waves)]
-            tables += self._ask(arrays, round_number, orders, step)
+            tables += self._ask(arrays, round_number, orders, step, held_out)
             if progress is not None:
                 progress(sum(len(table) for table in tables), len(clients))
         if not tables and self.untrusted and len(clients):
@@ -122,17 +124,20 @@ class Evaluator:
         round_number: int,
         orders: list[tuple[int, np.ndarray]],
         step: Section,
+        held_out: HeldOutPart | None,
     ) -> list[pd.DataFrame]:
         table = {"name": step.name, **step.options}
         engine, each = self.experiment.engine, self.generating is not None
         sent = (
-            self._generated(arrays, round_number, dict(orders), table)
+            self._generated(arrays, round_number, dict(orders), table, held_out)
             if each
             else {n: arrays for n, _ in orders}
         )
         messages = [
             Message(
-                pack_evaluate(sent[node], EvaluateOrder(round_number, clients, table, each)),
+                pack_evaluate(
+                    sent[node], EvaluateOrder(round_number, clients, table, each, held_out)
+                ),
                 node,
                 MessageType.EVALUATE,
             )
@@ -166,13 +171,15 @@ class Evaluator:
         round_number: int,
         groups: dict[int, np.ndarray],
         step: dict[str, Any],
+        held_out: HeldOutPart | None,
     ) -> dict[int, ArrayRecord]:
         """Generated parameters for each node's clients, for their held-out rows or for the whole
         catalogue."""
         theta, requests = zero_copy_arrays(arrays), {}
         if self.experiment.task == "rating":
+            purpose: Purpose = "validate" if held_out == "validation" else "evaluate"
             requests = request_items(
-                self.grid, self.experiment.engine, groups, round_number, "evaluate", step
+                self.grid, self.experiment.engine, groups, round_number, purpose, step
             )
             groups = {node: groups[node] for node in requests}
         return {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of extensions, which the loop calls at fixed points of each round.
 
-The privacy guard and the accounts of users with noise of their own are such extensions.
+The privacy guard, the accounts of users with noise of their own and early stopping are such
+extensions.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 
 class RunExtension:
@@ -47,6 +49,9 @@ class RunExtension:
 
     def before_upload(self, round_number: int) -> None:
         """The strategy has made its messages, and no client has been asked yet."""
+
+    def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
+        """A round's parameters are there; they may be changed in place by the next round."""
 
     def columns(self) -> dict[str, float]:
         """Values for the row of a completed round."""

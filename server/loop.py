@@ -182,6 +182,8 @@ class Loop:
         checked = {n: v for n, v in parameters.items() if self._due(number) or v.size < _LARGE}
         refuse_non_finite(checked, number, self.strategy)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
+        for extension in self.extensions:
+            extension.after_training(number, arrays)
         ended = time.perf_counter()
         timing = {
             "round": number,

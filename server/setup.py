@@ -12,6 +12,7 @@ from fedrec.runs.folder import RunFolder
 from server.central import refuse_central
 from server.cohorts.selection import SampledCohorts
 from server.deployed.federation import federation_of
+from server.early_stopping import early_stopping_of
 from server.evaluation import Evaluator
 from server.extension import RunExtension
 from server.federation import Federation
@@ -56,10 +57,11 @@ class Setup:
         strategy = make_strategy(experiment, cohorts)
         if federation.secure is not None:
             refuse_non_additive(strategy)
-        parts = (guard_of(run, strategy), accounts_of(run, strategy, cohorts))
+        guards = (guard_of(run, strategy), accounts_of(run, strategy, cohorts))
         refuse_to_wait(strategy, len(federation.roster.nodes))
         generating = strategy if isinstance(strategy, GeneratingStrategy) else None
         roster, untrusted = federation.roster, federation.untrusted
         evaluator = Evaluator(experiment, roster, grid, generating, untrusted=untrusted)
+        parts = (early_stopping_of(experiment, evaluator), *guards)
         extensions = tuple(part for part in parts if part is not None)
         return cls(federation, cohorts, strategy, evaluator, extensions)

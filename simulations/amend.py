@@ -23,6 +23,7 @@ CHANGEABLE = (
     "rounds",
     "callbacks",
     "checkpoint",
+    "early-stopping.patience",
     "evaluation.every",
     "evaluation.users",
     "engine.timeout",
@@ -54,6 +55,7 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
     for text in texts:
         _refuse_fixed(text)
     _refuse_other_rounds(run, before, after)
+    _refuse_less_patience(before, after)
     write_amended(run, after)
     return RunFolder(run.path)
 
@@ -115,6 +117,17 @@ def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) 
             expected="privacy.noise-multiplier in a run that is extended",
             got=f"privacy.epsilon = {privacy.epsilon:g}, to which the noise of all rounds was "
             "calibrated",
+            fix="start another run with `fedrec run`",
+        )
+
+
+def _refuse_less_patience(before: Experiment, after: Experiment) -> None:
+    one, other = before.early_stopping, after.early_stopping
+    if one is not None and other is not None and other.patience < one.patience:
+        raise ExperimentError(
+            "with less patience this run would have ended before",
+            expected=f"early-stopping.patience = {one.patience} or more",
+            got=f"early-stopping.patience = {other.patience}",
             fix="start another run with `fedrec run`",
         )
 

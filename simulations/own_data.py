@@ -5,7 +5,8 @@ Data without side features leave a model that knows users by features nothing to
 is what it likes: a linear item-to-item model, found by two federated rounds in which every client
 uploads once each (counts, then products), beside popularity and centralised EASE. A fifth of the
 users are tested, each on a random half of its items; a tenth are held out for choosing settings
-(`--set evaluation.held-out=validation`).
+(`--set evaluation.held-out=validation`), and by them training ends (`[early-stopping]`): should
+popularity serve them better than the linear model, popularity is kept.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def own_experiment(
         **linear_system(epsilon, min(found.items, 1000)),
         "evaluation": {"every": 0, "ks": [10, 20], "baselines": _baselines(epsilon)},
     }
+    if found.users >= _FEWEST_USERS:
+        table["early-stopping"] = {}
     if found.positive_above is not None:
         table["positive-above"] = found.positive_above
     return table

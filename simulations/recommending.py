@@ -27,6 +27,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
+from server.early_stopping import ending
 
 _CELLS = 4_000_000  # users times items that are scored at once
 
@@ -42,11 +43,11 @@ def load_result(folder: str | Path) -> Result:
 
 
 def with_parameters(result: Result) -> Result:
-    """The same result with the parameters of the newest checkpoint; none of centralised systems."""
+    """The same result with the parameters that the run ended with; none of centralised systems."""
     if not result.experiment.federated:
         return result
     state = Checkpoints.of(RunFolder(result.folder)).latest()
-    return result if state is None else replace(result, parameters=state.parameters)
+    return result if state is None else replace(result, parameters=ending(state)[1])
 
 
 def keep_ids(run: RunFolder) -> None:
@@ -189,5 +190,5 @@ def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
         node.device,
     )
     with torch.no_grad() if step.config.epochs == 0 else torch.enable_grad():
-        found = client_scores(node, step, parameters, clients, len(result.rounds))
+        found = client_scores(node, step, parameters, clients, result.best_round)
     return found.detach().cpu().numpy()

@@ -107,6 +107,10 @@ class DeviceNode(Node):
         return self.population.evaluated_clients(self.experiment.evaluation.held_out)
 
     @property
+    def validated(self) -> np.ndarray | None:
+        return None
+
+    @property
     def work(self) -> np.ndarray | None:
         return None
 

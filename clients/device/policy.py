@@ -146,6 +146,12 @@ class Policy(Config):
             RefusalError: its round or its step is another.
         """
         _refuse_round(order.round, 0, experiment.rounds)
+        if order.held_out is not None:
+            raise RefusalError(
+                "the order evaluates other rows than the experiment does",
+                expected="no held-out rows of its own",
+                got=repr(order.held_out),
+            )
         own = step_table(experiment.fine_tune_step())
         allowed = (Phase("evaluation", own), Phase("evaluation", {**own, "epochs": 0}))
         if order.step is not None and not any(phase.has_step(order.step) for phase in allowed):

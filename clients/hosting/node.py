@@ -125,6 +125,14 @@ class Node:
         return self._hosted(self.population.evaluated_clients(self.experiment.evaluation.held_out))
 
     @property
+    def validated(self) -> np.ndarray | None:
+        """`int64`, ascending: hosted clients that have validation rows; None where training never
+        ends by them."""
+        if self.experiment.early_stopping is None:
+            return None
+        return self._hosted(self.population.evaluated_clients("validation"))
+
+    @property
     def work(self) -> np.ndarray | None:
         """`int64`, number of training rows of each client that it hosts for training, if others may
         train them.

@@ -27,6 +27,7 @@ from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.results import Trained
 from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ClientError, ExperimentError
+from fedrec.experiment.phases import rounds_before_last_phase
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import TrainOrder, TrainSum
 
@@ -139,9 +140,13 @@ def _entries(node: Node) -> int:
     """A resumed run may start from any kept checkpoint, and needs the private state of that round.
 
     The oldest goes when the newest is written, which may still be going on while the round after it
-    trains.
+    trains. Where training is ended by validation users, the run ends with an earlier round.
     """
-    return node.experiment.checkpoint.every * node.experiment.checkpoint.keep + 2
+    experiment = node.experiment
+    watch, back = experiment.early_stopping, 0
+    if watch is not None:
+        back = rounds_before_last_phase(experiment) + watch.every * (watch.patience + 1)
+    return experiment.checkpoint.every * experiment.checkpoint.keep + 2 + back
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

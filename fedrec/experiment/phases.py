@@ -76,5 +76,11 @@ def phase_at(phases: Sequence[Phase], round_number: int) -> Phase:
     return next(phase for phase in phases if phase.last is None or round_number <= phase.last)
 
 
+def rounds_before_last_phase(experiment: Experiment) -> int:
+    """Number of rounds of all phases but the last one."""
+    ends = [phase.last for phase in phases_of(experiment) if phase.last is not None]
+    return max(ends, default=0)
+
+
 def _text(step: Mapping[str, Any]) -> str:
     return json.dumps(step, sort_keys=True)

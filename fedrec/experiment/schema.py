@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
+from fedrec.experiment.early_stopping import EarlyStoppingConfig
 from fedrec.experiment.sections import (
     Section,
     component_settings,
@@ -192,6 +193,9 @@ class Experiment(Config):
     secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
     """`true`, or a table of settings: the server sees the sum over nodes only, each masks its own;
     default: it sees the sum of each node."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """When training ends before its last round; default: never, and the last parameters are
+    kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()
@@ -244,6 +248,15 @@ class Experiment(Config):
             )
         if not self.federated and not self.evaluation.baselines:
             raise ValueError("rounds = 1 or more, or centralised systems in evaluation.baselines")
+        return self
+
+    @model_validator(mode="after")
+    def _watches_held_out_rows_alone(self) -> Self:
+        if self.early_stopping is not None and self.evaluation.protocol == "reconstruction":
+            raise ValueError(
+                "[early-stopping] without evaluation.protocol = 'reconstruction', which ranks whole"
+                " histories, test rows too"
+            )
         return self
 
     @model_validator(mode="after")
@@ -323,5 +336,6 @@ FEDERATED = (
     "train-config",
     "privacy",
     "secure-aggregation",
+    "early-stopping",
 )
 """Keys of an experiment that only a federated system uses."""

@@ -10,12 +10,13 @@ by Holm's step-down procedure.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-_AT_ONCE = 500  # resamples in memory at a time
+from fedrec.metrics.bootstrap import bootstrap_intervals
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,36 @@ def paired_test(
         ValueError: fewer than two users have a value by both.
     """
     differences = np.asarray(system, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
-    differences = differences[np.isfinite(differences)]
-    if len(differences) < 2:
-        raise ValueError(f"Expected two users or more with both values, got {len(differences)}.")
-    low, high = bootstrap_interval(
-        differences, resamples=resamples, confidence=confidence, seed=seed
-    )
+    (found,) = paired_tests([differences], resamples=resamples, confidence=confidence, seed=seed)
+    return found
+
+
+def paired_tests(
+    differences: Sequence[np.ndarray],
+    *,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> list[PairedTest]:
+    """Several comparisons at once, whose bootstrap intervals share their draws.
+
+    Args:
+        differences: of each comparison, system minus reference of each user; NaN where there is
+            none.
+        resamples: of the bootstrap. confidence: of its intervals, in (0, 1). seed: of its draws.
+
+    Raises:
+        ValueError: fewer than two users have a value in one of them.
+    """
+    known = [values[np.isfinite(values)] for values in differences]
+    for values in known:
+        if len(values) < 2:
+            raise ValueError(f"Expected two users or more with both values, got {len(values)}.")
+    intervals = bootstrap_intervals(known, resamples=resamples, confidence=confidence, seed=seed)
+    return [_tested(values, *ends) for values, ends in zip(known, intervals, strict=True)]
+
+
+def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
     spread = float(differences.std(ddof=1))
     mean = float(differences.mean())
     moved = differences[differences != 0]
@@ -97,26 +122,6 @@ def paired_test(
         better=int((differences > 0).sum()),
         worse=int((differences < 0).sum()),
     )
-
-
-def bootstrap_interval(
-    values: np.ndarray, *, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile interval of the mean of `values [n]` (Efron 1979).
-
-    Raises:
-        ValueError: there are no values.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    if not len(values):
-        raise ValueError("Expected values, got none.")
-    random, means = np.random.default_rng(seed), []
-    for start in range(0, resamples, _AT_ONCE):
-        count = min(_AT_ONCE, resamples - start)
-        means.append(values[random.integers(0, len(values), (count, len(values)))].mean(1))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return float(low), float(high)
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "train": _ORDER
     | {"weighting", "protection", "each", *OVERRIDES}
     | {_SECURE + field.name for field in fields(MaskOrder)},
-    "evaluate": _ORDER | {"each"},
+    "evaluate": _ORDER | {"each", "held-out"},
     ITEMS: _ORDER | {"purpose"},
     SECURE_SHARES: frozenset(field.name for field in fields(ShareOrder)),
     SECURE_UNMASK: frozenset(field.name for field in fields(UnmaskOrder)),
@@ -231,6 +231,8 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
     """The content of an evaluation message."""
     config = _order_config(order.round, order.clients, order.step)
     config["each"] = order.each
+    if order.held_out is not None:
+        config["held-out"] = order.held_out
     return RecordDict({ARRAYS: arrays, CONFIG: config})
 
 
@@ -239,7 +241,11 @@ def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], Evaluat
     """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
     config = config_of(content)
     each, number = bool(config.get("each", False)), int(config.get("server-round", 0))  # type: ignore[arg-type]
-    return own_arrays(content), EvaluateOrder(number, _clients_of(config), _step_of(config), each)
+    part: Any = config.get("held-out")
+    if part not in (None, "test", "validation"):
+        raise ValueError(f"held-out rows {part!r}")
+    clients, step = _clients_of(config), _step_of(config)
+    return own_arrays(content), EvaluateOrder(number, clients, step, each, part)
 
 
 def pack_table(table: pd.DataFrame) -> RecordDict:
@@ -268,8 +274,9 @@ def unpack_table(content: RecordDict) -> pd.DataFrame:
 def pack_presence(presence: Presence) -> RecordDict:
     """The answer to a hello."""
     arrays = {"training": presence.training, "evaluated": presence.evaluated}
-    if presence.work is not None:
-        arrays["work"] = presence.work
+    for name in ("work", "validated"):
+        if (said := getattr(presence, name)) is not None:
+            arrays[name] = said
     metrics = MetricRecord({"partition-id": presence.partition, "memory-mib": presence.memory_mib})
     config = ConfigRecord({"paths": json.dumps(dict(presence.paths))})
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics, CONFIG: config})
@@ -281,8 +288,9 @@ def unpack_presence(content: RecordDict) -> Presence:
     partition = int(metrics["partition-id"])  # type: ignore[index]
     memory = float(metrics["memory-mib"])  # type: ignore[index]
     paths = json.loads(str(config_of(content).get("paths", "{}")))
+    work, validated = arrays.get("work"), arrays.get("validated")
     return Presence(
-        partition, arrays["training"], arrays["evaluated"], arrays.get("work"), memory, paths
+        partition, arrays["training"], arrays["evaluated"], work, memory, paths, validated
     )
 
 

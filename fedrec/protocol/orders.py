@@ -17,7 +17,8 @@ from fedrec.protocol.sparse_update import Change
 Weighting = Literal["uniform", "examples"]
 
 
-Purpose = Literal["train", "evaluate"]
+HeldOutPart = Literal["test", "validation"]
+Purpose = Literal["train", "evaluate", "validate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,8 @@ class ItemQuery:
     Attributes:
         round: number of the round.
         clients: `int64`, ascending.
-        purpose: the items that they train on in this round, or those of their held-out rows.
+        purpose: the items that they train on in this round, those of the held-out rows that the
+            experiment evaluates, or those of their validation rows.
         step: name and settings of the local step.
     """
 
@@ -117,12 +119,14 @@ class EvaluateOrder:
             in standard form.
         step: the local step of on-device fine-tuning; None: the experiment's own.
         each: the parameters are generated ones, of each client its own.
+        held_out: which held-out rows are ranked; None: those that the experiment evaluates.
     """
 
     round: int
     clients: np.ndarray | None
     step: dict[str, Any] | None = None
     each: bool = False
+    held_out: HeldOutPart | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +143,8 @@ class Presence:
         memory_mib: peak memory of its process; 0 where it does not say.
         paths: how it trains the clients of each of the experiment's steps, by the step's name, if
             it says so.
+        validated: `int64`, clients it hosts that have validation rows; said only where training may
+            end by them.
     """
 
     partition: int
@@ -147,3 +153,4 @@ class Presence:
     work: np.ndarray | None = None
     memory_mib: float = 0.0
     paths: Mapping[str, str] = field(default_factory=dict)
+    validated: np.ndarray | None = None

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from fedrec.errors import ExperimentError
-from fedrec.metrics.paired_tests import PairedTest, bootstrap_interval, holm, paired_test
+from fedrec.metrics.bootstrap import bootstrap_intervals
+from fedrec.metrics.paired_tests import PairedTest, holm, paired_tests
 from fedrec.report.rows import is_private
 from fedrec.runs.result import Result
 
@@ -72,9 +73,10 @@ class Comparison:
             for name in ("t", "wilcoxon")
         }
         rows = []
-        for label, system in self.systems.items():
+        users = [_by_user(system.users).to_numpy() for system in self.systems.values()]
+        intervals = bootstrap_intervals(users)
+        for (label, system), (low, high) in zip(self.systems.items(), intervals, strict=True):
             means = np.array(list(system.by_seed.values()))
-            low, high = bootstrap_interval(_by_user(system.users).to_numpy())
             row = {
                 "system": label,
                 "private": system.private,
@@ -118,16 +120,13 @@ def compare(
             got=reference,
             fix="name more runs, or add evaluation.baselines",
         )
-    tests = {
-        label: _tested(system, systems[reference])
-        for label, system in systems.items()
-        if label != reference
-    }
-    return Comparison(metric, reference, systems, tests)
+    others = [label for label in systems if label != reference]
+    found = paired_tests([_differences(systems[label], systems[reference]) for label in others])
+    return Comparison(metric, reference, systems, dict(zip(others, found, strict=True)))
 
 
-def _tested(system: System, reference: System) -> PairedTest:
-    """Of differences under each seed, averaged over the seeds of each user."""
+def _differences(system: System, reference: System) -> np.ndarray:
+    """Of each user, averaged over its seeds."""
     differences = (system.users - reference.users).dropna()
     if differences.index.nunique() < 2:
         raise ExperimentError(
@@ -136,8 +135,7 @@ def _tested(system: System, reference: System) -> PairedTest:
             got=f"{len(differences)} users in common",
             fix="run both with the same [dataset], [split], evaluation and seed",
         )
-    own = _by_user(differences).to_numpy()
-    return paired_test(own, np.zeros(len(own)))
+    return _by_user(differences).to_numpy()
 
 
 def _by_user(values: pd.Series) -> pd.Series:

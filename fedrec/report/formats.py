@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
@@ -12,6 +13,7 @@ from fedrec.report.comparison import Comparison
 if TYPE_CHECKING:
     from rich.table import Table
 
+_GAP = 2  # characters between columns
 Format = Literal["csv", "markdown", "latex"]
 _HEADS = (
     "system",
@@ -79,15 +81,30 @@ def comparison_text(comparison: Comparison, form: Format) -> str:
     )
 
 
-def comparison_terminal(comparison: Comparison) -> Table:
-    """The comparison as a rich table."""
+def comparison_terminal(comparison: Comparison, width: int) -> list[Table]:
+    """The comparison as a rich table; as several where it is wider than `width` characters, each
+    with the systems in front."""
+    lines = comparison_cells(comparison)
+    widths = [max(map(len, column)) + _GAP for column in zip(*lines, strict=True)]
+    parts: list[list[int]] = [[]]
+    for place in range(1, len(widths)):
+        taken = widths[0] + sum(widths[other] for other in parts[-1])
+        if parts[-1] and taken + widths[place] > width:
+            parts.append([])
+        parts[-1].append(place)
+    return [
+        _table([[line[0], *(line[place] for place in part)] for line in lines]) for part in parts
+    ]
+
+
+def _table(lines: Sequence[Sequence[str]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    heads, *rows = comparison_cells(comparison)
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, _GAP, 0, 0))
+    heads, *rows = lines
     for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place < 2 else "right", overflow="fold")
+        table.add_column(head, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

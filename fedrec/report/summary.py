@@ -49,6 +49,26 @@ def summary_notes(result: Result) -> list[str]:
     return _below_popularity(result, name) + _without_private_popularity(result)
 
 
+def early_stopping_line(result: Result) -> str:
+    """The round that was kept, why, and whether training ended early; empty where nobody
+    watched."""
+    found = result.early_stopping
+    best = found.get("best-round")
+    if not found or best is None:
+        return ""
+    since = found["evaluations-since"]
+    end = (
+        f"training ended after {found['rounds']} of {found['planned-rounds']} rounds, when"
+        f" {since} evaluation{'s' if since > 1 else ''} had brought no improvement"
+        if found["stopped"]
+        else f"all {found['rounds']} rounds were run"
+    )
+    return (
+        f"Kept: round {best}, the best by {found['metric']} of {found['validation-users']:,}"
+        f" validation users ({found['best']:.4f}); {end}."
+    )
+
+
 def deciding_metric(result: Result) -> str | None:
     """The metric that systems are judged by: Hits@10, or the first hit rate there is."""
     hits = [metric for metric in result.metrics if metric.startswith("hits@")]

@@ -42,6 +42,8 @@ from fedrec.runtime.atomic_files import write_atomically
 from fedrec.runtime.folder_lock import locked
 
 Row = dict[str, Any]
+_BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
+_SAID = ("leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy")
 _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # of a result
 
 
@@ -80,7 +82,7 @@ class RunFolder:
             RunError: there is something at `path` already.
         """
         path = path.expanduser().resolve()
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or not _never_began(path)):
             known = (path / "run.json").is_file()
             raise RunError(
                 f"{path} is not empty",
@@ -92,8 +94,8 @@ class RunFolder:
                     else "choose another --output"
                 ),
             )
-        write_atomically(path / "experiment.toml", experiment.toml())
         write_atomically(path / "environment.json", _json(environment()))
+        write_atomically(path / "experiment.toml", experiment.toml())
         started = datetime.now(UTC).isoformat(timespec="seconds")
         about = {
             "fedrec": installed_version("fedrec"),
@@ -110,9 +112,10 @@ class RunFolder:
         Raises:
             RunError: it is not the one that the run was started with.
         """
-        from fedrec.experiment.loading import load
+        from fedrec.experiment.loading import read
 
-        experiment = load(self.path / "experiment.toml")
+        # As it was resolved when it was written: its components need not be imported to read it.
+        experiment = Experiment.parse(read(self.path / "experiment.toml"))
         about = self._read_json("run.json")
         if experiment.digest() not in self.digests:
             raise RunError(
@@ -185,10 +188,8 @@ class RunFolder:
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""
-        for name, rows in (
-            ("rounds.csv", rounds),
-            ("timings.csv", timings),
-        ):  # the checkpoint holds them too
+        # the checkpoint holds them too
+        for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):
             write_atomically(
                 self.path / name,
                 self._tables.setdefault(name, IncrementalCsv()).text(rows),
@@ -281,10 +282,7 @@ class RunFolder:
             raise self._damaged("result.json", f"no numbers by name under {', '.join(_METRICS)}")
         if not all(_are_metrics(own) for own in baselines.values()):
             raise self._damaged("result.json", "baselines without numbers by name")
-        parts = [
-            summary.get(part, {})
-            for part in ("leak", "perturb", "personal", "privacy", "baselines-privacy")
-        ]
+        parts = [summary.get(part, {}) for part in _SAID]
         said = [part.get("in words", []) if isinstance(part, dict) else None for part in parts]
         if not all(isinstance(lines, list) for lines in said):
             raise self._damaged("result.json", "an account that is not in words")
@@ -299,6 +297,7 @@ class RunFolder:
             groups=self._read_table("groups.csv", index=0),
             baseline_users=self.baseline_users(),
             privacy=tuple(str(line) for lines in said for line in lines or ()),
+            early_stopping=summary.get("early-stopping", {}),
         )
 
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
@@ -331,6 +330,13 @@ class RunFolder:
                 " checkpoints"
             ),
         )
+
+
+def _never_began(folder: Path) -> bool:
+    """Whether a folder is empty, or of a run that was killed before it had a run.json."""
+    names = sorted(file.name.lstrip(".") for file in folder.iterdir())
+    started = not names or names[0].startswith(_BEFORE_RUN[0])
+    return started and all(name.startswith(_BEFORE_RUN) for name in names)
 
 
 def _are_metrics(value: object) -> bool:

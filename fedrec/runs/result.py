@@ -35,6 +35,8 @@ class Result:
         privacy: what the run cost in privacy, and what that means, one paragraph per line; empty
             without `[privacy]`, `[perturb]` and private baselines.
         baseline_users: one table like `users` per centralised baseline.
+        early_stopping: with `[early-stopping]`: `metric`, `best`, `best-round`, `rounds`,
+            `planned-rounds`, `stopped` and more; `parameters` are those of the best round.
     """
 
     experiment: Experiment
@@ -48,6 +50,12 @@ class Result:
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
     privacy: tuple[str, ...] = ()
     baseline_users: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
+    early_stopping: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def best_round(self) -> int:
+        """The round whose parameters the run ended with: its last, unless training was watched."""
+        return int(self.early_stopping.get("best-round") or len(self.rounds))
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:

@@ -138,8 +138,9 @@ def _duration(seconds: float) -> str:
 
 def _figures(row: dict[str, Any]) -> str:
     """Loss and the first known metric of a round, in a few words."""
+    watched = [name for name in row if name.startswith("validation-")]
     wanted = ["loss", "hits@10", *(name for name in row if name.startswith(("hits@", "rmse")))]
     shown = [
         name for name in dict.fromkeys(wanted) if math.isfinite(float(row.get(name, math.nan)))
     ]
-    return "  ".join(f"{name} {float(row[name]):.4f}" for name in shown[:2])
+    return "  ".join(f"{name} {float(row[name]):.4f}" for name in [*shown[:2], *watched])

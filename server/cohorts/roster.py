@@ -45,6 +45,12 @@ class Roster:
         """`int64`, ascending: all clients that have held-out rows."""
         return np.sort(np.concatenate([presence.evaluated for presence in self.presences]))
 
+    @cached_property
+    def validated(self) -> np.ndarray:
+        """`int64`, ascending: all clients that have validation rows, as far as nodes say so."""
+        said = [p.validated for p in self.presences if p.validated is not None]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *said]))
+
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Group clients by the node that hosts them: (node id, `int64` clients) in node order, no
         empty groups."""
@@ -90,11 +96,16 @@ class Roster:
     def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
         """All ids, ascending, and the place of the node that hosts each; of several nodes the
         last."""
-        hosted = [np.union1d(presence.training, presence.evaluated) for presence in self.presences]
+        hosted = [_hosted_by(presence) for presence in self.presences]
         ids = np.concatenate(hosted)[::-1]
         places = np.repeat(np.arange(len(hosted)), [len(part) for part in hosted])[::-1]
         distinct, first = np.unique(ids, return_index=True)
         return distinct, places[first]
+
+
+def _hosted_by(presence: Presence) -> np.ndarray:
+    found = np.union1d(presence.training, presence.evaluated)
+    return found if presence.validated is None else np.union1d(found, presence.validated)
 
 
 def call_roster(grid: Grid, *, timeout: float) -> Roster:

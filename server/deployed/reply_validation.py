@@ -26,6 +26,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.metrics.ranking import ranking_metrics
 from fedrec.metrics.rating import rating_errors
 from fedrec.metrics.reconstruction import reconstruction_metrics
+from fedrec.metrics.sampled import sampled_metrics
 from fedrec.protocol.messages import unpack_parameters, unpack_sum
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import Change, SparseUpdate
@@ -182,9 +183,15 @@ def metrics_of(experiment: Experiment) -> list[str]:
     )
     if settings.protocol == "reconstruction":
         return list(reconstruction_metrics(scores, nothing, settings.ks))
-    return list(
+    found = list(
         ranking_metrics(scores, seen=nothing, known=nothing, relevant=nothing, ks=settings.ks)
     )
+    if settings.sampled_items is not None:
+        drawn = settings.sampled_items
+        found += sampled_metrics(
+            scores, seen=nothing, relevant=nothing, ks=settings.ks, sampled=drawn
+        )
+    return found
 
 
 def _asked(message: Message) -> Asked:

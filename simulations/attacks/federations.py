@@ -92,12 +92,13 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
 
 
 def parameters_of(run: RunFolder) -> dict[str, np.ndarray]:
-    """Global parameters after the last round.
+    """Global parameters that a run ended with.
 
     Raises:
         RunError: there is no checkpoint.
     """
     from server.checkpoint import Checkpoints
+    from server.early_stopping import ending
 
     state = Checkpoints.of(run).latest()
     if state is None:
@@ -106,7 +107,7 @@ def parameters_of(run: RunFolder) -> dict[str, np.ndarray]:
             expected="the parameters after the last round",
             got="none",
         )
-    return state.parameters
+    return ending(state)[1]
 
 
 def scores_of(

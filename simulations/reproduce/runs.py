@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedrec.errors import RunError
 from fedrec.experiment.loading import load, read
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from simulations import runner
 from simulations.reproduce.quick import shrunk
 from simulations.reproduce.study import Found, Job, Task
 
+_CHECKPOINTS = 20  # of a run, at least
 _NORMAL = 1.959964  # quantile of 95 % intervals over users
 SYSTEM = ""
 """Stands for the experiment's federated system among the labels of its baselines."""
@@ -54,14 +58,36 @@ def run_task(
 
 
 def finished(job: Job, source: str | Mapping[str, Any], overrides: Sequence[str]) -> Result:
-    """The result of a job's run: read, gone on with, or run from the start."""
-    path = job.folder / "run"
-    if (path / "run.json").is_file():
-        return runner.resume(path)
-    table = read(source, overrides)
+    """The result of a job's run: read, gone on with from its newest checkpoint, or run from the
+    start.
+
+    Raises:
+        RunError: another run is in the job's folder, as of an earlier version of its settings.
+    """
+    path, table = job.folder / "run", read(source, overrides)
     if job.quick:
         table = shrunk(table)
-    return runner.run(load(table, [f"seed={job.seed}", "engine.name=serial"]), output=path)
+    experiment = load(table, [f"seed={job.seed}", "engine.name=serial"])
+    experiment = _often_saved(experiment)
+    if not (path / "run.json").is_file():
+        return runner.run(experiment, output=path)
+    settled = runner.settle(runner.with_private_popularity(experiment))
+    if RunFolder(path).experiment.digest() != settled.digest():
+        raise RunError(
+            f"{path} holds a run of other settings",
+            expected=f"the run {settled.name!r} as this study has it",
+            got="a run that was begun with other settings, such as by another version of fedrec",
+            fix=f"remove {job.folder}, or choose another --output",
+        )
+    return runner.resume(path)
+
+
+def _often_saved(experiment: Experiment) -> Experiment:
+    """The same experiment, whose checkpoints are a twentieth of the rounds apart at most, so that a
+    study that is killed loses little."""
+    every = min(experiment.checkpoint.every, max(1, experiment.rounds // _CHECKPOINTS))
+    checkpoint = experiment.checkpoint.model_copy(update={"every": every})
+    return experiment.model_copy(update={"checkpoint": checkpoint})
 
 
 def values(

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedrec.metrics.paired_tests import bootstrap_interval
+from fedrec.metrics.bootstrap import Interval, bootstrap_intervals
 
-_RESAMPLES = 1000
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,18 @@ class Note:
     warning: bool = False
 
 
-def interval_cell(values: np.ndarray) -> Cell:
-    """Mean over users and its 95% bootstrap interval; a dash without any user."""
-    values = np.asarray(values, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return Cell("-")
-    low, high = bootstrap_interval(values, resamples=_RESAMPLES)
-    return Cell(f"{values.mean():.4f}", f"{low:.4f} to {high:.4f}")
+def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:
+    """Mean over users of each sample and its 95% bootstrap interval; a dash without any user."""
+    known = [values[np.isfinite(values)] for values in samples]
+    told = [values for values in known if len(values)]
+    intervals = iter(bootstrap_intervals(told, resamples=_RESAMPLES))
+    return [
+        _interval_cell(values, next(intervals)) if len(values) else Cell("-") for values in known
+    ]
+
+
+def _interval_cell(values: np.ndarray, ends: Interval) -> Cell:
+    return Cell(f"{values.mean():.4f}", f"{ends[0]:.4f} to {ends[1]:.4f}")
 
 
 def number_cell(value: float | None) -> Cell:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,15 +12,16 @@ from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
 from fedrec.report.page.charts import Line, histogram, line_chart
-from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cell, number_cell
+from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cells, number_cell
 from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
-from fedrec.report.summary import deciding_metric, summary_notes
+from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
 from fedrec.runs.result import Result
 
 _LINES = 8  # in one chart
 _METRICS = 5  # columns of the table of results
 _MOST_DISTRIBUTIONS = 8
 _MOST_GROUPS = 4
+_CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-")
 _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 
@@ -28,7 +29,9 @@ def notes(results: Sequence[Result]) -> list[Note]:
     """One sentence per federated system about popularity, and warnings."""
     said = []
     for result in results:
-        metric = deciding_metric(result)
+        metric, kept = deciding_metric(result), early_stopping_line(result)
+        if kept:
+            said.append(Note(f"{result.experiment.name}: {kept}"))
         popular = result.baselines.get("popularity", {}).get(metric or "")
         if metric is None or not result.experiment.federated:
             continue
@@ -60,7 +63,7 @@ def what(results: Sequence[Result]) -> Table:
                     one.split.name,
                     one.model.name if federated else "-",
                     one.strategy.name if federated else "centralised alone",
-                    str(len(result.rounds)),
+                    _rounds(result),
                     str(one.seed),
                     f"{tested(result):,} ({one.evaluation.held_out})",
                 ),
@@ -70,6 +73,12 @@ def what(results: Sequence[Result]) -> Table:
     return Table("Each run", heads, tuple(rows))
 
 
+def _rounds(result: Result) -> str:
+    """Number of rounds, and the best one where the run has its parameters."""
+    count = len(result.rounds)
+    return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
+
+
 def tested(result: Result) -> int:
     """Number of users in the last evaluation."""
     return len(result.users)
@@ -77,28 +86,40 @@ def tested(result: Result) -> int:
 
 def results_tables(results: Sequence[Result]) -> list[Table]:
     """A table per run: its systems, metrics with 95% intervals over users, and epsilon."""
-    tables = []
-    for result in results:
-        systems = (
-            {result.experiment.name: result.users} if result.experiment.federated else {}
-        ) | (result.baseline_users)
-        columns = _shown(systems)
-        private = any(is_private(result, label) for label in systems)
-        heads = ("system", *columns, *(("epsilon",) if private else ()))
-        rows = tuple(
-            Row(
-                label if not private or is_private(result, label) else f"{label} (not private)",
-                (
-                    *(interval_cell(_values(table, metric)) for metric in columns),
-                    *((_epsilon(result, label),) if private else ()),
-                ),
-                own=label == result.experiment.name,
-            )
-            for label, table in systems.items()
+    systems = [_systems(result) for result in results]
+    samples = [
+        _values(table, metric)
+        for own in systems
+        for table in own.values()
+        for metric in _shown(own)
+    ]
+    cells = iter(interval_cells(samples))
+    return [_results_table(*pair, cells) for pair in zip(results, systems, strict=True)]
+
+
+def _systems(result: Result) -> dict[str, pd.DataFrame]:
+    """Metrics of each user by each system of a run, by label."""
+    own = {result.experiment.name: result.users} if result.experiment.federated else {}
+    return own | result.baseline_users
+
+
+def _results_table(
+    result: Result, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]
+) -> Table:
+    """The table of a run, whose cells come in the order of its rows."""
+    columns = _shown(systems)
+    private = {label: is_private(result, label) for label in systems}
+    some = any(private.values())
+    rows = tuple(
+        Row(
+            label if not some or private[label] else f"{label} (not private)",
+            (*(next(cells) for _ in columns), *((_epsilon(result, label),) if some else ())),
+            own=label == result.experiment.name,
         )
-        caption = f"{result.experiment.name}: means over users, 95% bootstrap intervals below"
-        tables.append(Table(caption, heads, rows))
-    return tables
+        for label in systems
+    )
+    caption = f"{result.experiment.name}: means over users, 95% bootstrap intervals below"
+    return Table(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
 
 
 def tests_table(results: Sequence[Result]) -> Table | None:
@@ -126,9 +147,7 @@ def curves(results: Sequence[Result]) -> list[str]:
         if name not in _NOT_CURVES and len(pd.Series(rounds[name]).dropna()) > 1
     )
     wanted = [
-        name
-        for name in columns
-        if name in ("loss", "mae", "rmse") or name.startswith(("hits@10", "ndcg@10", "hits@5"))
+        name for name in columns if name in ("loss", "mae", "rmse") or name.startswith(_CURVES)
     ] or list(columns)[:2]
     charts = []
     for metric in wanted:

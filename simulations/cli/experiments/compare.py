@@ -44,7 +44,9 @@ def compare(
         )
     found = compared([RunFolder(run).read_result() for run in runs], metric=metric, against=against)
     if wanted is None:
-        Console().print(comparison_terminal(found))
+        console = Console()
+        for table in comparison_terminal(found, console.width):
+            console.print(table)
         typer.echo(
             f"differences to {found.reference}, over"
             f" {max(test.users for test in found.tests.values())} users; p-values corrected by Holm"

@@ -95,12 +95,13 @@ def print_table(result: Result) -> None:
     """Print the table of a finished run, and what it costs in privacy."""
     from rich.console import Console
 
-    from fedrec.report.summary import summary_notes, summary_table
+    from fedrec.report.summary import early_stopping_line, summary_notes, summary_table
 
     console = Console()
     console.print(summary_table(result))
-    for line in [*summary_notes(result), *result.privacy]:
-        console.print(line, highlight=False)
+    for line in [early_stopping_line(result), *summary_notes(result), *result.privacy]:
+        if line:
+            console.print(line, highlight=False)
     rounds = f", {len(result.rounds)} rounds" if result.experiment.federated else ""
     console.print(f"{len(result.users)} users{rounds}. Run folder:", highlight=False)
 
@@ -112,7 +113,11 @@ def _print_next(result: Result) -> None:
         f"fedrec compare {result.folder} OTHER-RUN",
         f"fedrec sweep {result.folder / 'experiment.toml'} --seeds 3",
     ]
-    if result.experiment.federated:
+    watch = result.experiment.early_stopping
+    if watch is not None and result.early_stopping.get("stopped"):
+        patience = 2 * watch.patience
+        lines.append(f"fedrec resume {result.folder} --set early-stopping.patience={patience}")
+    elif result.experiment.federated:
         rounds = 2 * result.experiment.rounds
         lines.append(f"fedrec resume {result.folder} --set rounds={rounds}")
     for line in ("Next:", *(f"  {line}" for line in lines)):

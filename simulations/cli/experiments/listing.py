@@ -64,6 +64,7 @@ SECTIONS = (
     "privacy",
     "engine",
     "checkpoint",
+    "early-stopping",
     "secure-aggregation",
 )
 """Tables of an experiment whose keys are fixed; the others name a component."""
@@ -72,6 +73,7 @@ SECTIONS = (
 def section_class(name: str) -> type[Config]:
     """The configuration class of a table of an experiment."""
     from fedrec.experiment import schema
+    from fedrec.experiment.early_stopping import EarlyStoppingConfig
     from fedrec.experiment.secure_aggregation import SecureAggregationConfig
     from fedrec.privacy.config import PrivacyConfig
 
@@ -81,6 +83,7 @@ def section_class(name: str) -> type[Config]:
         "privacy": PrivacyConfig,
         "engine": schema.EngineConfig,
         "checkpoint": schema.CheckpointConfig,
+        "early-stopping": EarlyStoppingConfig,
         "secure-aggregation": SecureAggregationConfig,
     }
     return classes[name]

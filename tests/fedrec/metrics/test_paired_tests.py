@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.metrics.paired_tests import bootstrap_interval, holm, paired_test
+from fedrec.metrics.paired_tests import holm, paired_test
 
 
 def test_p_values_are_scipys():
@@ -41,22 +41,6 @@ def test_users_without_a_value_do_not_count():
     assert paired_test(one, other).users == 2
     with pytest.raises(ValueError, match="two users"):
         paired_test(one[:2], other[:2])
-
-
-def test_the_bootstrap_interval_covers_as_often_as_it_says():
-    random, hits = np.random.default_rng(1), 0
-    for trial in range(200):
-        low, high = bootstrap_interval(random.normal(0.3, 1, 50), resamples=400, seed=trial)
-        hits += low <= 0.3 <= high
-    assert 0.88 <= hits / 200 <= 0.99
-
-
-def test_the_interval_of_a_large_sample_is_the_normal_one():
-    values = np.random.default_rng(0).normal(2, 1, 4000)
-    low, high = bootstrap_interval(values, resamples=2000)
-    half = 1.96 * values.std() / np.sqrt(4000)
-    assert low == pytest.approx(values.mean() - half, abs=0.005)
-    assert high == pytest.approx(values.mean() + half, abs=0.005)
 
 
 def test_holm_by_hand():

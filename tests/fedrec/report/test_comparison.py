@@ -11,7 +11,7 @@ from scipy import stats
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.report.comparison import compare
-from fedrec.report.formats import comparison_cells, comparison_text
+from fedrec.report.formats import comparison_cells, comparison_terminal, comparison_text
 from fedrec.runs.result import Result
 
 
@@ -115,3 +115,19 @@ def test_formats(result):
     assert comparison_text(found, "markdown").count("\n") == 4
     latex = comparison_text(found, "latex")
     assert "a\\_b &" in latex and latex.count("\\\\\n") == 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_gets_tables_that_it_can_show(result, width):
+    from rich.console import Console
+
+    found = compare([result(users=[0.5, 0.2, 0.9], baselines={"popularity": [0.1, 0.2, 0.3]})])
+    assert len(comparison_terminal(found, 200)) == 1
+    tables = comparison_terminal(found, width)
+    console = Console(width=width)
+    with console.capture() as captured:
+        for table in tables:
+            console.print(table)
+    assert len(tables) > 1
+    assert all(cell in captured.get() for row in comparison_cells(found) for cell in row)
+    assert captured.get().count("popularity") == len(tables)

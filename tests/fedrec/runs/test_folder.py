@@ -129,3 +129,28 @@ def test_default_folder_is_named_by_experiment_and_digest(load_tiny, monkeypatch
     folder = default_folder(load_tiny())
     assert folder.parent == tmp_path and folder.name.startswith("tiny-20")
     assert folder.name.endswith(load_tiny().digest()[:6])
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [".environment.json.0123abcd"],
+        ["environment.json"],
+        ["environment.json", ".experiment.toml.0123abcd"],
+        ["environment.json", "experiment.toml"],
+    ],
+)
+def test_a_run_that_was_killed_before_it_began_is_begun_again(load_tiny, tmp_path, left):
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).write_text("of the killed run")
+    assert RunFolder.create(load_tiny(), tmp_path / "run").experiment == load_tiny()
+
+
+@pytest.mark.parametrize("own", [["experiment.toml"], ["environment.json", "notes.txt"]])
+def test_files_of_somebodys_own_are_not_taken_for_a_killed_run(load_tiny, tmp_path, own):
+    (tmp_path / "run").mkdir()
+    for name in own:
+        (tmp_path / "run" / name).write_text("mine")
+    assert refused(RunFolder.create, load_tiny(), tmp_path / "run").got == "other files"
+    assert all((tmp_path / "run" / name).read_text() == "mine" for name in own)

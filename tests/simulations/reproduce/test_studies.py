@@ -4,7 +4,12 @@ printed."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +21,8 @@ from simulations.reproduce import execution
 from simulations.reproduce.catalogue import find, studies
 from simulations.reproduce.execution import StudyFolder, reproduce
 from simulations.reproduce.published import Published, published
-from simulations.reproduce.study import Found, Study, Task
+from simulations.reproduce.runs import finished
+from simulations.reproduce.study import Found, Job, Study, Task
 from simulations.reproduce.tables import comparison, markdown
 
 MUST = (
@@ -146,3 +152,78 @@ def test_what_is_not_here_is_told_with_the_reason(asked, words):
     with pytest.raises(ExperimentError) as refused:
         find(*asked)
     assert words in refused.value.text()
+
+
+KILLED = '''
+"""A study that is killed in the fourth round of its run, where KILL is set."""
+
+import os, signal, sys
+from pathlib import Path
+
+from server.callbacks.base import Callback
+from simulations.reproduce.execution import StudyFolder, reproduce
+from simulations.reproduce.runs import SYSTEM, run_task
+from simulations.reproduce.study import Study
+
+
+class Killing(Callback):
+    def after_round(self, row, seconds):
+        with open(os.environ["TOLD"], "a") as file:
+            file.write(f"{row['round']}\\n")
+        if os.environ.get("KILL") and row["round"] == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+
+def study(table):
+    task = run_task(
+        "one", table, dataset="data", models={SYSTEM: "model"}, metrics={"hits@5": "Hits@5"},
+        seconds=1,
+    )
+    return Study("pnbm", "figure9", "A made-up one", (), (task,))
+
+
+if __name__ == "__main__":
+    import json
+
+    reproduce(StudyFolder(Path(sys.argv[2]), study(json.loads(sys.argv[1])), quick=False), 1)
+'''
+
+
+@pytest.mark.timeout(180)
+def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
+    tmp_path, tiny_experiment, monkeypatch
+):
+    (tmp_path / "killed_study.py").write_text(KILLED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table = {**tiny_experiment(), "rounds": 8, "callbacks": [{"name": "killed_study:Killing"}]}
+    table["checkpoint"] = {"every": 8}  # a study saves more often than that
+    place = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "killed_study", json.dumps(table), str(tmp_path / "study")],
+        env={**os.environ, "PYTHONPATH": place, "KILL": "1", "TOLD": str(tmp_path / "killed")},
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    assert (tmp_path / "killed").read_text().split() == ["1", "2", "3", "4"]
+    import killed_study
+
+    monkeypatch.setenv("TOLD", str(tmp_path / "resumed"))
+    found = reproduce(StudyFolder(tmp_path / "study", killed_study.study(table), quick=False), 1)
+    resumed = (tmp_path / "resumed").read_text().split()
+    assert resumed[0] in ("4", "5") and resumed[-1] == "8"  # the fourth may not have been saved
+    monkeypatch.setenv("TOLD", str(tmp_path / "whole"))
+    whole = reproduce(
+        StudyFolder(tmp_path / "whole-study", killed_study.study(table), quick=False), 1
+    )
+    assert [one for _, one in found] == [one for _, one in whole]
+
+
+def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_experiment):
+    """As of an earlier version, whose numbers would stand for those of this one."""
+    job = Job(tmp_path, 0, False)
+    finished(job, tiny_experiment(), ())
+    assert finished(job, tiny_experiment(), ()).metrics
+    with pytest.raises(RunError, match="other settings"):
+        finished(job, tiny_experiment(), ("strategy.server-lr=0.5",))
