@@ -42,7 +42,7 @@ _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
 def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of a run folder through `flwr run`, and wait for its end.
+    """Run the remaining part of a run folder through `flwr run`, and wait for its end.
 
     Callbacks are called after each round but cannot end the run.
 

@@ -2,9 +2,9 @@
 """A work signal between a SuperNode and its executor: a file that the one touches when there is
 work.
 
-Flower's executor asks its SuperNode for a task again and again. Each question is an HTTPS call,
-which costs more than looking at a file a hundred times, and two processes pay for it: with 200 idle
-nodes on a machine, a core and a half of two.
+Flower's executor polls its SuperNode for a task. Each poll is an HTTPS call, which costs more than
+checking a file a hundred times, in two processes: with 200 idle nodes on a machine, one and a half
+cores of two.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WorkSignal:
     """A work signal for one listener.
 
     Args:
-        file: lies in a folder that both may write to; a work signal without a file is never heard.
-        clock: seconds that only grow.
+        file: in a folder that both may write to; a work signal without a file is never received.
+        clock: monotonic seconds.
         pause: what sleeps.
     """
 
@@ -40,14 +40,13 @@ class WorkSignal:
         self._heard = self._rung()
 
     def ring(self) -> None:
-        """Wake whoever sleeps by this work signal; if it cannot be rung they wake up by
-        themselves."""
+        """Wake the sleeping listener; if the signal cannot be sent, it wakes up by itself."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.write_bytes(b"")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or until the work signal rings; not at all if it rang since the last
+        """Sleep so long, or until the signal is sent; not at all if it was sent since the last
         sleep."""
         until, looks = self._clock() + seconds, Backoff(_FIRST_LOOK, _LONGEST_LOOK)
         while (rung := self._rung()) == self._heard and (left := until - self._clock()) > 0:
@@ -55,7 +54,7 @@ class WorkSignal:
         self._heard = rung
 
     def _rung(self) -> int | None:
-        """When it rang last."""
+        """Time of the last signal."""
         if self._file is None:
             return None
         try:
