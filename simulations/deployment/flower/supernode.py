@@ -118,7 +118,7 @@ class AnsweringNodeState(InMemoryNodeState):
                 del self.task_store[known]
         created = super().create_task(*args, **kwargs)
         self._newest_task = created if created is not None else self._newest_task
-        self._work_signal.ring()
+        self._work_signal.send()
         return created
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:

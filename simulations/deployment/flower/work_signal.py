@@ -37,9 +37,9 @@ class WorkSignal:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._file, self._clock, self._pause = file, clock, pause
-        self._heard = self._rung()
+        self._heard = self._last_signal()
 
-    def ring(self) -> None:
+    def send(self) -> None:
         """Wake the sleeping listener; if the signal cannot be sent, it wakes up by itself."""
         if self._file is not None:
             with suppress(OSError):
@@ -49,11 +49,13 @@ class WorkSignal:
         """Sleep so long, or until the signal is sent; not at all if it was sent since the last
         sleep."""
         until, looks = self._clock() + seconds, Backoff(_FIRST_LOOK, _LONGEST_LOOK)
-        while (rung := self._rung()) == self._heard and (left := until - self._clock()) > 0:
+        while (signal := self._last_signal()) == self._heard and (
+            left := until - self._clock()
+        ) > 0:
             self._pause(min(left, looks.next()))
-        self._heard = rung
+        self._heard = signal
 
-    def _rung(self) -> int | None:
+    def _last_signal(self) -> int | None:
         """Time of the last signal."""
         if self._file is None:
             return None
