@@ -281,7 +281,7 @@ def _unsound(got: str) -> RefusalError:
             " its own keys"
         ),
         got=got,
-        fix="none; the round goes on without this node",
+        fix="none; the round continues without this node",
     )
 
 

@@ -36,8 +36,8 @@ CHANGEABLE = (
 
 
 def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
-    """A run with some settings changed, ready to go on; a finished one goes on with the rounds that
-    are added.
+    """A run with some settings changed, ready to resume; a finished one continues with the rounds
+    that are added.
 
     Args:
         run: the run folder.

@@ -132,5 +132,5 @@ def _taken(expected: str, got: str) -> RefusalError:
         "this node does not take that step of secure aggregation",
         expected=expected,
         got=got,
-        fix="none; the round goes on without this node",
+        fix="none; the round continues without this node",
     )

@@ -3,7 +3,7 @@
 membership attack.
 
 Accuracy is what papers print, and says little: it depends on the share of members and on a
-threshold. So it stands beside balanced accuracy, the area under the ROC curve, and the share of
+threshold. So it is reported with balanced accuracy, the area under the ROC curve, and the share of
 members found at a small share of false alarms (Carlini et al. 2022, section III), which is what an
 attack on the few needs.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a centralised recommender that stands beside the federated ones."""
+"""The contract of a centralised recommender, a baseline of the federated ones."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _import(kind: Kind, module_name: str):
     except (
         Exception,
         SystemExit,
-    ) as error:  # a plug-in may fail in any way; the rest of fedrec goes on
+    ) as error:  # a plug-in may fail in any way; the rest of fedrec works
         place = line_of(error)
         beyond = place and not place.startswith((__file__, importlib.__file__))
         raise ExperimentError(

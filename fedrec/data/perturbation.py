@@ -84,8 +84,8 @@ class Perturbation(ABC):
 
     @abstractmethod
     def words(self) -> list[str]:
-        """Sentences that must stand beside the results of a run: what is guaranteed, and what is
-        not."""
+        """Sentences that must be reported with the results of a run: what is guaranteed, and what
+        is not."""
 
 
 def perturbation_of(experiment: Experiment) -> Perturbation | None:

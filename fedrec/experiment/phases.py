@@ -27,7 +27,7 @@ class Phase:
     Attributes:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
-        last: number of its last round; None: it goes on to the end.
+        last: number of its last round; None: it lasts to the end.
         volunteers: whether only clients take part in it who have agreed to it.
         sampler: how its cohorts are drawn; None: by the experiment's sampler.
     """

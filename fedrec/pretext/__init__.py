@@ -3,6 +3,6 @@
 
 A user's items in temporal order are cut into sessions. Of each session views are drawn in which an
 item or a segment is replaced by a negative one; an encoder must tell the true item or segment from
-negatives. The encoder's parameters, whose names begin with `session.`, stand beside the
+negatives. The encoder's parameters, whose names begin with `session.`, are added to the
 recommender's; the item embedding is shared with it.
 """

@@ -86,7 +86,7 @@ class SessionTask:
         return not (self.config.lambda_im or self.config.lambda_sm)
 
     def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Fresh parameters of the encoders, to stand beside those of the `model`."""
+        """Fresh parameters of the encoders, in addition to those of the `model`."""
         return initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
 
     def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:

@@ -9,7 +9,7 @@ from fedrec.privacy.accounting.sampling import Full, Poisson
 from fedrec.privacy.plan import Plan
 
 SIMULATION = "This is a simulation, not a release."
-"""What stands beside every epsilon of noise from a seed."""
+"""Printed with every epsilon of noise from a seed."""
 _TRUST = {
     "central": (
         "The server is trusted: it sees each client's clipped update. The guarantee is against"

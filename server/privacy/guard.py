@@ -220,7 +220,7 @@ class Guard(RunExtension):
                 got=f"{self._charges}, and epsilon {self.epsilon():.6g}",
                 fix=(
                     "restore the file from a backup; without it the privacy spent is unknown, and a"
-                    " run that goes on would report too little"
+                    " resumed run would report too little"
                 ),
             )
 

@@ -123,7 +123,7 @@ class Watch(Callback):
         """
         if first_round > 1:
             raise RunError(
-                f"the audited run {run.path} was broken off",
+                f"the audited run {run.path} was interrupted",
                 expected="a run that is watched from its first round",
                 got=f"a run that continues with round {first_round}",
                 fix=f"remove {run.path} and start again",

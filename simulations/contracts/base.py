@@ -141,7 +141,7 @@ class RunContract(Contract):
         )
 
     def test_a_resumed_run_equals_an_unbroken_one(self, tmp_path: Path) -> None:
-        """A run that was broken off after two of four rounds and resumed ends with the same
+        """A run that was interrupted after two of four rounds and resumed ends with the same
         bits."""
         from simulations import runner
 

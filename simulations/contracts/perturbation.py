@@ -47,7 +47,7 @@ class PerturbationContract(RunContract):
         assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
 
     def test_it_says_what_it_is_worth(self) -> None:
-        """At least one sentence stands beside the results of a run."""
+        """At least one sentence is reported with the results of a run."""
         words = self.cls(self.config(), 0).words()
         right = (
             isinstance(words, list)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real client: a SuperNode that speaks to the server, and an executor that works on its own data.
+"""A real client: a SuperNode that connects to the server, and an executor that works on its own
+data.
 
-They are two processes, so that what speaks to the outside never opens the data. They speak to each
-other over TLS on loopback, with a certificate and a secret that are made on the node and leave it
-as little as the data do.
+They are two processes, so that the process with a network connection never opens the data. They
+communicate over TLS on loopback, with a certificate and a secret that are made on the node and
+never leave it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class ClientPlan:
             self._refuse_strange(name, value)
 
     def _refuse_strange(self, name: str, value: object) -> None:
-        """Refuse a setting that cannot stand in Flower's node configuration."""
+        """Refuse a setting that Flower's node configuration cannot hold."""
         text = isinstance(value, str) and not set(value) & set("\"'\\\n")
         key = name.isascii() and name.replace("-", "").isalnum()
         if not key or not (text or isinstance(value, bool | int | float)):
@@ -103,7 +104,7 @@ class ClientPlan:
 
     @property
     def address(self) -> str:
-        """HOST:PORT on which SuperNode and executor meet."""
+        """HOST:PORT on which the executor reaches the SuperNode."""
         return f"{self.host}:{self.port}"
 
     def node_config(self) -> str:
@@ -164,8 +165,8 @@ def plan_of(
 
 
 def prepare(plan: ClientPlan, part: str = "all") -> None:
-    """Make what SuperNode and executor need to meet, where it is not there yet; an executor alone
-    waits for it.
+    """Create the certificate and the secret of SuperNode and executor, if missing; an executor
+    alone waits for them.
 
     Raises:
         EngineError, DataError: see `ClientPlan.check`.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compose file of a deployment: the same processes with the same flags, each in a container.
 
-Networks decide who reaches whom: `inside` joins SuperLink, executor of the ServerApp, operator and
+Networks separate the containers: `inside` joins SuperLink, executor of the ServerApp, operator and
 gateway; `outside` joins the gateway and the nodes; each node's SuperNode and executor have a
 network of their own, and the executor, which sees the data, no other. The gateway alone publishes a
 port.
@@ -115,8 +115,8 @@ def gateway_rules() -> str:
 
 
 def _ours(**settings: Any) -> dict[str, Any]:
-    """What all of our containers have: not root, nothing writable but volumes, no privileges,
-    always started again."""
+    """Common settings of all containers: not root, only volumes writable, no privileges, always
+    restarted."""
     return {
         "image": IMAGE,
         "user": _USER,
@@ -133,7 +133,7 @@ def _ours(**settings: Any) -> dict[str, Any]:
 
 
 def _own(folder: str) -> str:
-    """A folder in memory that is the container's user's; without these options it is root's."""
+    """A tmpfs folder owned by the container's user; without these options root owns it."""
     return f"{folder}:mode=0700,{_USER_OPTIONS}"
 
 
@@ -142,7 +142,7 @@ def _secret(name: str) -> str:
 
 
 def _checked(*arguments: str) -> dict[str, Any]:
-    """How the engine asks whether a container is well."""
+    """The health check of a container."""
     return {
         "test": ["CMD", "python", "-m", "simulations.deployment.processes.health", *arguments],
         **_HEALTH,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who the containers of a deployment run as, and the files that docker compose reads.
+"""The user that the containers of a deployment run as, and the files that docker compose reads.
 
-Containers run as whoever owns the deployment folder, as keys are for their owner only; and never as
-root, who in a container is root of the machine. For a root's deployment they run as a user of their
-own, who is given what they open.
+Containers run as the owner of the deployment folder, as only the owner can read its keys; and never
+as root, who in a container is root of the machine. If root owns the folder, they run as another
+user, who gets ownership of the files that containers open.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
         The compose file.
 
     Raises:
-        RunError: the folder's path cannot stand in them.
+        RunError: the files cannot hold the folder's path.
     """
     project = Path(__file__).resolve().parents[2]
     folder = deployment.path if place is None else place.expanduser().resolve()
@@ -59,7 +59,8 @@ def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
 
 
 def hand_over(deployment: Deployment) -> None:
-    """Give what containers open to their user, if root owns it; the authority's key stays."""
+    """Change the owner of the files that containers open, if root owns them; not of the authority's
+    key."""
     user, group = container_user()
     if user == os.getuid():
         return

@@ -65,7 +65,7 @@ def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (
 
 
 def start(deployment: Deployment, folder: RunFolder) -> int:
-    """Hand a run folder, new or broken off, to the SuperLink; gives Flower's id of the run.
+    """Submit a run folder, new or interrupted, to the SuperLink; gives Flower's id of the run.
 
     Raises:
         EngineError: the SuperLink did not take it.
@@ -161,7 +161,7 @@ def resumable(path: Path) -> RunFolder:
     folder = RunFolder(path)
     if folder.status()["state"] == "finished":
         raise RunError(
-            f"{path} is finished", expected="a run that was broken off", fix="read its result.json"
+            f"{path} is finished", expected="an interrupted run", fix="read its result.json"
         )
     return folder
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dataset cut into one file per node, each with its own users' rows and nothing of others.
 
-For trying out a deployment with a dataset that is at hand, and for comparing it with a simulation:
-the rows keep their order, the split is that of the whole dataset, and a user goes by its index in
-it, so every client draws the same numbers. User u lives on node u mod n, as in a simulation.
+To try a deployment with an existing dataset, and to compare it with a simulation: the rows keep
+their order, the split is that of the whole dataset, and a client id is the user's index in it, so
+every client draws the same random numbers. User u is on node u mod n, as in a simulation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SETTINGS = {"numbers": True, "most-evaluations": 1000}
 
 
 def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:
-    """Cut the dataset of an experiment for the nodes of a deployment, and register how many clients
-    they host at most.
+    """Cut the dataset of an experiment for the nodes of a deployment, and set the largest number of
+    clients per node.
 
     Raises:
         DataError: see `cut`.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines: one experiment, three places to run it."""
+"""The engines, which run the same experiment."""

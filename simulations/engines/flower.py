@@ -8,7 +8,7 @@ a free port, with a home of its own, that ends with the run. `flwr run` may exit
 run failed, so the run folder tells how it ended.
 
 The SuperLink listens on loopback, but asks nobody for a password: Flower has none for operators.
-While the run goes on, other users of the same machine can start runs there, which are code that
+During the run, other users of the same machine can start runs there, which are code that
 runs as this user.
 """
 
@@ -42,7 +42,7 @@ _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
 def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of a run folder through `flwr run`, and wait for its end.
+    """Run the remaining part of a run folder through `flwr run`, and wait for its end.
 
     Callbacks are called after each round but cannot end the run.
 

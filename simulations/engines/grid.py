@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our own grids share: node ids, numbering of messages, and waiting for replies."""
+"""Base of fedrec's grids: node ids, numbering of messages, and waiting for replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_NODE_ID = 2  # 1 is the server
 
 
 class LocalGrid(Grid):
-    """A grid whose nodes are ours. A subclass hands out messages and collects what has come back.
+    """A grid over local nodes. A subclass submits messages and collects replies.
 
     Args:
         nodes: number of nodes; node i has the id `FIRST_NODE_ID + i`.
@@ -35,9 +35,9 @@ class LocalGrid(Grid):
         """Start work on messages."""
 
     @abstractmethod
-    def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
-        """Replies to the wanted messages that are there within `timeout` seconds; None waits for
-        all of them."""
+    def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
+        """Replies to the messages with these ids that arrive within `timeout` seconds; None waits
+        for all."""
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same parameters where the nodes can read them without a copy; here, shared memory of

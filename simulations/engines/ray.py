@@ -151,13 +151,13 @@ class RayGrid(LocalGrid):
             packed = _packed(message, list(arrays), None if buffer is None else buffer.assign())
             self._pending[actor.handle.remote(packed, *shared)] = message, buffer
 
-    def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
+    def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
         import ray
 
         left = [
             ref
             for ref, (message, _) in self._pending.items()
-            if message.metadata.message_id in wanted
+            if message.metadata.message_id in message_ids
         ]
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a local Ray its user's alone: it listens on loopback, and its processes know each
-other by a token.
+"""Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
+token.
 
-As Ray comes, it listens on all interfaces and asks nobody for anything: whoever reaches its port
-runs code as the user who started it. The token is in the environment of Ray's processes, which
+By default Ray listens on all interfaces without authentication: whoever reaches its port runs code
+as the user who started it. The token is in the environment of Ray's processes, which
 other users cannot read, and in no file. The settings are for the time of a local Ray only; a
 cluster of the user's own is joined as the user has set it up.
 """

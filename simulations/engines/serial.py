@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial engine: every node in this process, one after the other. The debugger's and the tests'
-engine.
-
-An error in a client comes through as it is, with its traceback.
-"""
+"""The serial engine: every node in this process, one after the other. For debugging and tests: an
+error in a client keeps its traceback."""
 
 from __future__ import annotations
 
@@ -43,9 +40,11 @@ class SerialGrid(LocalGrid):
             )
             self._replies[message.metadata.message_id] = self._app(own, context)
 
-    def _collect(self, wanted: set[str], timeout: float | None) -> list[Message]:
+    def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
         return [
-            self._replies.pop(identifier) for identifier in wanted if identifier in self._replies
+            self._replies.pop(identifier)
+            for identifier in message_ids
+            if identifier in self._replies
         ]
 
 

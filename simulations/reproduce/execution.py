@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doing a study: what is done is kept and not done again, and a task that was broken off goes on in
+"""Execution of a study: finished tasks are not repeated, and an interrupted task continues in
 its run folders.
 
 study.json           paper, item, whether quick

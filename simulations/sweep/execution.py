@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep from beginning to end, or from where it was broken off."""
+"""Runs a sweep from the beginning, or from where it was interrupted."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     runs.csv           one row per run: settings, seed, state, metrics
     settings.csv       one row per setting: means over seeds and their standard deviations
 
-A sweep that was killed goes on with the runs that it had begun; each goes on from its checkpoint.
+A sweep that was killed continues with the runs that it had begun, each from its checkpoint.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class SweepFolder:
 
     @classmethod
     def opened(cls, path: Path, plan: Plan) -> SweepFolder:
-        """The folder of a sweep: a new one, or that of the same sweep, which then goes on.
+        """The folder of a sweep: a new one, or that of the same sweep, which is then continued.
 
-        More trials of random settings, or of optimisation, go on where fewer ended.
+        More trials of random settings, or of optimisation, continue where fewer ended.
 
         Raises:
             RunError: there is another sweep at `path`, or something else.
@@ -166,7 +166,7 @@ class SweepFolder:
         return RunFolder(path) if (path / "run.json").is_file() else None
 
     def make_way(self, job: Job) -> None:
-        """Before a run begins: remove a folder that was broken off while it was made."""
+        """Before a run begins: remove an incomplete folder of an interrupted start."""
         if self.run(job) is None:
             shutil.rmtree(self.run_path(job), ignore_errors=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a whole sweep goes on, on standard error: a bar on a terminal, a line per finished run
+"""Progress of a sweep, on standard error: a bar on a terminal, a line per finished run
 elsewhere."""
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Workers(ABC):
 
     @abstractmethod
     def submit(self, job: Job, table: dict[str, Any], path: Path) -> None:
-        """Begin a run, or go on with it, in its folder."""
+        """Begin a run, or resume it, in its folder."""
 
     @abstractmethod
     def next(self, report: Rounds) -> Outcome:
@@ -66,7 +66,7 @@ class InProcess(Workers):
         self._waiting: list[tuple[Job, dict[str, Any], Path]] = []
 
     def submit(self, job: Job, table: dict[str, Any], path: Path) -> None:
-        """Begin a run, or go on with it, in its folder. The run itself is done by `next`."""
+        """Begin a run, or resume it, in its folder. The run itself is done by `next`."""
         self._waiting.append((job, table, path))
 
     def next(self, report: Rounds) -> Outcome:
@@ -87,7 +87,7 @@ class OnRay(Workers):
         self._running: dict[Any, tuple[Job, Any, Path, int]] = {}
 
     def submit(self, job: Job, table: dict[str, Any], path: Path) -> None:
-        """Begin a run, or go on with it, in its folder."""
+        """Begin a run, or resume it, in its folder."""
         actor = self._free.pop()
         self._running[actor.perform.remote(table, path)] = (
             job,
@@ -144,7 +144,7 @@ def perform(table: dict[str, Any], path: Path, callbacks: list[Callback]) -> str
         raise
     except FedrecError as error:
         return error.text()
-    except Exception as error:  # of a plug-in: the other runs go on, and its traceback is kept
+    except Exception as error:  # of a plug-in: the other runs continue, and its traceback is kept
         logging.getLogger("fedrec").warning("%s: %s", path.name, traceback.format_exc())
         return f"{type(error).__name__}: {error}"
     return None

@@ -3,7 +3,7 @@
 
 On data where the same pair occurs again and again (Frappe: five rows per pair), a row-level
 evaluation mostly measures whether a system recommends what the user already uses. This rule does
-nothing else, and should stand beside every such figure. On data without repeats it equals
+nothing else, and should be reported with every such figure. On data without repeats it equals
 popularity.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloading a public dataset: resumed when broken off, checked before it is used, installed whole
-or not at all."""
+"""Downloading a public dataset: resumed when interrupted, checked before it is used, installed
+whole or not at all."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _require_published(archive: Archive, partial: Path) -> None:
             f"the download of {archive.url} broke off",
             expected=f"{archive.size:,} bytes",
             got=f"{size:,} bytes, which are kept",
-            fix="run the command again; it goes on from there",
+            fix="run the command again; it resumes there",
         )
     if size > archive.size:
         raise _wrong_size(archive, partial, size)

@@ -97,7 +97,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def words(config: TargetedConfig) -> list[str]:
-    """What must stand beside the results of a run, whoever its clients are."""
+    """What must be reported with the results of a run, whoever its clients are."""
     said = [
         (
             f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget"

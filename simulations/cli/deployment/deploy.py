@@ -243,7 +243,7 @@ def run(
 @app.command()
 def resume(
     folder: Folder,
-    run_folder: Annotated[Path, typer.Argument(help="A run folder that was broken off.")],
+    run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
 ) -> None:
     """Continue a run from its newest checkpoint, and wait for its end."""
     from simulations.deployment import launch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command does that runs an experiment: show how it goes on, then the table."""
+"""Shared by all commands that run an experiment: progress, then the table."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def print_table(result: Result) -> None:
 
 
 def _print_next(result: Result) -> None:
-    """The commands that go on from a finished run, on standard error."""
+    """Suggested next commands after a finished run, on standard error."""
     lines = [
         f"fedrec report {result.folder} -o report.html",
         f"fedrec compare {result.folder} OTHER-RUN",

@@ -38,8 +38,8 @@ def reproduce(
 ) -> None:
     """Run what a paper's table or figure shows, and print both side by side with intervals.
 
-    The time that it takes is printed first. What is done is kept: the same command goes on where it
-    was broken off.
+    The time that it takes is printed first. Finished work is kept: the same command continues an
+    interrupted study.
     """
     from simulations.reproduce.catalogue import find, studies
 
@@ -69,7 +69,7 @@ def _reproduce(
             folder, count, only=only, say=lambda text: typer.echo(text, err=True)
         )
     except KeyboardInterrupt:
-        typer.secho("\ninterrupted; the same command goes on", err=True)
+        typer.secho("\ninterrupted; the same command continues", err=True)
         raise typer.Exit(130) from None
     table = comparison(
         published(study.paper, study.item), [one for _, found in done for one in found]

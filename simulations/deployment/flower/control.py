@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's calls to a SuperLink: who may come in, who is there, and which runs there are."""
+"""The operator's calls to a SuperLink: register and list nodes, list and stop runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 @dataclass(frozen=True)
 class NodeState:
-    """What the SuperLink knows of a registered node."""
+    """A registered node, by the SuperLink."""
 
     node: int
     status: str
@@ -31,7 +31,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class RunState:
-    """What the SuperLink knows of a run: `status` such as `running` or `finished:failed`, `details`
+    """A run, by the SuperLink: `status` such as `running` or `finished:failed`, `details`
     of a failure."""
 
     run: int
@@ -57,8 +57,8 @@ class Control:
         )
 
     def register(self, public_key: bytes, name: str) -> int:
-        """Let a node in, by its public key in OpenSSH's format; gives its id, also of one that is
-        in already."""
+        """Register a node by its public key in OpenSSH's format; returns its id, also of a
+        registered one."""
         point = public_key_to_bytes(serialization.load_ssh_public_key(public_key))  # type: ignore[arg-type]
         for known in self.nodes():
             if known.public_key == point:
@@ -77,7 +77,7 @@ class Control:
         return [RunState(run.run_id, _status(run.status), run.status.details) for run in found]
 
     def log(self, run: int) -> str:
-        """What the ServerApp of a run that ended has printed."""
+        """The output of the ServerApp of a run that ended."""
         return "".join(
             part.log_output for part in self._client.StreamLogs(StreamLogsRequest(run_id=run))
         )
@@ -87,7 +87,7 @@ class Control:
         self._client.StopRun(StopRunRequest(run_id=run))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._client.close()
 
 

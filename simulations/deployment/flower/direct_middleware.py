@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starlette's middlewares without a task and a stream for each, for calls with one answer.
+"""Starlette's middlewares without a task and a stream for each, for calls with a single response.
 
-A call to a SuperLink passes nine middlewares on Starlette's base class. Each runs what is below it
-in a task of its own and hands the answer through a stream, and each piece of the question through
-another task, so that answers without end can be cancelled: two thirds of the time of a small call.
-Calls of nodes and executors have one question and one answer, and go straight through here.
+A call to a SuperLink passes nine middlewares on Starlette's base class. Each runs the next one in a
+task and passes the response through a stream, and each piece of the request through another task,
+so that endless responses can be cancelled: two thirds of the time of a small call. Calls of nodes
+and executors have one request and one response, and are passed on directly here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _usual = BaseHTTPMiddleware.__call__
 
 
 def use() -> None:
-    """Let all such middlewares of this process work so."""
+    """Use this for all such middlewares of this process."""
     BaseHTTPMiddleware.__call__ = directly
 
 

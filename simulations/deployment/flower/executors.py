@@ -55,8 +55,8 @@ class ForkExecutor:
     Args:
         kind: of the tasks that are run, and no others.
         become: runs a task in the fork.
-        ramp: of the sleeps between two questions for a task.
-        unfinished: where tasks are noted; those that an earlier executor left have failed.
+        ramp: of the sleeps between two polls for a task.
+        unfinished: where tasks are noted; those of an earlier executor have failed.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ForkExecutor:
             raise
 
     def reconcile(self) -> None:
-        """Collect children that have ended; Flower hears at once of one that was killed, and not
+        """Collect children that have ended; a killed one is reported to Flower at once, and not
         after a minute."""
         for child, spec in list(self._children.items()):
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -114,8 +114,8 @@ class ForkExecutor:
 
 
 def _report_failure(spec: ExecutionSpec, reason: str) -> None:
-    """Say in the place of a task's process that it failed; if nobody hears it, Flower finds out by
-    itself."""
+    """Report the failure of a task on behalf of its process; if the report is lost, Flower detects
+    it later."""
     client = RuntimeHttpClient.from_server_address(
         server_address=spec.runtime_api_address,
         insecure=spec.insecure,
@@ -146,11 +146,8 @@ def _certificates(spec: ExecutionSpec) -> bytes | None:
 
 
 class TolerantClient(RuntimeHttpClient):
-    """An executor's calls, of which one that fails on the server is made again later.
-
-    Flower's executor ends instead, and the ServerApp that it started ends with it: the whole run,
-    for a busy database.
-    """
+    """An executor's calls, which are repeated if they fail on the server. Flower's executor ends
+    instead, and with it its ServerApp and the whole run, because of a busy database."""
 
     def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:
         """A task, or none."""
@@ -163,7 +160,7 @@ class TolerantClient(RuntimeHttpClient):
 
 
 def server_executor(arguments: list[str]) -> None:
-    """`flower-superexec` that forks ServerApps, and outlives a failed call."""
+    """`flower-superexec` that forks ServerApps, and survives a failed call."""
     _execute(
         TaskType.SERVER_APP,
         _serve_run,
@@ -174,7 +171,7 @@ def server_executor(arguments: list[str]) -> None:
 
 
 def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSignal) -> None:
-    """`flower-superexec` that forks ClientApps, when a work signal rings."""
+    """`flower-superexec` that forks ClientApps, woken by a work signal."""
     become = partial(_work_on_message, load_app=load_app)
     _execute(TaskType.CLIENT_APP, become, Backoff(FIRST_POLL, CLIENT_POLL), work_signal, arguments)
 

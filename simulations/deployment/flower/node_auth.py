@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a call is signed by a node of the deployment, as Flower's SuperNodes sign theirs; from
-its headers alone.
+"""Verifies that a call is signed by a node of the deployment, from the headers of Flower's
+SuperNodes.
 
-The SuperLink looks again, and at who of them it is; but it reads the whole body first.
+The SuperLink verifies it again, and which node it is; but it reads the whole body first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_AGAIN = 2.0  # seconds between two looks for keys that were added
 
 
 class NodeSignatures:
-    """The keys of a deployment's nodes, and what they have signed.
+    """Public keys of a deployment's nodes, and the signatures that were seen.
 
     Args:
         folder: holds a folder with `node.pub` for each node; nodes may be added while this runs.
@@ -41,7 +41,7 @@ class NodeSignatures:
         self._looked = float("-inf")
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
-        """Why a call with these headers is none of a node's; None if it is one."""
+        """Why a call with these headers is not from a node; None if it is."""
         try:
             public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
@@ -67,7 +67,7 @@ class NodeSignatures:
 
 
 def _read(file: Path) -> bytes | None:
-    """A public key as Flower sends it; None for one that is just being written."""
+    """A public key as Flower sends it; None for a file that is being written."""
     try:
         return public_key_to_bytes(load_ssh_public_key(file.read_bytes()))  # type: ignore[arg-type]
     except (OSError, ValueError, UnsupportedAlgorithm):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long Flower's loops sleep between two questions, when we say it."""
+"""Replaces the sleep times of Flower's polling loops."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class PacedTime:
-    """Stands for the module `time` in one of Flower's loops.
+    """Replaces the module `time` in one of Flower's loops.
 
     Args:
-        pace: from the seconds that the loop would sleep to those that it does.
+        pace: maps the seconds that the loop would sleep to those that it sleeps.
         sleep: what sleeps.
     """
 
@@ -22,7 +22,7 @@ class PacedTime:
         self._pace, self._sleep = pace, sleep
 
     def sleep(self, seconds: float) -> None:
-        """Sleep as long as the pace says."""
+        """Sleep for the mapped time."""
         self._sleep(self._pace(seconds))
 
     def __getattr__(self, name: str) -> Any:

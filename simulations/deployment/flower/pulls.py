@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon a piece of a message that is not there yet is asked for again."""
+"""Shorter waits for pieces of a message that have not arrived yet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SuperLink: more patience with its database and with silent runs, less that it keeps and
-writes."""
+"""The SuperLink: longer timeouts for its database and for runs, and fewer stored and written
+data."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ sql_mixin: Any = importlib.import_module("flwr.supercore.sql_mixin")
 
 
 class Seldom:
-    """Lets one caller through at a time, and none for a while after it.
+    """Rate limit: one caller at a time, and none for a while after it.
 
     Args:
         seconds: how long.
-        at_once: whether the first caller need not wait so long.
-        clock: seconds that only grow.
+        at_once: whether the first caller need not wait.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Seldom:
         self._next = clock() + (0.0 if at_once else seconds)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do the work, if it is time for it and nobody else does."""
+        """Do the work, if it is due and nobody else does it."""
         if self._clock() >= self._next and self._busy.acquire(blocking=False):
             try:
                 work()
@@ -69,8 +69,7 @@ class Seldom:
 
 
 class TidyLinkState(SqlLinkState):
-    """The SuperLink's memory without the pieces of messages whose time is over, and with fewer
-    writes to its file.
+    """The SuperLink's state without pieces of expired messages, and with fewer writes to its file.
 
     Flower forgets such a message when it is asked for, but keeps the parameters that it carried
     until the run ends: where nodes come and go, half a megabyte for each round of a small model. It
@@ -92,12 +91,12 @@ class TidyLinkState(SqlLinkState):
         self._counting = Lock()
 
     def store_message_ins(self, message: Message) -> str | None:
-        """See Flower's; now and then, what belongs to messages that are over is forgotten."""
+        """As Flower's; from time to time the data of expired messages are deleted."""
         self._tidying.run(self._tidy)
         return super().store_message_ins(message)
 
     def store_traffic(self, run_id: int, bytes_sent: int, bytes_recv: int) -> None:
-        """See Flower's; written once a second."""
+        """As Flower's; written once a second."""
         with self._counting:
             counts = self._bytes[run_id]
             counts[0] += bytes_sent
@@ -105,7 +104,7 @@ class TidyLinkState(SqlLinkState):
         self._entering.run(self._enter_bytes)
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
-        """See Flower's; remembers whose pieces are to go."""
+        """As Flower's; records whose pieces are to be deleted."""
         if not message_ins_ids:
             return
         answered = MessageRes.reply_to_message_id.in_(message_ins_ids)
@@ -118,7 +117,7 @@ class TidyLinkState(SqlLinkState):
         self._forgotten.append((time.monotonic(), message_ins_ids | answers))
 
     def _cleanup_expired_task_tokens(self) -> None:
-        """See Flower's; at most once a second."""
+        """As Flower's; at most once a second."""
         self._expiring.run(super()._cleanup_expired_task_tokens)
 
     def _enter_bytes(self) -> None:
@@ -133,16 +132,15 @@ class TidyLinkState(SqlLinkState):
         self.drop_pieces(time.monotonic() - OVERDUE)
 
     def forget_overdue(self, moment: float) -> None:
-        """Forget messages whose lifetime ended before a moment, in seconds since 1970, with their
-        answers."""
+        """Delete messages that expired before a time, in seconds since 1970, with their replies."""
         ends = MessageIns.created_at + MessageIns.ttl
         with self.session() as session:
             found = session.scalars(select(MessageIns.message_id).where(ends < moment))
             self.delete_messages({str(identifier) for identifier in found})
 
     def drop_pieces(self, moment: float) -> None:
-        """Drop the pieces of messages that were forgotten before a moment of the monotonic clock,
-        if any are left."""
+        """Delete the pieces of messages that were deleted before a time of the monotonic clock, if
+        any are left."""
         while self._forgotten and self._forgotten[0][0] < moment:
             for identifier in self._forgotten.popleft()[1]:
                 if identifier in self.object_store:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SuperNode: shorter waits, faster signs of life, and one answer to every message."""
+"""The SuperNode: shorter waits, faster heartbeats, and one reply to every message."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ importlib.import_module("flwr.supernode.main")  # which each SuperNode would imp
 
 
 class NodePace:
-    """How long the SuperNode sleeps: soon again after a message, ever longer without; likewise for
-    the reply to one.
+    """Sleep times of the SuperNode: short after a message, ever longer without; likewise for the
+    reply to one.
 
     Args:
         longest: most seconds between two questions for a message.
@@ -65,7 +65,7 @@ class NodePace:
 
 
 class AnsweringNodeState(InMemoryNodeState):
-    """A SuperNode's memory that answers every message once, and never with the answer to another
+    """A SuperNode's state that replies to every message once, and never with the reply to another
     one.
 
     Flower's SuperNode works on one message at a time, and waits for any reply without end. A
@@ -83,7 +83,7 @@ class AnsweringNodeState(InMemoryNodeState):
         self._forgotten: deque[str] = deque(maxlen=1000)
 
     def store_message(self, message: Message) -> str | None:
-        """See Flower's; a new message means that those before it are done with."""
+        """As Flower's; a new message ends those before it."""
         if not message.metadata.reply_to_message_id:
             with self.lock_msg_store:
                 stale = [
@@ -98,7 +98,7 @@ class AnsweringNodeState(InMemoryNodeState):
         return super().store_message(message)
 
     def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
-        """See Flower's, without replies to messages that are done with."""
+        """As Flower's, without replies to ended messages."""
         found = super().get_messages_legacy(**asked)
         return [
             message
@@ -107,11 +107,8 @@ class AnsweringNodeState(InMemoryNodeState):
         ]
 
     def create_task(self, *args: Any, **kwargs: Any) -> int | None:
-        """See Flower's, which keeps all tasks that ever were; one message, and so one task, is in
-        work at a time.
-
-        The work signal tells the executor of it.
-        """
+        """As Flower's, which keeps all tasks; there is one message, and so one task, at a time. The
+        work signal wakes the executor."""
         with self.lock_task_store:
             for known in [
                 task.task_id
@@ -121,11 +118,11 @@ class AnsweringNodeState(InMemoryNodeState):
                 del self.task_store[known]
         created = super().create_task(*args, **kwargs)
         self._newest_task = created if created is not None else self._newest_task
-        self._work_signal.ring()
+        self._work_signal.send()
         return created
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
-        """See Flower's; a task that failed late must not answer for the message after its own."""
+        """As Flower's; a task that failed late must not reply to the message after its own."""
         finished = super().finish_task(task_id, sub_status, details)
         if finished and sub_status != SubStatus.COMPLETED and task_id == self._newest_task:
             runs = {task.run_id for task in self.get_tasks(task_ids=[task_id])}
@@ -133,7 +130,7 @@ class AnsweringNodeState(InMemoryNodeState):
         return finished
 
     def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
-        """See Flower's, which leaves out messages that the process had not fetched yet."""
+        """As Flower's, which omits messages that the process had not fetched yet."""
         with self.lock_msg_store:
             for entry in self.msg_store.values():
                 if (
@@ -145,12 +142,12 @@ class AnsweringNodeState(InMemoryNodeState):
 
 
 def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal) -> None:
-    """`flower-supernode` with other waits, faster signs of life, and an answer to every message.
+    """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message.
 
     Args:
         arguments: of `flower-supernode`.
         longest_poll: most seconds between two questions for a message.
-        work_signal: rung for the executor.
+        work_signal: sent to the executor.
     """
     direct_middleware.use()
     start_client_internal.time = PacedTime(NodePace(longest_poll))  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that an executor has started and not seen the end of, kept in files.
+"""Tasks that an executor has started and that have not ended, kept in files.
 
-An executor that is killed together with its children, as a container is, has nobody left to say
-that their tasks failed, and Flower waits five minutes for a ServerApp's next sign of life. Started
-again, it finds them here and says so.
+If an executor is killed together with its children, as in a container, nobody reports that their
+tasks failed, and Flower waits five minutes for a ServerApp's next heartbeat. When the executor is
+restarted, it finds them here and reports them.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class UnfinishedTasks:
         self._folder = None if folder is None else private_folder(folder)
 
     def add(self, task: ExecutionSpec) -> None:
-        """Remember a task that is being started."""
+        """Record a task that is being started."""
         if self._folder is not None:
             write_private(self._file(self._folder, task), json.dumps(asdict(task)))
 
     def remove(self, task: ExecutionSpec) -> None:
-        """Forget a task that has ended."""
+        """Delete a task that has ended."""
         if self._folder is not None:
             self._file(self._folder, task).unlink(missing_ok=True)
 
     def take(self) -> list[ExecutionSpec]:
-        """Those that an earlier executor left, which are forgotten; damaged files are left out."""
+        """Return and delete the tasks of an earlier executor; damaged files are omitted."""
         from flwr.supercore.constant import TaskType
         from flwr.supercore.superexec.executor.types import ExecutionSpec
 

@@ -2,9 +2,9 @@
 """A work signal between a SuperNode and its executor: a file that the one touches when there is
 work.
 
-Flower's executor asks its SuperNode for a task again and again. Each question is an HTTPS call,
-which costs more than looking at a file a hundred times, and two processes pay for it: with 200 idle
-nodes on a machine, a core and a half of two.
+Flower's executor polls its SuperNode for a task. Each poll is an HTTPS call, which costs more than
+checking a file a hundred times, in two processes: with 200 idle nodes on a machine, one and a half
+cores of two.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WorkSignal:
     """A work signal for one listener.
 
     Args:
-        file: lies in a folder that both may write to; a work signal without a file is never heard.
-        clock: seconds that only grow.
+        file: in a folder that both may write to; a work signal without a file is never received.
+        clock: monotonic seconds.
         pause: what sleeps.
     """
 
@@ -37,25 +37,26 @@ class WorkSignal:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._file, self._clock, self._pause = file, clock, pause
-        self._heard = self._rung()
+        self._heard = self._last_signal()
 
-    def ring(self) -> None:
-        """Wake whoever sleeps by this work signal; if it cannot be rung they wake up by
-        themselves."""
+    def send(self) -> None:
+        """Wake the sleeping listener; if the signal cannot be sent, it wakes up by itself."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.write_bytes(b"")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or until the work signal rings; not at all if it rang since the last
+        """Sleep so long, or until the signal is sent; not at all if it was sent since the last
         sleep."""
         until, looks = self._clock() + seconds, Backoff(_FIRST_LOOK, _LONGEST_LOOK)
-        while (rung := self._rung()) == self._heard and (left := until - self._clock()) > 0:
+        while (signal := self._last_signal()) == self._heard and (
+            left := until - self._clock()
+        ) > 0:
             self._pause(min(left, looks.next()))
-        self._heard = rung
+        self._heard = signal
 
-    def _rung(self) -> int | None:
-        """When it rang last."""
+    def _last_signal(self) -> int | None:
+        """Time of the last signal."""
         if self._file is None:
             return None
         try:

@@ -58,8 +58,8 @@ class Authority:
         return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def issue_node(self, name: str) -> Issued:
-        """A certificate for a node, which proves itself to other nodes with it; no server's is
-        taken for one."""
+        """A certificate that a node authenticates with at other nodes; a server's certificate is
+        not accepted for it."""
         return self._issue(name, USE)
 
     def _issue(

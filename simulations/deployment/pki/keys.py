@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that nodes prove themselves with, secrets of executors, and files that nobody else may
-read."""
+"""Keys that nodes authenticate with, secrets of executors, and files for their owner only."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ class NodeKey:
 
 
 def new_secret() -> bytes:
-    """What an executor proves itself with; printable, as it is read byte by byte from a file."""
+    """The secret that an executor authenticates with; printable, as it is read byte by byte from a
+    file."""
     return secrets.token_hex(SECRET_BYTES).encode()
 
 
 def private_folder(path: Path) -> Path:
-    """A folder that only its owner may look into; one that is there already keeps what its owner
-    may."""
+    """A folder that only its owner may access; an existing one keeps its owner's permissions."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(path.stat().st_mode & 0o700)
     return path

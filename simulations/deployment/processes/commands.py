@@ -24,13 +24,13 @@ IN_CONTAINER = "FEDREC_CONTAINER"
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is started, watched and started again.
+    """A process that is started, watched and restarted.
 
     Attributes:
         name: its name, that of its log too.
         command: the command line.
-        environment: what it finds set beside the caller's environment.
-        health: URL that answers when it is well; none for one without a port.
+        environment: variables in addition to the caller's environment.
+        health: URL that responds when it is healthy; empty for a process without a port.
         after: file that must be there before it is started; such processes are stopped first.
     """
 
@@ -76,8 +76,7 @@ def server_processes(deployment: Deployment) -> list[Process]:
 def superlink_flags(
     *, host: str, port: int, certificate: Path, key: Path, authority: Path, database: Path
 ) -> tuple[str, ...]:
-    """Flags of the SuperLink: TLS, node authentication, executors apart, and a state that survives
-    it."""
+    """Flags of the SuperLink: TLS, node authentication, executors apart, and a persistent state."""
     return (
         *("--host", host, "--port", str(port)),
         *(
@@ -101,7 +100,7 @@ def executor_flags(address: str, authority: Path) -> tuple[str, ...]:
 
 
 def node_process(deployment: Deployment) -> list[Process]:
-    """The one process whose forks are the nodes that run on this machine, if any do."""
+    """The process from which the nodes on this machine fork, if there are any."""
     if not deployment.settings.local_nodes or not deployment.settings.nodes:
         return []
     command = (*python("simulations.cli"), "deploy", "nodes", str(deployment.path))

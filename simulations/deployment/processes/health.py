@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether processes are well; also as a program, for the health checks of containers.
+"""Whether processes are healthy; also as a program, for the health checks of containers.
 
     python -m simulations.deployment.processes.health answers URL AUTHORITY
     python -m simulations.deployment.processes.health alive FOLDER
 
-A container is asked every few seconds, so only the standard library is imported: the command line
+A container is checked every few seconds, so only the standard library is imported: the command line
 of fedrec takes a second of a core to start.
 """
 
@@ -38,7 +38,7 @@ def are_alive(logs: Path) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status that says so: 0 if all is well, 1 if not."""
+    """The exit status: 0 if all is healthy, 1 if not."""
     what, *given = arguments
     well = is_healthy(given[0], Path(given[1])) if what == "answers" else are_alive(Path(given[0]))
     return int(not well)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client's two processes do."""
+"""The two processes of a client."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def _names_in(package: str) -> list[str]:
 
 
 def supernode(arguments: list[str]) -> None:
-    """Speak to the server, with the flags of `flower-supernode`."""
+    """Connect to the server, with the flags of `flower-supernode`."""
     flower_supernode.supernode(arguments, longest_poll(), _work_signal())
 
 
 def longest_poll() -> float:
-    """What `NODE_POLL` says, in seconds.
+    """The value of `NODE_POLL`, in seconds.
 
     Raises:
         EngineError: it is no number, or too small.
@@ -120,8 +120,7 @@ def _work_signal() -> WorkSignal:
 
 
 def _read_before() -> None:
-    """Read the node's data once, for all messages to come; what is wrong with them each message
-    will say."""
+    """Read the node's data once, for all messages; errors in them are raised by each message."""
     from clients.device.own_data import read_own
     from simulations.deployment.layout import CATALOGUE, DATA
 

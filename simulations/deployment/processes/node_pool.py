@@ -2,8 +2,8 @@
 """Nodes as forks of one process that has imported everything.
 
 Importing Flower and torch takes seconds of a core and 250 MiB, for each of a node's two processes.
-Forks share both: a machine starts, and holds, many more nodes. What the kernel shares it shares
-read-only, so nodes stay as separate as two programs of one user are.
+Forks share both, so a machine can run many more nodes. The kernel shares memory copy-on-write, so
+nodes are as separate as two programs of one user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Main = Callable[[list[str]], None]
 
 
 class Forked:
-    """A forked process, with what a supervisor wants of one."""
+    """A forked process, with the interface that a supervisor needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts processes, starts them again when they end, and stops them: what Docker's restart policy
-does, without Docker.
+"""Starts, restarts and stops processes, like Docker's restart policy without Docker.
 
-A SuperNode that was killed is refused until its last sign of life is 30 s old (60 s with Flower's
-default), and exits each time; a process is therefore started again for as long as the supervisor
-lives, at first at once and then every few seconds. The supervisor writes who runs as which process
-into `processes.json`, readable by its owner only.
+A SuperNode that was killed is refused until its last heartbeat is 30 s old (60 s with Flower's
+default), and exits each time; so a process is restarted for as long as the supervisor runs, at
+first at once and then every few seconds. The supervisor writes the process ids into
+`processes.json`, readable by its owner only.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ class Supervisor:
         )
 
     def _end(self) -> None:
-        """Those that wait for others first: a node can only take its leave of a server that is
-        there."""
+        """End processes, those that depend on others first: a node can only unregister from a
+        running server."""
         for waits in (True, False):
             names = [
                 process.name for process in self.processes if (process.after is not None) is waits

@@ -5,9 +5,9 @@ tables.
     python -m simulations.reproduce.grids.dp_vae run FILE.json [--only GROUP]... [--cell CELL]...
     [--seeds 0 1 2 3 4] python -m simulations.reproduce.grids.dp_vae tables FILE.json
 
-What is in the file is not run again, so that a broken grid goes on where it stopped. Runs go into a
-temporary folder and are thrown away; what is kept of each is its figures, the users' true epsilons,
-and where it diverged.
+What is in the file is not run again, so that an interrupted grid continues where it stopped. Runs
+go into a temporary folder and are thrown away; what is kept of each is its figures, the users' true
+epsilons, and where it diverged.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 Each system is a shipped experiment at several epsilons; of the settings only the server's rate
 follows epsilon, as chosen on validation users. Each seed has its own split and its own noise, and
 is compared user by user with the private popularity of the same epsilon. Runs that are in the
-folder already are taken, and a broken-off frontier goes on where it was.
+folder already are taken, and an interrupted frontier continues where it stopped.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ and federated matrix factorization on the perturbed ratings (MAE and RMSE on rea
 and lets a neural attacker tell the users' gender from their perturbed profiles; with `--leaks` also
 from the recommendation lists of the trained meta matrix factorization, and from the gradients that
 devices would send it in one more round. What is done is in FOLDER/results.json and is not done
-again, so a broken-off benchmark goes on where it was. `accuracy.csv` and `attack.csv` hold a mean
-over seeds per setting, with a 95 % interval of Student's t. Paired by seed are
+again, so an interrupted benchmark continues where it stopped. `accuracy.csv` and `attack.csv` hold
+a mean over seeds per setting, with a 95 % interval of Student's t. Paired by seed are
 `accuracy-differences.csv` (targeted minus random selection), `accuracy-losses.csv` (what
 perturbation costs a system) and `accuracy-systems.csv` (what it costs meta matrix factorization
 minus what it costs the other). `tradeoff.csv` and `tradeoff-SYSTEM.svg` are figure 4: errors and

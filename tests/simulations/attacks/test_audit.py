@@ -274,7 +274,7 @@ def test_finished_runs_are_taken_and_broken_ones_refused(tmp_path):
     (run / "result.json").unlink()
     (run / "status.json").write_text('{"state": "interrupted", "round": 2}')
     max(run.glob("checkpoints/*.npz")).unlink()
-    with pytest.raises(RunError, match="broken off"):
+    with pytest.raises(RunError, match="interrupted"):
         audit(tmp_path, "rounds=3")
 
 

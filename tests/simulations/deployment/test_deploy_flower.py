@@ -161,7 +161,7 @@ def test_a_bell_ends_a_sleep_and_one_that_rang_before_it_too(tmp_path):
 
     def pause(seconds):
         if now[0] < 2.0 <= now[0] + seconds:
-            WorkSignal(file).ring()
+            WorkSignal(file).send()
         now[0] += seconds
 
     work_signal = WorkSignal(file, clock=lambda: now[0], pause=pause)
@@ -172,17 +172,17 @@ def test_a_bell_ends_a_sleep_and_one_that_rang_before_it_too(tmp_path):
     assert 2.0 <= woken < 2.2
     work_signal.sleep(1.0)
     assert now[0] == pytest.approx(woken + 1.0)
-    os.utime(file, ns=(1, 1))  # rung while nobody slept
+    os.utime(file, ns=(1, 1))  # sent while nobody slept
     work_signal.sleep(1.0)
     assert now[0] == pytest.approx(woken + 1.0)
 
 
-def test_a_bell_that_cannot_be_rung_leaves_whoever_sleeps_to_wake_up_alone(tmp_path):
+def test_a_signal_that_cannot_be_sent_leaves_the_listener_to_wake_up_by_itself(tmp_path):
     slept = []
     clock = iter(range(100))
     for file in (None, tmp_path / "nowhere" / "work-signal"):
         work_signal = WorkSignal(file, clock=lambda: next(clock), pause=slept.append)
-        work_signal.ring()
+        work_signal.send()
         work_signal.sleep(2.0)
     assert slept == [0.02, 0.02]
 
