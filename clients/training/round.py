@@ -135,7 +135,8 @@ def _storage(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]]) -> Privat
 
 
 def _entries(node: Node) -> int:
-    """A resumed run may start from any kept checkpoint, and needs the private state of that round.
+    """Rounds whose private state remains: a resumed run may start from any kept checkpoint, and
+    needs the private state of that round.
 
     The oldest goes when the newest is written, which may still be going on while the round after it
     trains.

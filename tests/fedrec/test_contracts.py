@@ -58,6 +58,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("strategy", "gram"): {"experiment": LINEAR},
     ("step", "als"): {"experiment": IALS, "random": False},
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
+    ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},
     ("model", "neumf"): {"settings": {"factors": 4, "tower": [6, 3]}},
     ("step", "maml"): {"settings": {"epochs": 1}},
     ("strategy", "fcf"): {"experiment": IALS},
