@@ -202,6 +202,11 @@ class Node:
         return parameters
 
     @cached_property
+    def fresh(self) -> dict[str, Tensor]:
+        """What `initial` gives; not to be changed."""
+        return self.initial()
+
+    @cached_property
     def noise(self) -> Source:
         """Where clients take noise from that they add themselves."""
         privacy = self.experiment.privacy
