@@ -192,7 +192,7 @@ def _generated_step(step: Step) -> GeneratedStep:
         return step
     raise ExperimentError(
         f"step {type(step).__name__!r} cannot start from generated parameters",
-        expected="a step by the name of the strategy, 'metamf' or 'gpfedrec'",
+        expected="a step by the name of the strategy: metamf, gpfedrec or fedgnn",
         got=type(step).__name__,
         fix="set step.name to strategy.name, or choose another strategy",
     )

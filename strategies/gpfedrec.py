@@ -29,7 +29,7 @@ Where this differs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -85,6 +85,16 @@ class Gpfedrec(CohortStrategy):
         self._uploads = Uploads(config.remembered)
         self._optimiser = Optimiser(config.optimiser, 0.0)
         self._open: set[int] = set()
+
+    @classmethod
+    def said(
+        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
+    ) -> list[str]:
+        """What must stand beside the results of a run: what the server sees."""
+        return [
+            "GPFedRec: the server keeps each client's last change of the item embeddings under the"
+            " client's id, and can tell the client's positives from it. No guarantee covers that."
+        ]
 
     def protect(self, privacy: DpFedAvg) -> None:
         """Always refused.

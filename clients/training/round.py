@@ -41,7 +41,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     if node.model.generated or isinstance(step, GeneratedStep):
         raise ExperimentError(
             "model or step start from parameters that the server makes for each client",
-            expected="model, step and strategy all by one name, 'metamf' or 'gpfedrec'",
+            expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
             got=(
                 f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
                 " parameters"
