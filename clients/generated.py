@@ -3,7 +3,7 @@
 
 Parameters and gradients of all clients of a message are stacked arrays. Each
 client's gradient is its own; nothing is added up here, because the server's generator needs each
-one.
+one. What is private to a client is not among them: it starts as it is in a fresh model, and stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from clients.hosting.node import Node
 from clients.step import GeneratedStep, Step
-from clients.training.one_client import run_step, to_device
+from clients.training.keeping import keep_private
+from clients.training.one_client import private_parameters, run_step, to_device
 from fedrec.cohort.batches import Batches
 from fedrec.errors import ClientError, ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
@@ -84,12 +85,13 @@ def generated_errors(node: Node, given: Generated, part: HeldOutPart) -> pd.Data
 
 
 def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -> TrainEach:
-    clients, gradients = given.requests.clients, _empty(given)
+    clients, gradients = given.requests.clients, _empty(step, given)
+    private, kept = _fresh_private(node, step), dict[int, dict[str, np.ndarray]]()
     examples, losses = np.zeros(len(clients), dtype=np.int64), np.full(len(clients), np.nan)
     batches = _batches(node, step, clients, round_)
     sizes = {
         name: torch.from_numpy(value[:1]) for name, value in (given.values | given.rows).items()
-    }
+    } | private
     for places in node.blocks(batches, sizes, list(given.rows)):
         own = given.take(np.array(places))
         block = step.block([() for _ in places], [batches[place] for place in places], node.device)
@@ -97,35 +99,45 @@ def _in_blocks(node: Node, step: GeneratedStep, given: Generated, round_: int) -
         real = own.real(width)
         if not np.array_equal(block.touched.cpu().numpy()[real], own.requests.items):
             raise _mismatch(own.requests.clients, round_)
+        start = private_parameters(node, step, private, own.requests.clients, round_)
         try:
             with node.products():
-                found, measured = step.gradients(to_device(own.padded(width), node.device), block)
+                parameters = to_device(own.padded(width), node.device) | start
+                found, measured = step.gradients(parameters, block)
         except Exception as error:
             raise _blame(node, step, own, round_) from error
         examples[places], losses[places] = block.examples, measured.cpu().numpy()
         rows = given.requests.rows_of(np.array(places))
-        for name in given.values:
+        for name in gradients.values:
             gradients.values[name][places] = found[name].cpu().numpy()
-        for name in given.rows:
+        for name in gradients.rows:
             gradients.rows[name][rows] = found[name].cpu().numpy()[real]
+        moved = {name: (value - found[name]).cpu().numpy() for name, value in start.items()}
+        for place, client in enumerate(own.requests.clients.tolist() if moved else []):
+            kept[client] = {name: value[place] for name, value in moved.items()}
+    keep_private(node, kept, round_)
     return TrainEach(gradients, examples, losses)
 
 
-def _one_by_one(node: Node, step: Step, given: Generated, round_: int) -> TrainEach:
+def _one_by_one(node: Node, step: GeneratedStep, given: Generated, round_: int) -> TrainEach:
     """The reference: one client after the other, with its whole item tables."""
-    gradients, examples, losses = _empty(given), [], []
+    gradients, examples, losses = _empty(step, given), [], []
+    private, kept = _fresh_private(node, step), dict[int, dict[str, np.ndarray]]()
     for place, client in enumerate(given.requests.clients.tolist()):
         rows = given.requests.rows_of(np.array([place]))
         items = given.requests.items[rows]
-        update = run_step(
-            step, _whole(node, given.take(np.array([place]))), node, client, "client", round_
-        )
-        for name in given.values:
+        own = private_parameters(node, step, private, np.array([client]), round_)
+        start = _whole(node, given.take(np.array([place]))) | {n: v[0] for n, v in own.items()}
+        update = run_step(step, start, node, client, "client", round_)
+        for name in gradients.values:
             gradients.values[name][place] = -update.delta[name].cpu().numpy()
-        for name in given.rows:
+        for name in gradients.rows:
             gradients.rows[name][rows] = -update.delta[name].cpu().numpy()[items]
+        if own:
+            kept[client] = {n: (start[n] + update.delta[n]).cpu().numpy() for n in own}
         examples.append(update.examples)
         losses.append(update.loss)
+    keep_private(node, kept, round_)
     return TrainEach(
         gradients, np.array(examples, dtype=np.int64), np.array(losses, dtype=np.float64)
     )
@@ -157,11 +169,21 @@ def _touched(batches: Batches) -> np.ndarray:
     return np.unique(references[named])
 
 
-def _empty(given: Generated) -> Generated:
+def _fresh_private(node: Node, step: GeneratedStep) -> dict[str, Tensor]:
+    """The private parameters of somebody who was never in a round: those of a fresh model."""
+    if not step.keeps:
+        return {}
+    fresh = node.fresh
+    return {name: fresh[name].to(node.device) for name in step.private_names(list(fresh))}
+
+
+def _empty(step: GeneratedStep, given: Generated) -> Generated:
+    """Room for the gradients that are sent."""
+    told = step.told([*given.values, *given.rows])
     return Generated(
         given.requests,
-        {name: np.zeros_like(value) for name, value in given.values.items()},
-        {name: np.zeros_like(value) for name, value in given.rows.items()},
+        {name: np.zeros_like(value) for name, value in given.values.items() if name in told},
+        {name: np.zeros_like(value) for name, value in given.rows.items() if name in told},
     )
 
 
@@ -170,9 +192,9 @@ def _generated_step(step: Step) -> GeneratedStep:
         return step
     raise ExperimentError(
         f"step {type(step).__name__!r} cannot start from generated parameters",
-        expected="step.name = 'metamf', as strategy.name = 'metamf'",
+        expected="a step by the name of the strategy: metamf, gpfedrec or fedgnn",
         got=type(step).__name__,
-        fix="set step.name = 'metamf', or another strategy",
+        fix="set step.name to strategy.name, or choose another strategy",
     )
 
 

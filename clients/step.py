@@ -178,8 +178,8 @@ class CohortStep(Step):
 
 
 class GeneratedStep(Step):
-    """A step whose clients start from parameters that the server generated for each of them, and
-    answer with gradients.
+    """A step whose clients start from parameters that the server made for each of them, and answer
+    with gradients, or with what local training changed under the opposite sign.
 
     Its `update` gets one client's generated parameters, item tables at full size, and gives minus
     the gradient of the client's mean loss: the reference that `gradients` is compared with.
@@ -206,10 +206,16 @@ class GeneratedStep(Step):
         """Gradients of every client of a block.
 
         Args:
-            parameters: `[C, ...]` each, of an item table the block's touched rows `[C, R, ...]`.
+            parameters: `[C, ...]` each, of an item table that was generated the block's touched
+                rows `[C, R, ...]`; the private parameters (`private_names`) whole among them.
             block: the clients.
 
         Returns:
             The gradient of each client's mean loss over all its batches together, in the same
-            shapes, and these losses, `[C]`; NaN without examples.
+            shapes, and these losses, `[C]`; NaN without examples. What is private is kept on the
+            device minus its gradient.
         """
+
+    def told(self, names: list[str]) -> list[str]:
+        """The generated parameters among `names` whose gradients are sent; all by default."""
+        return names

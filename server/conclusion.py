@@ -12,7 +12,9 @@ import pandas as pd
 from flwr.app import ArrayRecord
 
 from fedrec.attacks.leaky_negatives import leak_words
+from fedrec.components.registry import STEP, STRATEGY, resolve
 from fedrec.data.perturbation import perturbation_of
+from fedrec.experiment.schema import Experiment
 from fedrec.protocol.zero_copy import to_record
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -22,6 +24,7 @@ from server.checkpoint import State
 from server.early_stopping import NAME, ending
 from server.evaluation import Evaluator, grouped, has_fine_tuning, means, metric_columns
 from server.extension import RunExtension
+from strategies.base import CohortStrategy
 
 Said = tuple[list[str], dict[str, Any]]
 
@@ -58,7 +61,7 @@ def conclude(
     table = before
     if tuned:
         table = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
-    reports = _reports(run, state.round, extensions)
+    reports = _reports(run, state, extensions)
     tables = {name: found for name, (_, found) in reports.items() if found}
     result = Result(
         experiment=run.experiment,
@@ -92,18 +95,29 @@ def _cost(state: State) -> dict[str, float]:
     return {"parameter-bytes": size, "bytes-sent": 2 * size * clients, "peak-memory-mib": peak}
 
 
-def _reports(run: RunFolder, rounds: int, extensions: Sequence[RunExtension]) -> dict[str, Said]:
+def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Said]:
     """The privacy reports of a run by name: in words, and as JSON values."""
     perturbation = perturbation_of(run.experiment)
     perturbed = [] if perturbation is None else perturbation.words()
     of_baselines = list(baseline_privacy(run))
     leaks = leak_words(run.experiment)
+    of_strategy = _said(run.experiment, state)
     return {
         "leak": (leaks, {"in words": leaks} if leaks else {}),
         "perturb": (perturbed, {"in words": perturbed} if perturbed else {}),
-        **{one.name: one.close(rounds) for one in reversed(extensions)},
+        "strategy": (of_strategy, {"in words": of_strategy} if of_strategy else {}),
+        **{one.name: one.close(state.round) for one in reversed(extensions)},
         "baselines-privacy": (of_baselines, {"in words": of_baselines} if of_baselines else {}),
     }
+
+
+def _said(experiment: Experiment, state: State) -> list[str]:
+    """What the strategy says of itself."""
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    if not issubclass(strategy, CohortStrategy):
+        return []
+    config, step = experiment.settings(STRATEGY), experiment.settings(STEP)
+    return strategy.said(config, step, state.parameters, state.round)
 
 
 def _evaluated(

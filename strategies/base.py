@@ -148,6 +148,20 @@ class CohortStrategy(Strategy):
         """
         return (Phase(MAIN, step),)
 
+    @classmethod
+    def said(
+        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
+    ) -> list[str]:
+        """What must stand beside the results of a run, one paragraph each; nothing by default.
+
+        Args:
+            config: settings of this class.
+            step: settings of the experiment's local step.
+            parameters: the global parameters.
+            rounds: how many there were.
+        """
+        return []
+
     @property
     def parts(self) -> dict[str, CohortStrategy]:
         """The strategies that send orders and aggregate, by phase. A strategy that contains others

@@ -209,6 +209,11 @@ class Node:
         return parameters
 
     @cached_property
+    def fresh(self) -> dict[str, Tensor]:
+        """What `initial` gives; not to be changed."""
+        return self.initial()
+
+    @cached_property
     def noise(self) -> Source:
         """The source of the noise that clients add themselves."""
         privacy = self.experiment.privacy

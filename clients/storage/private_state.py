@@ -3,7 +3,8 @@
 
 One SQLite file per node, readable by its owner only. Every entry carries the round that wrote it,
 and a round reads only entries of earlier rounds, so a repeated round starts from the same private
-state. Flower's `Context.state` is not used: it lives in memory only.
+state. Flower's `Context.state` is not used: it lives in memory only. Of a table most of whose rows
+are zero, such as what a client knows of the few items that it met, only the other rows are written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 
 from clients.storage.private_file import PrivateFile
 from fedrec.protocol.serialization import Part, opened, packed
+
+_ROWS = "rows"  # format of a table of which only rows that are not zero are written
 
 
 class PrivateState:
@@ -58,7 +61,7 @@ class PrivateState:
             client: the client's id.
             round_number: the round that produced the arrays.
             arrays: the private arrays.
-            keep: how many entries of the client remain, newest first.
+            keep: the state of so many rounds, this one the last, remains to be read.
         """
         self.save_all({client: arrays}, round_number, keep=keep)
 
@@ -72,9 +75,9 @@ class PrivateState:
                 connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", key)
                 connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(own)))
                 connection.execute(
-                    "DELETE FROM state WHERE client = ? AND round NOT IN "
-                    "(SELECT round FROM state WHERE client = ? ORDER BY round DESC LIMIT ?)",
-                    (int(client), int(client), keep),
+                    "DELETE FROM state WHERE client = ? AND round < "
+                    "(SELECT MAX(round) FROM state WHERE client = ? AND round <= ? - ? + 1)",
+                    (int(client), int(client), int(round_number), keep),
                 )
 
     @contextmanager
@@ -89,15 +92,28 @@ class PrivateState:
 
 
 def _encode(arrays: Mapping[str, np.ndarray]) -> bytes:
-    whole = {name: np.asarray(value) for name, value in arrays.items()}
-    return packed(
-        Part(name, value.dtype.str, value.shape, "raw", value.tobytes())
-        for name, value in whole.items()
-    )
+    return packed(_part(name, np.asarray(value)) for name, value in arrays.items())
+
+
+def _part(name: str, value: np.ndarray) -> Part:
+    filled = np.flatnonzero(value.any(axis=1)) if value.ndim == 2 else None
+    if filled is None or 2 * len(filled) > len(value):
+        return Part(name, value.dtype.str, value.shape, "raw", value.tobytes())
+    rows = filled.astype(np.int64).tobytes() + value[filled].tobytes()
+    return Part(name, value.dtype.str, value.shape, _ROWS, rows)
 
 
 def _decode(blob: bytes) -> dict[str, np.ndarray]:
-    return {
-        part.name: np.frombuffer(part.data, part.dtype).reshape(part.shape).copy()
-        for part in opened(blob)
-    }
+    return {part.name: _array(part) for part in opened(blob)}
+
+
+def _array(part: Part) -> np.ndarray:
+    if part.stype != _ROWS:
+        return np.frombuffer(part.data, part.dtype).reshape(part.shape).copy()
+    whole = np.zeros(part.shape, part.dtype)
+    count = len(part.data) // (8 + part.shape[1] * whole.itemsize)
+    rows = np.frombuffer(part.data, np.int64, count)
+    whole[rows] = np.frombuffer(part.data, part.dtype, offset=8 * count).reshape(
+        count, part.shape[1]
+    )
+    return whole

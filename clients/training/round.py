@@ -18,16 +18,15 @@ from torch import Tensor
 from clients.hosting.node import Node
 from clients.hosting.step_checks import refuse_non_finite, refuse_unmatched, watch_plug_in
 from clients.step import CohortStep, GeneratedStep, Step, Update
-from clients.storage.private_state import PrivateState
 from clients.storage.uploads import permitted
 from clients.training.blocks import train_in_blocks
+from clients.training.keeping import keep_private
 from clients.training.one_client import personal_parameters, run_step, to_device
 from clients.training.update_sum import UpdateSum
 from fedrec.cohort.outcome import Outcome
 from fedrec.cohort.results import Trained
 from fedrec.components.registry import MODEL, STEP, ours, resolve
-from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment.phases import rounds_before_last_phase
+from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import TrainOrder, TrainSum
 
@@ -42,13 +41,13 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     step = node.step(_section(node, order)).in_round(order.round)
     if node.model.generated or isinstance(step, GeneratedStep):
         raise ExperimentError(
-            "model or step start from parameters that the server generates for each client",
-            expected="model, step and strategy all by the name 'metamf'",
+            "model or step start from parameters that the server makes for each client",
+            expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
             got=(
                 f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
                 " parameters"
             ),
-            fix="set strategy.name = 'metamf', or another model and step",
+            fix="set strategy.name to that of the step, or another model and step",
         )
     refuse_unmatched(step, list(arrays))
     parameters = to_device(arrays, node.device)
@@ -73,8 +72,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
             ):
                 members = part[places].tolist()
                 total.add_block(members, _without_private(worker, trained, members, kept))
-            if kept:
-                _storage(node, kept).save_all(kept, order.round, keep=_entries(node))
+            keep_private(node, kept, order.round)
         else:
             for client in part.tolist():
                 total.add(client, _train(node, worker, parameters, client, order.round))
@@ -120,33 +118,9 @@ def _train(
     if not private:
         return update
     kept = {name: (start[name] + update.delta[name]).cpu().numpy() for name in private}
-    _storage(node, {client: kept}).save(client, round_, kept, keep=_entries(node))
+    keep_private(node, {client: kept}, round_)
     sent = {name: torch.zeros_like(d) if name in kept else d for name, d in update.delta.items()}
     return Update(sent, update.examples, update.loss)
-
-
-def _storage(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]]) -> PrivateState:
-    if node.private is None:
-        raise ClientError(
-            "there is nowhere to keep private parameters",
-            expected="a run folder, for the private state of the clients",
-            got=f"private parameters {list(next(iter(kept.values())))}",
-            fix="give the run an output folder",
-        )
-    return node.private
-
-
-def _entries(node: Node) -> int:
-    """A resumed run may start from any kept checkpoint, and needs the private state of that round.
-
-    The oldest goes when the newest is written, which may still be going on while the round after it
-    trains. Where training is ended by validation users, the run ends with an earlier round.
-    """
-    experiment = node.experiment
-    watch, back = experiment.early_stopping, 0
-    if watch is not None:
-        back = rounds_before_last_phase(experiment) + watch.every * (watch.patience + 1)
-    return experiment.checkpoint.every * experiment.checkpoint.keep + 2 + back
 
 
 def _section(node: Node, order: TrainOrder) -> Section:

@@ -41,6 +41,18 @@ RATED = {
 META = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")} | {
     "split": {"name": "leave-one-out"}
 }
+GUIDED = {
+    "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
+    "step": {"name": "gpfedrec", "batch-size": 8},
+    "strategy": {"name": "gpfedrec"},
+    "split": {"name": "leave-one-out"},
+}
+GRAPH = {
+    "model": {"name": "fedgnn", "embedding": 4},
+    "step": {"name": "fedgnn", "pseudo": 3},
+    "strategy": {"name": "fedgnn", "neighbours": 2, "history": 5},
+    "split": {"name": "leave-one-out"},
+}
 IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
@@ -58,6 +70,13 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("strategy", "gram"): {"experiment": LINEAR},
     ("step", "als"): {"experiment": IALS, "random": False},
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
+    ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},
+    ("model", "gpfedrec"): {"settings": {"embedding": 4, "hidden": [6, 3]}},
+    ("step", "gpfedrec"): {"experiment": GUIDED},
+    ("strategy", "gpfedrec"): {"experiment": GUIDED},
+    ("model", "fedgnn"): {"settings": {"embedding": 4}},
+    ("step", "fedgnn"): {"experiment": GRAPH},
+    ("strategy", "fedgnn"): {"experiment": GRAPH},
     ("model", "neumf"): {"settings": {"factors": 4, "tower": [6, 3]}},
     ("step", "maml"): {"settings": {"epochs": 1}},
     ("strategy", "fcf"): {"experiment": IALS},
@@ -104,10 +123,10 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
 }
-# Its clients start from what the server generates for each of them and send gradients of that, so
+# Their clients start from what the server makes for each of them and send gradients of that, so
 # neither the model's own parameters nor a bare step are what the contracts of a model and a step
 # are about; whole runs are.
-IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf")}
+IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf"), ("step", "gpfedrec"), ("step", "fedgnn")}
 # Baselines that predict ratings do not rank; tests/fedrec/baselines are about them.
 APART = {
     ("baseline", name)

@@ -28,7 +28,21 @@ MF = (
     "strategy={name='fed-adam', server-lr=0.05}",
     *SAME,
 )
-SYSTEMS = {"metamf": METAMF, "mf": MF}
+GUIDED = (
+    "model={name='gpfedrec', embedding=4, hidden=[6]}",
+    "step={name='gpfedrec', batch-size=8, learning-rate=0.5}",
+    "strategy={name='gpfedrec', server-lr=0.05, neighbours=3}",
+    "split={name='leave-one-out'}",
+    "evaluation.fine-tune={epochs=0}",
+)
+GRAPH = (
+    "model={name='fedgnn', embedding=4}",
+    "step={name='fedgnn', pseudo=3, noise=0.001, user-rate=0.5}",
+    "strategy={name='fedgnn', server-lr=0.05, neighbours=3, history=6}",
+    "split={name='leave-one-out'}",
+    "evaluation.fine-tune={epochs=0}",
+)
+SYSTEMS = {"metamf": METAMF, "mf": MF, "gpfedrec": GUIDED, "fedgnn": GRAPH}
 
 
 @pytest.fixture
@@ -60,8 +74,8 @@ class StopsInRound(Callback):
 
 @pytest.mark.parametrize(
     "settings",
-    [METAMF, (*METAMF, "strategy.optimiser=sgd", "strategy.momentum=0.5"), MF],
-    ids=["metamf with adam", "metamf with momentum", "mf"],
+    [METAMF, (*METAMF, "strategy.optimiser=sgd", "strategy.momentum=0.5"), MF, GUIDED, GRAPH],
+    ids=["metamf with adam", "metamf with momentum", "mf", "gpfedrec", "fedgnn"],
 )
 def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, saved_parameters, tmp_path, settings):
     settings = (*settings, "rounds=4", "sampler.cohort=12")

@@ -79,6 +79,13 @@ REFUSED = {
         "split={name='ratio'}",
         "evaluation.fine-tune={epochs=0}",
     ),
+    "guided": (
+        "model={name='gpfedrec', embedding=4, hidden=[6]}",
+        "step={name='gpfedrec'}",
+        "strategy={name='gpfedrec'}",
+        "split={name='leave-one-out'}",
+        "evaluation.fine-tune={epochs=0}",
+    ),
     "Flower's": ("strategy.name='flwr.serverapp.strategy:FedAvg'",),
     "median": ("strategy.name='coordinate_median.strategy:CoordinateMedian'",),
 }

@@ -53,6 +53,29 @@ def test_writing_a_round_replaces_it_and_the_later_ones(state):
     assert rounds(state, 6) == [1, 2, 3]
 
 
+def test_the_state_of_the_last_rounds_remains(state):
+    """Of who was in few rounds as well: what each of the last rounds read can be read again."""
+    for round_ in (1, 3, 8, 9, 14):
+        put(state, 7, round_, round_, keep=4)
+    assert rounds(state, 7) == [9, 14]  # rounds 11 to 14 remain, and 11 ended with the entry of 9
+    assert [got(state, 7, before) for before in (12, 15)] == [9, 14]
+
+
+@pytest.mark.parametrize("filled", [[], [2], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]])
+def test_a_table_of_few_rows_is_small_and_comes_back_whole(state, filled):
+    table = np.zeros((7, 3), dtype=np.float32)
+    table[filled] = np.random.default_rng(0).normal(size=(len(filled), 3))
+    state.save(1, 1, {"table": table, "none": np.zeros((0, 3))}, keep=2)
+    found = state.load(1, 2)
+    np.testing.assert_array_equal(found["table"], table)
+    assert found["table"].dtype == np.float32 and found["none"].shape == (0, 3)
+    wide = np.zeros((1000, 300), dtype=np.float32)
+    wide[5] = 1
+    state.save(1, 2, {"wide": wide}, keep=1)
+    assert state.file.stat().st_size < wide.nbytes / 4
+    np.testing.assert_array_equal(state.load(1, 3)["wide"], wide)
+
+
 def test_only_the_newest_entries_of_a_client_remain(state):
     for round_ in range(1, 8):
         put(state, 5, round_, round_, keep=3)
@@ -84,6 +107,6 @@ def test_a_write_that_fails_changes_nothing(state):
     put(state, 1, 2, 2)
     with pytest.raises(RunError, match="cannot be used"):
         state.save(
-            1, 1, {"own": np.zeros(1)}, keep="not a number"
+            1, 1, {"own": np.zeros(1)}, keep=object()
         )  # fails in the last of its three commands
     assert rounds(state, 1) == [1, 2] and got(state, 1, 2) == 1

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's part in FedRAP (Li, Long and Zhou, ICLR 2024, algorithm 1).
+
+One gradient step per batch on the score function, the personal part D and the shared part C of the
+item embeddings, with the loss
+
+    cross-entropy - lambda mean (d - c)^2 + mu mean |c|
+
+where the means go over the numbers of the batch's rows. The second term drives both parts apart,
+the third makes the shared one sparse. Both weights rise with the rounds, a = 0, 1, ...:
+lambda tanh(a / 10) and mu tanh(a / 10) (`schedule = "tanh"`). What is sent is the change of C.
+
+Where this differs from the paper: its public code computes the rising weights and never uses them
+(`schedule = "constant"` is what it does), lowers the rate after each batch as well as after each
+round (here `decay` after each round alone), and draws negatives once for the whole run and outside
+of the held-out positives as well (`split.leaky-negatives`); D, which is never reset, then learns
+which items are held out. The second term has no lower bound: with a weight or rate that is too
+large the parts fly apart, and the run ends with an error that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.local.examples import labelled
+from clients.step import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+from fedrec.models.personal.fedrap import Fedrap
+from fedrec.nn.layers import weighted_cross_entropy
+
+SHARED, PERSONAL, WEIGHT, BIAS = "item.id", "item.personal", "score.weight", "score.bias"
+PRIVATE = (PERSONAL, WEIGHT, BIAS)
+
+
+class FedrapStepConfig(StepConfig):
+    """Settings of additive personalisation."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the examples (paper's code: up to 10, until the loss stands still); 0 trains
+    nothing."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size of the score function."""
+    shared_rate: float = Field(default=50.0, ge=0)
+    """Factor on it for the shared part C, as a row is in few of a batch's examples; 0 leaves the
+    shared part as it is, and clients learn alone."""
+    personal_rate: float = Field(default=50.0, ge=0)
+    """Factor on it for the personal part D; 0 leaves it at zero, and all items are shared."""
+    apart: float = Field(default=0.1, ge=0)
+    """Weight lambda of the squared difference between both parts."""
+    sparse: float = Field(default=0.1, ge=0)
+    """Weight mu of the absolute values of the shared part."""
+    schedule: Literal["tanh", "constant"] = "tanh"
+    """Whether both weights rise with the rounds (paper), or are what they are from the start."""
+    turn: float = Field(default=10.0, gt=0)
+    """Rounds after which the weights have reached tanh(1) = 76 per cent (paper: 10)."""
+    decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor on the step size after each round (paper's code: 0.97)."""
+    batch_size: int = Field(default=256, ge=1)
+    """Examples per gradient step (paper's code: 2048)."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive (paper's code: 4)."""
+
+
+class FedrapStep(CohortStep):
+    """Trains a private score function, a private and a shared part of the item embeddings.
+
+    Raises:
+        ExperimentError: the model is another one, or its task is rating.
+    """
+
+    Config = FedrapStepConfig
+    paper = "FedRAP (Li et al. 2024), algorithm 1"
+    config: FedrapStepConfig
+
+    def __init__(self, config: FedrapStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        if not isinstance(model, Fedrap) or model.schema.task != "ranking":
+            raise ExperimentError(
+                "additive personalisation trains FedRAP's model for ranking",
+                expected="model.name = 'fedrap' and task = 'ranking'",
+                got=f"{type(model).__name__} and task = {model.schema.task!r}",
+                fix="set model.name = 'fedrap', or step.name = 'sgd'",
+            )
+
+    def in_round(self, round_number: int) -> FedrapStep:
+        """The step as it is in a training round, from 1: with the round's weights and rate."""
+        config, past = self.config, round_number - 1
+        risen = math.tanh(past / config.turn) if config.schedule == "tanh" else 1.0
+        changes = {
+            "apart": config.apart * risen,
+            "sparse": config.sparse * risen,
+            "learning_rate": config.learning_rate * config.decay**past,
+        }
+        return FedrapStep(config.model_copy(update=changes), self.model, self.device)
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The score function and the personal part."""
+        return [name for name in names if name in PRIVATE]
+
+    @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """Patterns of parameter names of which each is meant to fit some private one."""
+        return PRIVATE
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged). Whole tables and automatic differentiation, the reference of
+        `train_block`."""
+        values = {name: value.clone() for name, value in parameters.items()}
+        examples, loss = 0, float("nan")
+        for items, labels in self._epochs(data, random):
+            examples, losses = len(items), []
+            for begin in range(0, examples, self.config.batch_size):
+                part = slice(begin, begin + self.config.batch_size)
+                chosen = torch.from_numpy(items[part]).to(self.device)
+                losses.append(
+                    self._descend(values, chosen, torch.from_numpy(labels[part]).to(self.device))
+                )
+            loss = float(np.mean(losses)) if losses else loss
+        _refuse_divergence(values, data.client)
+        return Update(
+            {name: values[name] - value for name, value in parameters.items()}, examples, loss
+        )
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`."""
+        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Trained:
+        """Train every client of a block. Gradients written out, for all clients of a block at
+        once; of the shared part the touched rows, of the personal one the whole table."""
+        values = {
+            name: (own or {})
+            .get(name, parameters[name].expand(len(block), *parameters[name].shape))
+            .clone(memory_format=torch.contiguous_format)
+            for name in PRIVATE
+        }
+        values[SHARED] = parameters[SHARED][block.touched]
+        losses = torch.zeros(len(block.active), len(block), device=values[SHARED].device)
+        for step, active in enumerate(block.active):
+            losses[step, :active] = self._descend_together(values, block, step, active)
+        _refuse_divergence(values, None)
+        untouched = torch.ones(len(block), device=values[SHARED].device)
+        return Trained(
+            parameters, block, values, (SHARED,), untouched, block.last_epoch_means(losses)
+        )
+
+    def _rates(self) -> dict[str, float]:
+        rate = self.config.learning_rate
+        return {
+            WEIGHT: rate,
+            BIAS: rate,
+            SHARED: rate * self.config.shared_rate,
+            PERSONAL: rate * self.config.personal_rate,
+        }
+
+    def _descend(self, values: dict[str, Tensor], items: Tensor, labels: Tensor) -> float:
+        """A gradient step of one client, in place; the cross-entropy before it."""
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        given = {name: value.unsqueeze(0) for name, value in leaves.items()}
+        predicted = self.model.predict(given, (), items[None])[0]
+        entropy = F.binary_cross_entropy_with_logits(predicted, labels)
+        shared, personal = leaves[SHARED][items], leaves[PERSONAL][items]
+        loss = entropy - self.config.apart * (personal - shared).square().mean()
+        loss = loss + self.config.sparse * shared.abs().mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
+            values[name] = value.detach() - self._rates()[name] * gradient
+        return float(entropy.detach())
+
+    def _descend_together(
+        self, values: dict[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
+        """The same of the first `active` clients; their cross-entropies `[active]`."""
+        config, rates, width = self.config, self._rates(), values[SHARED].shape[-1]
+        flat = {name: values[name].view(-1, width) for name in (SHARED, PERSONAL)}
+        first = torch.arange(active, device=block.items.device)[:, None] * values[PERSONAL].shape[1]
+        places = {
+            SHARED: block.places[step, :active].flatten(),
+            PERSONAL: (block.items[step, :active] + first).flatten(),
+        }
+        shared, personal = (
+            flat[name].index_select(0, places[name]).view(active, -1, width)
+            for name in (SHARED, PERSONAL)
+        )
+        labels, weights = block.labels[step, :active], block.weights[step, :active]
+        weight, added = values[WEIGHT][:active], shared + personal
+        predicted = torch.bmm(added, weight).squeeze(-1) + values[BIAS][:active]
+        losses = weighted_cross_entropy(predicted, labels, weights)
+        error = (torch.sigmoid(predicted) - labels) * weights
+        fitted = error.unsqueeze(-1) * weight.transpose(1, 2)
+        share = weights.unsqueeze(-1) / width
+        parted = 2 * config.apart * share * (personal - shared)
+        moves = {
+            SHARED: fitted + parted + config.sparse * share * shared.sign(),
+            PERSONAL: fitted - parted,
+        }
+        weight.sub_(torch.bmm(added.transpose(1, 2), error.unsqueeze(-1)), alpha=rates[WEIGHT])
+        values[BIAS][:active].sub_(error.sum(1, keepdim=True), alpha=rates[BIAS])
+        for name, move in moves.items():
+            if rates[name]:
+                flat[name].index_add_(0, places[name], move.flatten(0, 1), alpha=-rates[name])
+        return losses
+
+    def _epochs(
+        self, data: ClientData, random: np.random.Generator
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Items and labels of each epoch, in the order of training; one draw of negatives for
+        all."""
+        if not self.config.epochs:
+            return
+        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+        for _ in range(self.config.epochs if len(items) else 0):
+            order = random.permutation(len(items))
+            yield items[order], labels[order]
+
+
+def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None:
+    if all(bool(values[name].isfinite().all()) for name in values):
+        return
+    raise ExperimentError(
+        "FedRAP's parts of the item embeddings flew apart"
+        + ("" if client is None else f" (client {client})"),
+        expected="finite numbers: the term that drives both parts apart has no lower bound",
+        got="infinite ones, or none",
+        fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
+    )

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's part in GPFedRec (Zhang et al., KDD 2024, algorithm 1): train under the guidance of
+similar users.
+
+For each item that it touches the device gets the shared embedding, from which it starts, and the
+mean of similar users' embeddings, its guidance g. A gradient step per batch moves the private user
+embedding and network and the touched rows e, and these are pulled towards their guidance:
+
+    e <- e - rate de - pull (e - g)
+
+which is a step on the cross-entropy plus (pull / 2 rate) |e - g|^2. The change of the rows is sent,
+by this client alone: see strategy `gpfedrec` for what that tells the server.
+
+Where this differs from the paper's public code: rows that no batch touches are not pulled. There
+the weight of the mean squared difference is 1 and the rate 8 times the number of items, which is a
+pull of 0.05 per batch on MovieLens-100K. User embeddings have a rate of their own here, too, as a
+plain factor; there it is 80 times the network's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.local.examples import labelled
+from clients.step import GeneratedStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
+from fedrec.data.client_data import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+from fedrec.models.personal.gpfedrec import Gpfedrec
+
+ITEMS, GUIDE, OWN = "item.id", "item.guide", "item.own"
+PRIVATE = (OWN, "user.id", "layer*")
+
+
+class GpfedrecStepConfig(StepConfig):
+    """Settings of guided local training."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the examples (paper's code: 1); 0 trains nothing."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size of the network."""
+    user_rate: float = Field(default=20.0, ge=0)
+    """Factor on it for the user's embedding."""
+    item_rate: float = Field(default=50.0, ge=0)
+    """Factor on it for the item embeddings, as a row is in few of a batch's examples and the loss
+    is their mean."""
+    pull: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the way towards its guidance that each touched row goes in each batch (paper's code
+    on MovieLens-100K: 0.05); 0: no guidance."""
+    batch_size: int = Field(default=256, ge=1)
+    """Examples per gradient step (paper's code: 256)."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive (paper's code: 4)."""
+
+
+class GpfedrecStep(GeneratedStep):
+    """Trains a private network, and rows of item embeddings under guidance.
+
+    Raises:
+        ExperimentError: the model is another one, or its task is rating.
+    """
+
+    Config = GpfedrecStepConfig
+    paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
+    config: GpfedrecStepConfig
+
+    def __init__(self, config: GpfedrecStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        if not isinstance(model, Gpfedrec) or model.schema.task != "ranking":
+            raise ExperimentError(
+                "step 'gpfedrec' trains GPFedRec's model for ranking",
+                expected="model.name = 'gpfedrec' and task = 'ranking'",
+                got=f"{type(model).__name__} and task = {model.schema.task!r}",
+                fix="set model.name = 'gpfedrec', or another step",
+            )
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The user's embedding, the network, and how far the item embeddings were moved."""
+        return [name for name in names if name in (OWN, "user.id") or name.startswith("layer")]
+
+    @property
+    def private_patterns(self) -> tuple[str, ...]:
+        """Patterns of parameter names of which each is meant to fit some private one."""
+        return PRIVATE
+
+    def told(self, names: list[str]) -> list[str]:
+        """The item embeddings; what the guidance is is the server's."""
+        return [name for name in names if name == ITEMS]
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """See `GeneratedStep`."""
+        epochs = list(self._epochs(data, random))
+        if not epochs:
+            still = {name: torch.zeros_like(value) for name, value in parameters.items()}
+            return Update(still, 0, float("nan"))
+        if GUIDE not in parameters:
+            raise ExperimentError(
+                "step 'gpfedrec' learns under the guidance of its server only",
+                expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
+                got="training without guidance",
+                fix="--set evaluation.fine-tune={epochs=0}",
+            )
+        touched = torch.from_numpy(np.unique(np.concatenate([items for items, _ in epochs])))
+        guide, losses, examples = parameters[GUIDE][touched], list[float](), 0
+        values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
+        for items, labels in epochs:
+            losses, examples = [], len(items)
+            for begin in range(0, examples, self.config.batch_size):
+                part = slice(begin, begin + self.config.batch_size)
+                away = values[ITEMS][touched] - guide
+                losses.append(self._descend(values, torch.from_numpy(items[part]), labels[part]))
+                values[ITEMS][touched] -= self.config.pull * away
+        delta = {name: value - parameters[name] for name, value in values.items()}
+        delta[OWN] = delta[ITEMS] - parameters[OWN]
+        delta[GUIDE] = torch.zeros_like(parameters[GUIDE])
+        return Update({n: delta[n] for n in parameters}, examples, float(np.mean(losses)))
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """One client's examples, from the same random draws as `update`; they name the rows that it
+        needs."""
+        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+
+    def gradients(
+        self, parameters: Mapping[str, Tensor], block: Block
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What local training changed, with the sign of a gradient, of every client of a block."""
+        rows = torch.arange(block.touched.shape[1], device=self.device)
+        counts = torch.tensor(block.touched_counts, device=self.device)
+        real = (rows < counts[:, None]).unsqueeze(-1)
+        values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
+        losses = torch.zeros(len(block.active), len(block), device=self.device)
+        for step, active in enumerate(block.active):
+            away = (values[ITEMS] - parameters[GUIDE])[:active] * real[:active]
+            losses[step, :active] = self._descend_together(values, block, step, active)
+            values[ITEMS][:active] -= self.config.pull * away
+        found = {name: parameters[name] - value for name, value in values.items()}
+        moved = torch.zeros_like(parameters[OWN])
+        places = torch.where(real.squeeze(-1), block.touched, 0)
+        index = places.unsqueeze(-1).expand(-1, -1, moved.shape[-1])
+        moved.scatter_add_(1, index, -found[ITEMS] * real)
+        quiet = (counts == 0).view(-1, 1, 1)  # who had nothing to learn from keeps what it has
+        found[OWN] = torch.where(quiet, 0.0, parameters[OWN] - moved)
+        return found, torch.from_numpy(block.last_epoch_means(losses)).float().to(self.device)
+
+    def _rate(self, name: str) -> float:
+        factors = {ITEMS: self.config.item_rate, "user.id": self.config.user_rate}
+        return self.config.learning_rate * factors.get(name, 1.0)
+
+    def _descend(self, values: dict[str, Tensor], items: Tensor, labels: np.ndarray) -> float:
+        """A gradient step of one client, in place; the loss before it."""
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        given = {name: value.unsqueeze(0) for name, value in leaves.items()}
+        predicted = self.model.predict(given, (), items[None].to(self.device))
+        loss = self.model.loss(predicted, torch.from_numpy(labels)[None].to(self.device)).sum()
+        found = torch.autograd.grad(loss, list(leaves.values()))
+        for (name, value), gradient in zip(leaves.items(), found, strict=True):
+            values[name] = value.detach() - self._rate(name) * gradient
+        return float(loss.detach())
+
+    def _descend_together(
+        self, values: dict[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
+        """The same of the first `active` clients; their losses `[active]`."""
+        leaves = {n: value[:active].detach().requires_grad_() for n, value in values.items()}
+        shift = torch.arange(active, device=self.device)[:, None] * block.touched.shape[1]
+        width = block.items.shape[2]
+        real = block.weights[step, :active] > 0
+        rows = torch.where(real, block.places[step, :active, :width] - shift, 0)
+        predicted = self.model.predict(leaves, (), block.items[step, :active], rows=rows)
+        losses = self.model.loss(
+            predicted, block.labels[step, :active], block.weights[step, :active]
+        )
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        for (name, value), gradient in zip(values.items(), found, strict=True):
+            value[:active] -= self._rate(name) * gradient
+        return losses.detach()
+
+    def _epochs(
+        self, data: ClientData, random: np.random.Generator
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Items and labels of each epoch, in the order of training; one draw of negatives for
+        all."""
+        if not self.config.epochs:
+            return
+        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+        for _ in range(self.config.epochs if len(items) else 0):
+            order = random.permutation(len(items))
+            yield items[order], labels[order]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One layer of graph attention (Velickovic et al. 2018, equations 1 to 4, one head)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_SLOPE = 0.2  # of the leaky ReLU, as in the paper
+
+
+def attended(
+    targets: Tensor,
+    sources: Tensor,
+    there: Tensor,
+    weight: Tensor,
+    of_source: Tensor,
+    of_target: Tensor,
+) -> Tensor:
+    """What each target takes over from its neighbours.
+
+        a_ij = softmax_j LeakyReLU(of_source . W s_ij + of_target . W t_i),    sum_j a_ij W s_ij
+
+    Args:
+        targets: `[n, d]`.
+        sources: `[n, k, d]`, up to k neighbours of each target.
+        there: `bool [n, k]`, which of them are no padding.
+        weight: W, `[d, o]`.
+        of_source: `[o]`.
+        of_target: `[o]`.
+
+    Returns:
+        `[n, o]`; zero for a target without neighbours.
+    """
+    values = sources @ weight
+    fitting = F.leaky_relu(values @ of_source + (targets @ weight @ of_target)[:, None], _SLOPE)
+    lowest = torch.finfo(fitting.dtype).min
+    shares = torch.softmax(torch.where(there, fitting, lowest), dim=1) * there
+    return (shares.unsqueeze(-1) * values).sum(1)

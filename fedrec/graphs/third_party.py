@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The third party that finds users with common items and does not know the items (FedGNN, Wu et al.
+2021, section 3.3).
+
+Devices share a key. A device sends a token of each of its items, a keyed hash, with its user
+embedding; the third party matches tokens and gives back the embeddings of others that sent the same
+one, without names. It learns who has how many items, who shares items with whom, and the
+embeddings; not the items, unless somebody who has the key (a device, or a server that knows the
+settings) tells it, and then all of them, as a catalogue can be hashed in no time.
+
+Where this differs from the paper: a keyed hash stands where the paper's devices apply RSA to the
+ids. Both are deterministic, and both fall to whoever holds the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+NOTHING = -1
+"""Stands where there is no token."""
+_BYTES = 6  # of a hash that make a token: 48 bits
+
+
+def tokens(items: Sequence[int], key: str) -> np.ndarray:
+    """Tokens `int64` of items: equal for equal ones, and nothing else to those without the key."""
+    return np.array(
+        [
+            int.from_bytes(
+                hmac.digest(key.encode(), str(item).encode(), hashlib.sha256)[:_BYTES], "little"
+            )
+            for item in items
+        ],
+        dtype=np.int64,
+    )
+
+
+class ThirdParty:
+    """Matches tokens.
+
+    Args:
+        neighbours: embeddings that are given for a token at most.
+    """
+
+    def __init__(self, neighbours: int) -> None:
+        self.neighbours = neighbours
+        self._tokens: dict[int, np.ndarray] = {}
+        self._embeddings: dict[int, np.ndarray] = {}
+
+    def register(self, sender: int, own: np.ndarray, embedding: np.ndarray) -> None:
+        """What a device sent, in place of what it sent before.
+
+        Args:
+            sender: a number that stands for the device.
+            own: its tokens, `int64 [slots]`, `NOTHING` where a slot is empty.
+            embedding: `float32 [d]`.
+        """
+        self._tokens[sender], self._embeddings[sender] = own, embedding
+
+    def found(self, asking: Sequence[int], slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Neighbours of some devices, of each of its tokens up to `neighbours` other devices.
+
+        Who has more is given those that follow it in the order of numbers, so that not the same few
+        are everybody's.
+
+        Args:
+            asking: numbers of devices.
+            slots: tokens of each.
+            width: d, of embeddings.
+
+        Returns:
+            `float32 [asking, slots, neighbours, d]`, padded with zeros, and how many are no
+            padding, `int64 [asking, slots]`; none for a device that sent nothing yet.
+        """
+        holders = self._holders()
+        given = np.zeros((len(asking), slots, self.neighbours, width), dtype=np.float32)
+        counts = np.zeros((len(asking), slots), dtype=np.int64)
+        for place, sender in enumerate(asking):
+            for slot, token in enumerate(self._tokens.get(sender, np.empty(0, np.int64)).tolist()):
+                if token == NOTHING:
+                    continue
+                same = holders[token]
+                start = same.index(sender) + 1
+                others = [*same[start:], *same[: start - 1]][: self.neighbours]
+                counts[place, slot] = len(others)
+                for number, other in enumerate(others):
+                    given[place, slot, number] = self._embeddings[other]
+        return given, counts
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        senders = sorted(self._tokens)
+        if not senders:
+            return {}
+        return {
+            "senders": np.array(senders, dtype=np.int64),
+            "tokens": np.stack([self._tokens[sender] for sender in senders]),
+            "embeddings": np.stack([self._embeddings[sender] for sender in senders]),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take back what `state` gave."""
+        senders = state["senders"].tolist() if "senders" in state else []
+        self._tokens = {one: state["tokens"][place] for place, one in enumerate(senders)}
+        self._embeddings = {one: state["embeddings"][place] for place, one in enumerate(senders)}
+
+    def _holders(self) -> dict[int, list[int]]:
+        """Who sent each token, ascending."""
+        found: dict[int, list[int]] = {}
+        for sender in sorted(self._tokens):
+            for token in self._tokens[sender].tolist():
+                if token != NOTHING:
+                    found.setdefault(token, []).append(sender)
+        return found

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedGNN's model (Wu et al. 2021): graph attention over a user's items and over those who share
+them.
+
+    x_i    = e_i + attention of item i over p_u and its neighbouring users' embeddings
+    h_u    = p_u + attention of p_u over the x_i of the user's items
+    logit(u, j) = h_u . e_j
+
+The graph is a device's own: its items, and for each of them embeddings of other users that a third
+party found. p_u (`user.id`) and h_u (`user.vector`) never leave the device for the server; a
+device computes h_u in each of its rounds (step `fedgnn`) and ranks by the last one. One that was
+never in a round has none and ranks nothing.
+
+Where this differs from the paper, which predicts ratings: a score is the inner product, and an
+item's own embedding is added to what it takes over. Its public code weighs neighbours by attention
+without a softmax; here there is one.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.graphs.attention import attended
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.layers import gather_rows
+
+
+class FedgnnConfig(Config):
+    """Settings of the model."""
+
+    embedding: int = Field(default=16, ge=1)
+    """Width of all embeddings (paper: 256)."""
+    spread: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial embeddings."""
+
+
+class Fedgnn(Model):
+    """Items' embeddings under a user's vector, which comes from a local graph."""
+
+    Config = FedgnnConfig
+    paper = "FedGNN (Wu et al. 2021), section 3.2"
+    item_tables = ("item.id",)
+    config: FedgnnConfig
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings, Glorot-uniform layers `[in, out]`; no vector yet."""
+        config, width = self.config, self.config.embedding
+        found = {
+            "item.id": config.spread
+            * torch.randn(self.schema.num_items, width, generator=generator),
+            "user.id": config.spread * torch.randn(width, generator=generator),
+            "user.vector": torch.zeros(width),
+        }
+        for layer in ("items", "users"):
+            square = 2 * torch.rand(width, width, generator=generator) - 1
+            found[f"{layer}.weight"] = square * (3 / width) ** 0.5
+            for end in ("source", "target"):
+                drawn = 2 * torch.rand(width, generator=generator) - 1
+                found[f"{layer}.{end}"] = drawn * (6 / (width + 1)) ** 0.5
+        return found
+
+    def predict(
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Predictions before the output activation. Users' features are not looked at."""
+        embedded = gather_rows(parameters["item.id"], items if rows is None else rows)
+        return torch.bmm(embedded, parameters["user.vector"].unsqueeze(-1)).squeeze(-1)
+
+    def vector(
+        self, parameters: Parameters, liked: Tensor, neighbours: Tensor, there: Tensor
+    ) -> Tensor:
+        """h_u `[d]` of one user.
+
+        Args:
+            parameters: without cohort dimension.
+            liked: `[n, d]`, embeddings of the user's items.
+            neighbours: `[n, k, d]`, embeddings of other users with each of them.
+            there: `bool [n, k]`, which of these are no padding.
+        """
+        user = parameters["user.id"]
+        own = user.expand(len(liked), 1, -1)
+        known = torch.cat([there.new_ones(len(there), 1), there], 1)
+        items = liked + attended(
+            liked, torch.cat([own, neighbours], 1), known, *_layer(parameters, "items")
+        )
+        every = torch.ones(1, len(items), dtype=torch.bool, device=items.device)
+        taken = attended(user[None], items[None], every, *_layer(parameters, "users"))
+        return user + taken[0]
+
+
+def _layer(parameters: Parameters, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    weight, source, target = (parameters[f"{name}.{p}"] for p in ("weight", "source", "target"))
+    return weight, source, target

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPFedRec's model (Zhang et al., KDD 2024): a user's embedding and network, and item embeddings
+that are shared and changed.
+
+    logit(u, i) = network_u([p_u ; e_i + o_ui])
+
+with ReLU between the layers. E (`item.id`) is the server's. p_u (`user.id`), the network and O_u
+(`item.own`) are one user's and never leave the device: O_u is how far the user's last training
+moved the embeddings, so that E + O_u is the table that the user ends up with. A round begins with
+E alone (step `gpfedrec`).
+
+Where this differs from the paper's public code: what a device keeps is the change, and not the
+table as it was when it was in a round last, so that it sees what others learned since.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.models.base import Model, Parameters
+from fedrec.nn.layers import gather_rows, perceptron
+
+
+class GpfedrecConfig(Config):
+    """Settings of the model."""
+
+    embedding: int = Field(default=32, ge=1)
+    """Width of user's and items' embeddings (paper's code: 32)."""
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
+    """Widths of the hidden layers (paper's code: 32, 16, 8)."""
+    spread: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial embeddings."""
+
+
+class Gpfedrec(Model):
+    """A perceptron on a private user embedding and an item's embedding."""
+
+    Config = GpfedrecConfig
+    paper = "GPFedRec (Zhang et al. 2024), section 4"
+    item_tables = ("item.id",)
+    config: GpfedrecConfig
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings, nothing changed yet, Glorot-uniform layers `[in, out]`, zero
+        biases."""
+        config, items = self.config, self.schema.num_items
+        found = {
+            "item.id": config.spread * torch.randn(items, config.embedding, generator=generator),
+            "item.own": torch.zeros(items, config.embedding),
+            "user.id": config.spread * torch.randn(config.embedding, generator=generator),
+        }
+        widths = (2 * config.embedding, *config.hidden, 1)
+        for layer, (before, after) in enumerate(itertools.pairwise(widths)):
+            bound = (6 / (before + after)) ** 0.5
+            drawn = torch.rand(before, after, generator=generator)
+            found[f"layer{layer}.weight"] = (2 * drawn - 1) * bound
+            found[f"layer{layer}.bias"] = torch.zeros(after)
+        return found
+
+    def predict(
+        self,
+        parameters: Parameters,
+        users: tuple[Tensor, ...],
+        items: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Predictions before the output activation. Users' features are not looked at; without
+        `item.own` nothing is changed."""
+        embedded = gather_rows(parameters["item.id"], items if rows is None else rows)
+        if "item.own" in parameters:
+            embedded = embedded + gather_rows(parameters["item.own"], items)
+        layers = range(len(self.config.hidden) + 1)
+        weights = [parameters[f"layer{layer}.weight"] for layer in layers]
+        biases = [parameters[f"layer{layer}.bias"] for layer in layers]
+        user = parameters["user.id"].unsqueeze(1)
+        return perceptron([[user], [embedded]], weights, biases, "relu").view(items.shape)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPFedRec's server (Zhang et al., KDD 2024, algorithm 1): a graph of users guides each of them.
+
+A round: every client of the cohort names the items that it touches; for each of these the server
+sends the shared embedding and the client's guidance, the mean over similar users' tables; the
+client sends how far it moved the rows. With X_v = E + the last change that v sent, S the cosines of
+whole tables, and A the neighbours by S with equal weights,
+
+    guidance of u = (A^layers X)_u,    E moves along the cohort's mean of (A^layers X)_u - E
+
+by one step of `optimiser`.
+
+**What the server learns.** It keeps, under each client's id, the last change of that client's item
+embeddings: which items it touched (among drawn negatives), and in which direction each moved, from
+which its positives can be told. Clients of one neighbourhood see means of each other's rows, which
+of a neighbourhood of one is that one's. Secure aggregation cannot hide single updates from a server
+that needs them, and the noise of DP-FedAvg is for a sum that is never made here, so both are
+refused. Perturbation on the device (`[perturb]`) is possible.
+
+Where this differs from the paper:
+
+- Its public code takes cosine *distances* for similarities, so that a user's neighbours are those
+  least like it. Here they are the most similar ones, each user itself among them.
+- There everybody is in every round, and the graph is that of the round. Here it is of all who were
+  in some round, by what they sent last; who was in none is guided by E.
+- The weights of the paper's regulariser are in the step (`pull`). The paper adds Laplace noise to
+  uploads as an option and states no epsilon of the whole run; it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from pydantic import Field
+
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.protocol.generated import Generated, ItemRequests
+from fedrec.protocol.messages import pack_train, unpack_each
+from fedrec.protocol.orders import TrainEach, TrainOrder
+from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from strategies._optimiser import Optimiser
+from strategies._server_rate import ServerRate
+from strategies._user_graph import Uploads, edges, propagated, similarities
+from strategies.base import Aggregate, Cohorts, CohortStrategy
+from strategies.dp import DpFedAvg
+
+ITEMS, GUIDE = "item.id", "item.guide"
+
+
+class GpfedrecConfig(ServerRate):
+    """Settings of GPFedRec's server."""
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """What turns the mean change into a step; `sgd` with `server-lr = 1` is the paper's mean."""
+    server_lr: float = Field(default=0.01, gt=0)
+    """Step size."""
+    neighbours: int = Field(default=0, ge=0)
+    """Most similar users that a user's guidance is the mean of, the user among them; 0: all whose
+    similarity is above the mean one times `threshold` (paper's code)."""
+    threshold: float = Field(default=1.0, gt=0)
+    """See `neighbours` (paper's code: 1)."""
+    similarity: Literal["tables", "changes"] = "tables"
+    """Cosines of users' whole item embeddings (paper), or of what each changed alone."""
+    layers: int = Field(default=1, ge=1)
+    """How often means over neighbours are taken (paper's code: 1)."""
+    remembered: int | None = Field(default=None, ge=1)
+    """Clients that the graph has at most, those heard last; default: all. The server holds so many
+    item tables."""
+
+
+class Gpfedrec(CohortStrategy):
+    """Guides each client by similar ones; sees each client's update by itself."""
+
+    Config = GpfedrecConfig
+    paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
+    config: GpfedrecConfig
+
+    def __init__(self, config: GpfedrecConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self._uploads = Uploads(config.remembered)
+        self._optimiser = Optimiser(config.optimiser, 0.0)
+        self._open: set[int] = set()
+
+    @classmethod
+    def said(
+        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
+    ) -> list[str]:
+        """What must stand beside the results of a run: what the server sees."""
+        return [
+            "GPFedRec: the server keeps each client's last change of the item embeddings under the"
+            " client's id, and can tell the client's positives from it. No guarantee covers that."
+        ]
+
+    def protect(self, privacy: DpFedAvg) -> None:
+        """Always refused.
+
+        Raises:
+            ExperimentError: see the module.
+        """
+        raise ExperimentError(
+            "GPFedRec cannot be made differentially private by [privacy]",
+            expected="a strategy that uses nothing but the sum of the clients' updates",
+            got=(
+                "strategy 'gpfedrec': its server keeps each client's item embeddings, under the"
+                " client's id"
+            ),
+            fix="perturb the data on the device with a [perturb] table, or choose another system",
+        )
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Never called: there is no sum of updates.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("Expected the update of each client, got a sum.")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per node, with its clients' rows and guidance; nodes that did not say what
+        they need get none.
+
+        Raises:
+            ExperimentError: the model is another one.
+        """
+        self._theta = zero_copy_arrays(arrays)
+        if ITEMS not in self._theta or self.step.get("name") != "gpfedrec":
+            raise ExperimentError(
+                "strategy 'gpfedrec' guides its own step",
+                expected="model, step and strategy all by the name 'gpfedrec'",
+                got=f"step {self.step.get('name')!r}",
+                fix="set model.name and step.name to 'gpfedrec'",
+            )
+        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
+        asked = self.cohorts.item_requests(groups, server_round)
+        guided = self.guidance(np.sort(np.concatenate([p.clients for p in asked.values()] or [[]])))
+        self._open = set()
+        for node, part in asked.items():
+            self._open |= set(part.clients.tolist())
+            own = self._rows(part, guided)
+            order = TrainOrder(server_round, part.clients, step=self.step, each=True)
+            yield Message(pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Remember what each client sent, and move along the mean of the cohort's new guidance;
+        without any client the parameters stay."""
+        told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        clients = [client for reply in told for client in self._remember(reply)]
+        losses = np.concatenate([reply.losses for reply in told] or [np.empty(0)])
+        metrics = MetricRecord(
+            {
+                "num-clients": len(clients),
+                "num-examples": int(sum(reply.examples.sum() for reply in told)),
+            }
+        )
+        if np.isfinite(losses).any():
+            metrics["loss"] = float(losses[np.isfinite(losses)].mean())
+        if not clients:
+            return None, metrics
+        guided = self.guidance(np.array(sorted(clients), dtype=np.int64))
+        items = torch.from_numpy(np.array(self._theta[ITEMS]))
+        means = np.mean(list(guided.values()), axis=0, dtype=np.float64)
+        back = torch.from_numpy((self._theta[ITEMS] - means).astype(np.float32))
+        rate = self.config.rate(server_round)
+        self._optimiser.step({ITEMS: items}, {ITEMS: back}, {ITEMS: rate}, {ITEMS: 0.0})
+        return to_record({**self._theta, ITEMS: items.detach().numpy()}), metrics
+
+    def guidance(self, clients: np.ndarray) -> dict[int, np.ndarray]:
+        """The guidance `float32 [items, d]` of those of some clients that are remembered."""
+        config, start = self.config, np.asarray(self._theta[ITEMS])
+        known = self._uploads.clients
+        asked = clients[np.isin(clients, known)]
+        if not len(asked):
+            return {}
+        tables = self._uploads.tables(known.tolist(), start)
+        compared = tables if config.similarity == "tables" else tables - start.reshape(1, -1)
+        places = np.searchsorted(known, asked)
+        first, between = (
+            edges(similarities(compared[some], compared), config.neighbours, config.threshold)
+            if some is not None
+            else np.empty((0, 0))
+            for some in (places, slice(None) if config.layers > 1 else None)
+        )
+        means = propagated(first, between, tables, config.layers)
+        return {
+            client: own.reshape(start.shape)
+            for client, own in zip(asked.tolist(), means, strict=True)
+        }
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the strategy remembers between rounds: each client's last upload, and the
+        optimiser's memory."""
+        uploads = {f"uploads/{name}": value for name, value in self._uploads.state().items()}
+        return uploads | {f"optimiser/{n}": v for n, v in self._optimiser.state().items()}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Take back what `state` gave."""
+
+        def under(prefix: str) -> dict[str, np.ndarray]:
+            return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+
+        self._uploads.restore(under("uploads/"))
+        self._optimiser.restore(under("optimiser/"))
+
+    def _rows(self, requests: ItemRequests, guided: dict[int, np.ndarray]) -> Generated:
+        """The rows that some clients start from, and their guidance."""
+        start = np.asarray(self._theta[ITEMS])
+        rows = start[requests.items].astype(np.float32)
+        guide = rows.copy()
+        for place, client in enumerate(requests.clients.tolist()):
+            if client in guided:
+                own = slice(*requests.offsets[place : place + 2])
+                guide[own] = guided[client][requests.items[own]]
+        return Generated(requests, {}, {ITEMS: rows, GUIDE: guide})
+
+    def _remember(self, reply: TrainEach) -> list[int]:
+        """The clients of a node's answer, whose updates are remembered.
+
+        Raises:
+            ClientError: it answers for clients that were not asked, or a second time.
+        """
+        requests, gradients = reply.gradients.requests, reply.gradients.rows[ITEMS]
+        clients = requests.clients.tolist()
+        if not self._open.issuperset(clients):
+            raise ClientError(
+                "a node answered for other clients than it was asked for",
+                expected="each client of the message once",
+                got=f"clients {', '.join(map(str, clients))}",
+            )
+        self._open -= set(clients)
+        for place, client in enumerate(clients):
+            own = slice(*requests.offsets[place : place + 2])
+            self._uploads.remember(client, requests.items[own].copy(), -gradients[own])
+        return clients

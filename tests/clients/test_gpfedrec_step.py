@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of GPFedRec at its limits: without guidance it is plain gradient descent, with guidance
+alone it goes there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clients.hosting.node import Node
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.rng import stream
+
+MODEL = {"name": "gpfedrec", "embedding": 3, "hidden": [4]}
+COMMON = {"epochs": 2, "batch-size": 8, "negatives": 2, "learning-rate": 0.1}
+
+
+@pytest.fixture
+def guided(tiny_experiment):
+    """A node with the step, what a client starts from, and the client's data."""
+
+    def make(name="gpfedrec", **step):
+        table = tiny_experiment() | {"model": MODEL, "step": {"name": name, **COMMON, **step}}
+        node = Node(load(table), 0, 1, None)
+        start = {n: v.double() for n, v in node.initial().items()}
+        start["item.own"] = torch.ones_like(start["item.own"])
+        if name == "gpfedrec":
+            start["item.guide"] = start["item.id"] + 1
+        return node, start, node.population.client(int(node.training[0]))
+
+    return make
+
+
+def updated(node, start, data):
+    step = node.step(node.experiment.step)
+    return step.update(start, data, stream(0, "client", data.client, 1))
+
+
+def test_without_guidance_it_is_gradient_descent(guided):
+    """As step `sgd` on the same model, whose embeddings nothing has changed yet."""
+    node, start, data = guided(pull=0.0, item_rate=5.0, user_rate=2.0)
+    plain, same, _ = guided("sgd", rates={"item.id": 5.0, "user.id": 2.0, "item.own": 0.0})
+    found = updated(node, start, data)
+    same["item.own"] = torch.zeros_like(same["item.own"])
+    wanted = updated(plain, same, data)
+    for name in ("item.id", "user.id", "layer0.weight", "layer1.bias"):
+        assert wanted.delta[name].any()
+        torch.testing.assert_close(found.delta[name], wanted.delta[name])
+    assert found.loss == pytest.approx(wanted.loss) and found.examples == wanted.examples
+    kept = start["item.own"] + found.delta["item.own"]
+    torch.testing.assert_close(kept, found.delta["item.id"])
+    assert not found.delta["item.guide"].any()
+
+
+def test_with_guidance_alone_touched_rows_go_there(guided):
+    """A share of what is left of the way in each of the batches."""
+    node, start, data = guided(pull=0.25, item_rate=0.0)
+    step = node.step(node.experiment.step)
+    batches = len(step.batches(data, stream(0, "client", data.client, 1)).sizes)
+    moved = updated(node, start, data).delta["item.id"]
+    touched = moved.any(dim=1)
+    torch.testing.assert_close(moved[touched], torch.full_like(moved[touched], 1 - 0.75**batches))
+    assert 0 < touched.sum() < len(moved)
+
+
+def test_it_sends_item_embeddings_alone(guided):
+    node, start, _ = guided()
+    step = node.step(node.experiment.step)
+    assert step.told(["item.id", "item.guide"]) == ["item.id"]
+    private = set(step.private_names(list(start)))
+    assert private == set(start) - {"item.id", "item.guide"}
+
+
+def test_training_without_guidance_is_refused(guided):
+    node, start, data = guided()
+    del start["item.guide"]
+    with pytest.raises(ExperimentError, match="no fine-tuning"):
+        updated(node, start, data)
+
+
+def test_another_model_is_refused(tiny_experiment):
+    node = Node(load(tiny_experiment() | {"step": {"name": "gpfedrec"}}), 0, 1, None)
+    with pytest.raises(ExperimentError, match=r"model\.name = 'gpfedrec'"):
+        node.step(node.experiment.step)

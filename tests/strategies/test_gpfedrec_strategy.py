@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPFedRec's server: the graph of four users by hand and against torch_geometric, what it keeps,
+and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType, RecordDict
+
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.protocol.generated import Generated, ItemRequests
+from fedrec.protocol.messages import pack_each
+from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.zero_copy import from_record
+from strategies._user_graph import Uploads, edges, propagated, similarities
+from strategies.gpfedrec import Gpfedrec, GpfedrecConfig
+
+GUIDED = (
+    "model={name='gpfedrec', embedding=4, hidden=[6]}",
+    "step={name='gpfedrec', batch-size=8}",
+    "split={name='leave-one-out'}",
+    "evaluation.fine-tune={epochs=0}",
+)
+TABLES = np.array([[3.0, 4.0], [4.0, 3.0], [0.0, 2.0], [-1.0, 0.0]], dtype=np.float32)
+COSINES = np.array(
+    [[1.0, 0.96, 0.8, -0.6], [0.96, 1.0, 0.6, -0.8], [0.8, 0.6, 1.0, 0.0], [-0.6, -0.8, 0.0, 1.0]]
+)
+
+
+def strategy(**settings):
+    nobody: Any = None
+    made = Gpfedrec(GpfedrecConfig(**settings), nobody, {"name": "gpfedrec"})
+    made._theta = {"item.id": np.zeros((2, 1), dtype=np.float32)}
+    return made
+
+
+def answer(clients, change):
+    """What a node answers for clients that touched both of two items."""
+    wanted = ItemRequests.of(np.array(clients), [np.arange(2)] * len(clients))
+    rows = {"item.id": -np.asarray(change, dtype=np.float32).reshape(-1, 1)}
+    return TrainEach(
+        Generated(wanted, {}, rows), np.ones(len(clients), np.int64), np.ones(len(clients))
+    )
+
+
+def test_four_users_by_hand():
+    """Two neighbours each: itself and the nearest."""
+    found = similarities(TABLES, TABLES)
+    np.testing.assert_allclose(found, COSINES, atol=1e-6)
+    weights = edges(found, 2, 1.0)
+    half = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0.5, 0.5]]
+    np.testing.assert_array_equal(weights, half)
+    once = propagated(weights, weights, TABLES, 1)
+    np.testing.assert_allclose(once, [[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0]])
+    twice = propagated(weights, weights, TABLES, 2)
+    np.testing.assert_allclose(twice, [[3.5, 3.5], [3.5, 3.5], [2.5, 3.25], [0.5, 2.0]])
+
+
+def test_neighbours_above_the_mean_similarity_by_hand():
+    """The mean of the cosines is 5.92 / 16 = 0.37; with a threshold above all of them the most
+    similar remains."""
+    third, both = 1 / 3, 0.5
+    wanted = [[third] * 3 + [0], [third] * 3 + [0], [third] * 3 + [0], [0, 0, 0, 1]]
+    np.testing.assert_allclose(edges(COSINES, 0, 1.0), wanted)
+    np.testing.assert_array_equal(edges(COSINES, 0, 100.0), np.eye(4))
+    np.testing.assert_allclose(edges(COSINES, 0, 2.5)[0], [both, both, 0, 0])
+
+
+def test_means_are_those_of_torch_geometric():
+    torch = pytest.importorskip("torch")
+    geometric = pytest.importorskip("torch_geometric")
+    random = np.random.default_rng(0)
+    tables = random.normal(size=(9, 5)).astype(np.float32)
+    weights = edges(similarities(tables, tables), 3, 1.0)
+    user, neighbour = np.nonzero(weights)
+    layer = geometric.nn.SimpleConv(aggr="mean")
+    index = torch.from_numpy(np.stack([neighbour, user]))
+    wanted = torch.from_numpy(tables)
+    for layers in (1, 2):
+        wanted = layer(wanted, index)
+        found = propagated(weights, weights, tables, layers)
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
+    """Both items touched by all, one number each: the four users' tables of above."""
+    server = strategy(neighbours=2, optimiser="sgd", server_lr=1.0)
+    server._open = {0, 1, 2, 3}
+    assert server._remember(answer([0, 2], TABLES[[0, 2]])) == [0, 2]
+    assert server._remember(answer([1, 3], TABLES[[1, 3]])) == [1, 3]
+    found = server.guidance(np.array([0, 1, 2, 3, 7]))
+    wanted = np.array([[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0]])
+    assert sorted(found) == [0, 1, 2, 3]  # nobody knows 7
+    for client, own in found.items():
+        np.testing.assert_allclose(own[:, 0], wanted[client], rtol=1e-6)
+    rows = server._rows(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]), found)
+    np.testing.assert_allclose(rows.rows["item.guide"][:, 0], [3.0, 0.0, 0.0])
+    np.testing.assert_allclose(rows.rows["item.id"], 0.0)
+
+
+def test_the_shared_embeddings_move_along_the_mean_guidance(identity):
+    server = strategy(neighbours=2, optimiser="sgd", server_lr=0.5)
+    server._open = {0, 1, 2, 3}
+    asked = Message(RecordDict(), 1, MessageType.TRAIN)
+    reply = Message(pack_each(answer([0, 1, 2, 3], TABLES)), reply_to=asked)
+    moved, metrics = server.aggregate_train(1, [reply])
+    assert moved is not None and metrics is not None
+    np.testing.assert_allclose(from_record(moved)["item.id"][:, 0], [1.0, 1.375], rtol=1e-6)
+    assert metrics["num-clients"] == 4 and metrics["num-examples"] == 4
+
+
+def test_answers_that_were_not_asked_for_are_refused():
+    server = strategy()
+    server._open = {0, 1}
+    server._remember(answer([0], TABLES[:1]))
+    for clients in ([0], [5]):
+        with pytest.raises(ClientError, match="other clients"):
+            server._remember(answer(clients, TABLES[:1]))
+
+
+def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
+    kept = Uploads(2)
+    for client in (4, 9, 4, 1):
+        kept.remember(client, np.array([1]), np.full((1, 2), client, dtype=np.float32))
+    assert kept.clients.tolist() == [1, 4]
+    again = Uploads(2)
+    again.restore(kept.state())
+    start = np.ones((3, 2), dtype=np.float32)
+    np.testing.assert_array_equal(again.tables([4], start), [[1, 1, 5, 5, 1, 1]])
+    again.remember(7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
+    assert again.clients.tolist() == [1, 7]
+    Uploads(None).restore({})
+
+
+def test_no_plan_of_privacy_covers_it(run_tiny):
+    privacy = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+    with pytest.raises(ExperimentError, match="keeps each client's item embeddings"):
+        run_tiny(*GUIDED, "strategy={name='gpfedrec'}", privacy)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("strategy={name='gpfedrec'}", "step={name='sgd'}"),
+        ("strategy={name='reptile'}",),
+        ("strategy={name='gpfedrec'}", "evaluation.fine-tune={epochs=1}"),
+    ],
+)
+def test_it_works_with_its_own_step_and_without_fine_tuning_alone(run_tiny, wrong):
+    with pytest.raises(ExperimentError, match="gpfedrec"):
+        run_tiny(*GUIDED, *wrong)
