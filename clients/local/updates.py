@@ -141,7 +141,17 @@ class PartialUpdates:
                     part.add_to(totals[name], share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Nothing: item tables do not change."""
+        """Add the weighted changes of an item table to the running sum of its rows.
+
+        Raises:
+            ValueError: some columns of an item table change, and others do not.
+        """
+        for own, share in zip(self.changes, shares.tolist(), strict=True):
+            if name in own and share:
+                part = own[name]
+                if part.columns is not None:
+                    raise ValueError(f"Expected whole rows of {name!r}, got some columns.")
+                total.add(part.rows.cpu().numpy(), (share * part.values).cpu().numpy())
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each."""

@@ -16,9 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.step import Step, StepConfig, Update
+from clients.local.updates import Part, PartialUpdates
+from clients.step import CohortStep, StepConfig, Update
+from fedrec.cohort.batches import Batches
+from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
+
+_EVERYTHING = 2**40  # items in a batch
 
 
 class CountsConfig(StepConfig):
@@ -28,7 +33,7 @@ class CountsConfig(StepConfig):
     """The table `[items, 1]` that the counts are sent as a change of."""
 
 
-class Counts(Step):
+class Counts(CohortStep):
     """Sends the indicator vector of a client's positive items.
 
     A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n.
@@ -47,6 +52,37 @@ class Counts(Step):
         Raises:
             ExperimentError: the model has no such table.
         """
+        delta = {key: torch.zeros_like(value) for key, value in parameters.items()}
+        items = data.positives if self.config.epochs else data.positives[:0]
+        for name, part in self._counted(parameters, items).items():
+            part.add_to(delta[name], 1.0)
+        return Update(delta, len(items), math.nan)
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work, from the same random draws as `update`. The whole
+        history; nothing is drawn."""
+        likes = np.ones(len(data.positives), np.float32)
+        return Batches.cut([(data.positives, likes)] if self.config.epochs else [], _EVERYTHING)
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> PartialUpdates:
+        """Train every client of a block."""
+        changes = [
+            self._counted(
+                parameters, block.items[0, place, : int(block.sizes[0, place])].cpu().numpy()
+            )
+            if steps
+            else {}
+            for place, steps in enumerate(block.steps)
+        ]
+        return PartialUpdates(parameters, block, changes, (math.nan,) * len(block))
+
+    def _counted(self, parameters: Mapping[str, Tensor], items: np.ndarray) -> dict[str, Part]:
+        """1 for each item, as a part of the biases; with `epochs = 0` there are no items."""
         name = self.config.parameter
         if name not in parameters or parameters[name].shape != (self.model.schema.num_items, 1):
             raise ExperimentError(
@@ -55,7 +91,5 @@ class Counts(Step):
                 got=", ".join(parameters),
                 fix="set model.item-bias = true",
             )
-        delta = {key: torch.zeros_like(value) for key, value in parameters.items()}
-        if self.config.epochs:  # none leaves everything as it is, as with any step
-            delta[name][torch.from_numpy(data.positives)] = 1.0
-        return Update(delta, len(data.positives), math.nan)
+        rows = torch.from_numpy(items)
+        return {name: Part(rows, None, torch.ones(len(items), 1, dtype=torch.float64))}

@@ -4,7 +4,7 @@ that the user likes (SLIM, Ning and Karypis 2011; EASE, Steck 2019).
 
 It has no parameters of users and needs no features of users or items, so it serves anybody with a
 history. The weights are of the `items` most popular items, by the items' biases; all others are
-ranked below these, by their biases.
+ranked below these, by their biases. As long as no item has weights, all are ranked by their biases.
 
     s_uj = sum over i in the history of u of B_ij
 
@@ -76,10 +76,12 @@ class ItemWeights(HistoryModel):
 
     def _scores(self, bias: Tensor, weights: Tensor, histories: Tensor) -> Tensor:
         """Scores `[B, items]` of one slice's users."""
+        popularity = _between(bias)
+        if not weights.any():
+            return popularity.expand(len(histories), -1)
         chosen = chosen_items(bias, self.size)
         known = (histories[:, chosen] > 0).to(weights.dtype)
         found = known @ weights
-        popularity = _between(bias)
         scores = found.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
         scores[:, chosen] = found
         return torch.where(known.any(1, keepdim=True), scores, popularity)

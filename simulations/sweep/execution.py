@@ -13,9 +13,9 @@ import pandas as pd
 
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.experiment.loading import load
+from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
-from simulations.sweep.account import UpdateSum, total_of
 from simulations.sweep.folder import Job, SweepFolder
 from simulations.sweep.plan import Plan
 from simulations.sweep.progress import SweepProgress
@@ -45,7 +45,7 @@ class SweepResult:
     settings: pd.DataFrame
     chosen: tuple[int, ...]
     failures: dict[str, str]
-    total: UpdateSum
+    total: PrivacyTotal
 
     def point(self, trial: int) -> Point:
         """The settings of a trial, counted from 1."""

@@ -82,3 +82,28 @@ def test_counts_are_clipped_like_any_update(node):
 def test_a_model_without_biases_is_refused(node):
     with pytest.raises(ExperimentError, match=r"item\.bias"):
         summed(node())
+
+
+@pytest.mark.parametrize("path", ["reference", "blocks"])
+@pytest.mark.parametrize("model", ["privrec", "item-weights"])
+def test_every_path_counts_alike_whatever_else_the_model_has(tiny_experiment, path, model):
+    """`item.bias` is a table of few touched rows to one model, and a plain parameter to the
+    other."""
+    table = {**tiny_experiment(), "step": {"name": "counts"}}
+    table["model"] = {"name": model} | ({"item-bias": True} if model == "privrec" else {})
+    table["engine"]["path"] = path
+    node = Node(load(table), 0, 1, None)
+    assert node.path(node.step(node.experiment.step)).name == path
+    found = summed(node)
+    assert np.array_equal(found.pop("item.bias")[:, 0], likes(node).sum(0))
+    assert not any(change.any() for change in found.values())
+    clipped = summed(node, Protection(clip_norm=1.5, order=2, names=("item.bias",)))
+    factors = np.minimum(1, 1.5 / np.maximum(np.sqrt(likes(node).sum(1)), 1e-9))
+    expected = (likes(node) * factors[:, None]).sum(0)
+    assert clipped["item.bias"][:, 0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_with_no_epochs_nothing_is_counted(tiny_experiment):
+    table = {**tiny_experiment(), "step": {"name": "counts", "epochs": 0}}
+    found = summed(Node(load({**table, "model": {"name": "item-weights"}}), 0, 1, None))
+    assert not any(change.any() for change in found.values())

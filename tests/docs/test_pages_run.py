@@ -13,6 +13,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import flwr.app  # noqa: F401  # its handler of logs keeps the stream of its first import
 import pytest
 
 from simulations import cli

@@ -13,6 +13,7 @@ from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cells, number_cell
+from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
 from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
 from fedrec.runs.result import Result
@@ -44,7 +45,8 @@ def notes(results: Sequence[Result]) -> list[Note]:
                 )
             )
         said += [Note(line, warning=True) for line in warnings]
-    return said
+    together = shown_together([result.folder for result in results])
+    return [*said, *(Note(line, warning=True) for line in together)]
 
 
 def what(results: Sequence[Result]) -> Table:

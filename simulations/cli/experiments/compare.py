@@ -33,6 +33,7 @@ def compare(
     from fedrec.errors import ExperimentError
     from fedrec.report.comparison import compare as compared
     from fedrec.report.formats import comparison_terminal, comparison_text
+    from fedrec.report.privacy_total import shown_together
     from fedrec.runs.folder import RunFolder
 
     wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
@@ -42,7 +43,9 @@ def compare(
             expected="csv, markdown or latex; files that end in .csv, .md or .tex",
             got=form or str(output),
         )
-    found = compared([RunFolder(run).read_result() for run in runs], metric=metric, against=against)
+    results = [RunFolder(run).read_result() for run in runs]
+    found = compared(results, metric=metric, against=against)
+    together = shown_together([result.folder for result in results])
     if wanted is None:
         console = Console()
         for table in comparison_terminal(found, console.width):
@@ -51,6 +54,8 @@ def compare(
             f"differences to {found.reference}, over"
             f" {max(test.users for test in found.tests.values())} users; p-values corrected by Holm"
         )
+        for line in together:
+            console.print(line, highlight=False)
     elif output is None:
         typer.echo(comparison_text(found, wanted), nl=False)  # type: ignore[arg-type]
     else:
@@ -58,3 +63,6 @@ def compare(
 
         write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
         typer.echo(output)
+    if wanted is not None:  # beside a table for a program
+        for line in together:
+            typer.echo(line, err=True)

@@ -53,6 +53,7 @@ def reproduce(
 def _reproduce(
     study: Study, quick: bool, seeds: int | None, only: str, output: Path | None
 ) -> None:
+    from fedrec.report.privacy_total import shown_together
     from fedrec.runs.directory import runs_directory
     from fedrec.runtime.atomic_files import write_atomically
     from simulations.reproduce import execution
@@ -79,6 +80,7 @@ def _reproduce(
         *study.differs,
         f"Our numbers took {execution.duration(seconds)}, {count} seed{'s' if count > 1 else ''}.",
     ]
+    notes += shown_together(run.parent for run in sorted(folder.path.rglob("run.json")))
     if quick:
         notes.insert(
             0,

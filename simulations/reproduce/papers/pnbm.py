@@ -81,7 +81,8 @@ def _task(model: str, epsilon: float, fold: int) -> Task:
 
     name = f"{model.lower()}-{epsilon:g}-fold{fold}"
     sample = fold == 1 and epsilon == 1
-    return Task(name, 30 if "PNBM" in model else 8, work, sample=sample)
+    seconds = 2 if model.startswith("DPSGD") else 30 if "PNBM" in model else 8
+    return Task(name, seconds, work, sample=sample)
 
 
 def _compared(fold: int) -> Task:
@@ -89,7 +90,7 @@ def _compared(fold: int) -> Task:
         own = [{**options, "label": label} for label, options in COMPARED.items()]
         return _measured(job, fold, own, {label: label for label in COMPARED})
 
-    return Task(f"compared-fold{fold}", 40, work, seeded=False, sample=fold == 1)
+    return Task(f"compared-fold{fold}", 5, work, seeded=False, sample=fold == 1)
 
 
 def _measured(

@@ -142,3 +142,19 @@ def test_a_line_goes_from_its_first_to_its_last_point():
     chart = line_chart([Line("a", [0, 10], [0.0, 1.0])], title="t", x_label="x", y_label="y")
     (path,) = re.findall(r'class="line c0" d="(M[^"]+L[^"]+)"', chart)
     assert path == "M62.0 256.0L626.0 14.0"
+
+
+def test_the_picture_of_the_readme_can_be_drawn_of_any_run(run):
+    """Well-formed, and with the numbers of the run."""
+    import runpy
+    import xml.etree.ElementTree as ElementTree
+    from pathlib import Path
+
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    drawn = runpy.run_path(str(docs / "draw_report.py"))["draw"](run, "made-up & small data")
+    texts = " ".join(one.text or "" for one in ElementTree.fromstring(drawn).iter())
+    assert f"{run.metrics['hits@5']:.4f}" in texts and "made-up & small data" in texts
+    assert f"{run.baselines['popularity']['hits@5']:.4f}" in texts
+    shown = (docs / "images" / "report.svg").read_text(encoding="utf-8")
+    ElementTree.fromstring(shown)
+    assert "images/report.svg" in (docs.parent / "README.md").read_text(encoding="utf-8")

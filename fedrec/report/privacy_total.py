@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all runs of a sweep cost together in privacy.
+"""What several runs cost together in privacy.
 
-Who looks at many private runs, and keeps one, has looked at all of them: their charges add up to
-one total, whether a run was finished or not. This is also the bound for the choice, which needs no
-noise of its own then. It holds for training users; whose rows choose a setting is a second
-question, and the lines say so.
+Who looks at many private runs on the same data has looked at all of them: the charges in their
+ledgers add up to one total, by the accountant, whether a run was finished or not (basic
+composition; no run is taken off for having been kept or not). This is also the bound for choosing
+one of them, which needs no noise of its own then. It holds for training users; whose rows choose a
+setting is a second question, and the lines say so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
@@ -24,23 +26,25 @@ _DELTA = 1e-5  # where no run says another
 
 
 @dataclass(frozen=True)
-class UpdateSum:
-    """The privacy of all runs of a sweep.
+class PrivacyTotal:
+    """The privacy of several runs.
 
     Attributes:
         runs: number of private runs, finished or not.
         epsilon: of all charges together; infinite where something had no noise; None where they do
             not add up. delta: at which it holds. lines: the same in words, one paragraph per line;
             empty without private runs.
+        why_none: why there is no epsilon; empty where there is one.
     """
 
     runs: int
     epsilon: float | None
     delta: float
     lines: tuple[str, ...]
+    why_none: str = ""
 
 
-def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> UpdateSum:
+def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     """What some runs cost together.
 
     Args:
@@ -50,9 +54,42 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> UpdateSum:
     charges = list(_charges(runs))
     private = [run for run in runs if _is_private(run)]
     delta = max((_delta(run) for run in private), default=_DELTA)
-    epsilon = _epsilon([charge for charge, _ in charges], _backend(private), delta)
+    epsilon, why = _epsilon([charge for charge, _ in charges], _backend(private), delta)
     lines = tuple(_lines(private, epsilon, delta, chosen=chosen)) if private else ()
-    return UpdateSum(len(private), epsilon, delta, lines)
+    return PrivacyTotal(len(private), epsilon, delta, lines, why)
+
+
+def shown_together(folders: Iterable[Path]) -> list[str]:
+    """A line per data set of which several private runs stand in one table: what they cost
+    together, or why that cannot be told.
+
+    Args:
+        folders: run folders.
+    """
+    by_data: dict[str, list[RunFolder]] = {}
+    for run in map(RunFolder, dict.fromkeys(folders)):
+        if _is_private(run):
+            data = json.dumps(run.experiment.table()["dataset"], sort_keys=True, default=str)
+            by_data.setdefault(data, []).append(run)
+    return [_shown(runs) for runs in by_data.values() if len(runs) > 1]
+
+
+def _shown(runs: Sequence[RunFolder]) -> str:
+    total, data = total_of(runs, chosen=False), runs[0].experiment.dataset.name
+    start = f"The {total.runs} private runs on {data} that are shown"
+    if total.epsilon is None:
+        return f"{start} have no epsilon together: {total.why_none}."
+    if math.isinf(total.epsilon):
+        return f"{start} have an infinite epsilon together, as something in them had no noise."
+    if not total.epsilon:
+        return (
+            f"{start} have no releases of the server's to add up: what is private in them is"
+            " done on the devices, and each user's epsilons add up over the runs."
+        )
+    return (
+        f"{start} cost epsilon {total.epsilon:.4g} at delta {total.delta:g} together (their ledgers"
+        " added up by the accountant): who publishes all of them states this, and not one's own."
+    )
 
 
 def _lines(
@@ -119,16 +156,16 @@ def _charges(runs: Iterable[RunFolder]) -> Iterable[tuple[Charge, str]]:
                 yield charge, label
 
 
-def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> float | None:
+def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[float | None, str]:
+    """Epsilon of all charges, or None and the reason: other adjacencies, or an event that the
+    backend has no bound for."""
     accountant = Accountant(backend)
     try:
         for charge in charges:
             accountant.step(charge.event, charge.count)
-        return accountant.epsilon(delta).epsilon if charges else 0.0
-    except (
-        ExperimentError
-    ):  # under different adjacencies, or beyond what the backend has a bound for
-        return None
+        return (accountant.epsilon(delta).epsilon if charges else 0.0), ""
+    except ExperimentError as error:
+        return None, f"{error.problem} ({error.got})"
 
 
 def _backend(runs: Sequence[RunFolder]) -> str:

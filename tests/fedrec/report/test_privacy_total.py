@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the private runs of a table cost together: the sum of their ledgers, or why there is
+none."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import from_record
+from fedrec.report.page.page import report
+from fedrec.report.privacy_total import shown_together
+from simulations.cli import app
+
+NOISE = "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5}"
+
+
+@pytest.fixture
+def two(run_tiny):
+    """Two private runs with other seeds."""
+    return [run_tiny(NOISE, f"seed={seed}", output=f"run{seed}") for seed in range(2)]
+
+
+def added_up(runs, delta):
+    """Epsilon of all lines of the ledgers, read by hand."""
+    accountant = Accountant("pld")
+    for run in runs:
+        for line in (run.folder / "privacy.jsonl").read_text().splitlines():
+            charge = json.loads(line)
+            accountant.step(from_record(charge["event"]), charge["count"])
+    return accountant.epsilon(delta).epsilon
+
+
+def test_the_total_is_that_of_all_ledgers(two):
+    (line,) = shown_together([run.folder for run in two])
+    total = added_up(two, 1e-5)
+    assert f"The 2 private runs on synthetic that are shown cost epsilon {total:.4g}" in line
+    assert total > max(run.rounds["epsilon"].iloc[-1] for run in two)
+    assert shown_together([two[0].folder] * 2) == []  # one run, named twice
+
+
+def test_runs_without_privacy_and_single_ones_need_no_total(two, run_tiny):
+    plain = run_tiny(output="plain")
+    assert shown_together([plain.folder, two[0].folder]) == []
+    assert shown_together([plain.folder, *(run.folder for run in two)]) == shown_together(
+        [run.folder for run in two]
+    )
+
+
+def test_runs_on_other_data_are_not_added_up(two, run_tiny):
+    other = run_tiny(NOISE, "dataset.items=31", output="other")
+    assert shown_together([two[0].folder, other.folder]) == []
+
+
+def test_other_adjacencies_have_no_total_and_it_is_said_why(two, run_tiny):
+    poisson = ("sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove")
+    other = run_tiny(NOISE, *poisson, output="other")
+    (line,) = shown_together([two[0].folder, other.folder])
+    assert "no epsilon together" in line
+    assert "add-remove and replace-one" in line and "different adjacencies" in line
+
+
+def test_a_run_that_clips_without_noise_makes_it_infinite(two, run_tiny):
+    bare = run_tiny(NOISE, "privacy.noise-multiplier=0.0", output="bare")
+    assert math.isinf(bare.rounds["epsilon"].iloc[-1])
+    (line,) = shown_together([two[0].folder, bare.folder])
+    assert "infinite epsilon together" in line
+
+
+def test_comparisons_and_pages_show_it(two):
+    (line,) = shown_together([run.folder for run in two])
+    assert line.replace("'", "&#39;") in report(two)
+    assert "private runs on" not in report(two[:1])
+
+
+def test_the_command_says_it_beside_its_table(run_tiny):
+    popular = "evaluation.baselines=['popularity']"
+    runs = [run_tiny(NOISE, popular, f"seed={s}", output=f"run{s}") for s in range(2)]
+    folders = [str(run.folder) for run in runs]
+    shown = CliRunner().invoke(app, ["compare", *folders])
+    assert shown.exit_code == 0, shown.output
+    words = " ".join(shown.output.split())
+    assert shown_together([run.folder for run in runs])[0] in words
