@@ -23,8 +23,8 @@ ROUNDS, NOISE = 1000, 1.0
 DELTAS = (0.0, 1e-8, 1e-6, 1e-4)
 COHORTS = {ML: (4800, (5, 10, 15, 20, 25, 30)), FRAPPE: (760, (2, 5, 8, 10, 12, 15))}
 NO_SYSTEM = (
-    "FedGNN ranks by a vector that a device computes in its own rounds, which the test users of this "
-    "protocol never have; its row stays empty (`fedgnn-ml1m` has another split)."
+    "FedGNN ranks by a vector that a device computes in its own rounds, and the test users of this "
+    "protocol are in none; its row stays empty (`fedgnn-ml1m` has another split)."
 )
 ON_FRAPPE = "Of the systems, PrivRec alone has settings for Frappe; the other rows stay empty."
 NDCG = "The paper's nDCG cannot follow from its own definition, so Hits is the figure to compare."
