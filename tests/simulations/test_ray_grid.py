@@ -129,7 +129,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     to it."""
     import ray
 
-    monkeypatch.setattr(reply_buffers, "_WORTH_LENDING", 0)
+    monkeypatch.setattr(reply_buffers, "_SMALLEST", 0)
     pool = grid._pool
     client = call_roster(grid, timeout=60).presences[1].training[0]
     endless = training(to_record(theta), 3, [client], ENDLESS)

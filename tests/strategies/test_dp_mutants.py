@@ -28,7 +28,11 @@ class Scaled(DpFedAvg):
 
     def release(self, round_number, theta, sums):
         plan, multipliers = self.plan, self.plan.multipliers
-        wrong = type(multipliers).of(multipliers.add_remove * self.factor, 1.0)
+        wrong = dataclasses.replace(
+            multipliers,
+            replace_one=multipliers.replace_one * self.factor,
+            add_remove=multipliers.add_remove * self.factor,
+        )
         self.plan = dataclasses.replace(plan, multipliers=wrong)
         try:
             return super().release(round_number, theta, sums)

@@ -301,11 +301,11 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
             {"split": {"name": "user-holdout"}, "sampler": {"name": "fixed-size", "cohort": 5}},
             "learned nothing about some of the users",
         ),
-        ({"strategy": {"name": "reptile"}}, "start from parameters that the server generates"),
+        ({"strategy": {"name": "reptile"}}, "start from parameters that the server makes"),
         ({"step": {"name": "sgd"}}, "cannot start from generated parameters"),
         (
             {"step": {"name": "sgd"}, "strategy": {"name": "reptile"}},
-            "start from parameters that the server generates",
+            "start from parameters that the server makes",
         ),
         ({"model": {"name": "privrec"}}, "no parameters to generate others from"),
     ],
