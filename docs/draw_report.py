@@ -24,7 +24,8 @@ from fedrec.runs.result import Result
 
 WIDTH, ROW, LEFT, BAR = 960, 34, 190, 430  # pixels
 _SVG = re.compile(r"<svg viewBox=.*?</svg>", re.S)
-_RULES = (":root", "@media (prefers-color-scheme", ".grid {", ".tick", ".c", ".b", ".line", "--")
+_RULES = (".grid {", ".tick", ".c", ".b", ".line")
+_COLOUR = re.compile(r"(--\w+): (#\w+);")
 
 
 def draw(result: Result, data: str) -> str:
@@ -55,7 +56,7 @@ def draw(result: Result, data: str) -> str:
         parts.append(chart.replace("<svg viewBox=", size, 1))
     height = top + 262
     parts.append(_text(24, height - 12, early_stopping_line(result), "tick"))
-    return (
+    return _coloured(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
         f' font-family="sans-serif"><title>{escape(data)}: results of a run</title>'
         f"<style>{_style()}</style>"
@@ -85,10 +86,22 @@ def _text(x: int, y: int, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
 
 
+def _coloured(picture: str) -> str:
+    """The picture with the light colours of the page in place of their names: renderers of images
+    other than browsers do not know CSS variables."""
+    colours: dict[str, str] = {}
+    for name, value in _COLOUR.findall(_page_style()):
+        colours.setdefault(name, value)  # the light ones stand first
+    return re.sub(r"var\((--\w+)\)", lambda found: colours[found[1]], picture)
+
+
+def _page_style() -> str:
+    return (files("fedrec.report.page") / "page.css").read_text(encoding="utf-8")
+
+
 def _style() -> str:
-    """The report's own colours and those of its rules that charts use."""
-    style = (files("fedrec.report.page") / "page.css").read_text(encoding="utf-8")
-    kept = [line for line in style.splitlines() if line.strip().startswith(_RULES)]
+    """Those of the report's rules that charts use."""
+    kept = [line for line in _page_style().splitlines() if line.strip().startswith(_RULES)]
     own = (
         ".head { fill: var(--ink); font-size: 22px; font-weight: 600; }"
         " .name { fill: var(--ink); font-size: 15px; } .end { text-anchor: end; }"
