@@ -241,7 +241,7 @@ def main() -> None:
     epochs = {} if given.epochs is None else {"epochs": given.epochs}
     models: dict[str, Any] = {"random": {}, "bprmf": epochs, "ease": {"regularisation": 200.0}}
     if given.choose or given.data != "office":
-        models = {"bprmf": epochs}  # on Gowalla EASE would need 20 GB
+        models = {"random": {}, "bprmf": epochs}  # on Gowalla EASE would need 20 GB
     named = choices() if given.choose else settings(given.data)
     for table in named.values():
         if table is not None and table["name"] == "upc-sdg" and epochs:

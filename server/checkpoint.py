@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedrec.errors import RunError
+from fedrec.prefixes import under
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
 
@@ -205,8 +206,8 @@ def _decode(content: bytes, digests: Sequence[str]) -> State:
         )
     return State(
         about["round"],
-        _under("parameters/", arrays),
-        _under("strategy/", arrays),
+        under("parameters/", arrays),
+        under("strategy/", arrays),
         about["rounds"],
         about["timings"],
     )
@@ -226,11 +227,3 @@ def _refuse_other_shape(about: object) -> None:
         rows = about.get(name)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(f"no rows of {name}")
-
-
-def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in arrays.items()
-        if name.startswith(prefix)
-    }

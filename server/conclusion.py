@@ -99,16 +99,17 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
     """The privacy reports of a run by name: in words, and as JSON values."""
     perturbation = perturbation_of(run.experiment)
     perturbed = [] if perturbation is None else perturbation.words()
-    of_baselines = list(baseline_privacy(run))
-    leaks = leak_words(run.experiment)
-    of_strategy = _said(run.experiment, state)
     return {
-        "leak": (leaks, {"in words": leaks} if leaks else {}),
-        "perturb": (perturbed, {"in words": perturbed} if perturbed else {}),
-        "strategy": (of_strategy, {"in words": of_strategy} if of_strategy else {}),
+        "leak": _in_words(leak_words(run.experiment)),
+        "perturb": _in_words(perturbed),
+        "strategy": _in_words(_said(run.experiment, state)),
         **{one.name: one.close(state.round) for one in reversed(extensions)},
-        "baselines-privacy": (of_baselines, {"in words": of_baselines} if of_baselines else {}),
+        "baselines-privacy": _in_words(list(baseline_privacy(run))),
     }
+
+
+def _in_words(lines: list[str]) -> Said:
+    return lines, {"in words": lines} if lines else {}
 
 
 def _said(experiment: Experiment, state: State) -> list[str]:

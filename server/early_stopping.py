@@ -29,6 +29,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.early_stopping import EarlyStoppingConfig
 from fedrec.experiment.phases import rounds_before_last_phase
 from fedrec.experiment.schema import Experiment
+from fedrec.prefixes import under
 from fedrec.protocol.zero_copy import zero_copy_arrays
 from fedrec.report.table import lower_is_better
 from server.checkpoint import State
@@ -107,7 +108,7 @@ class EarlyStopping(RunExtension):
         """Take back what `memory` gave."""
         best, number, waited = memory["numbers"].tolist()
         self._best, self._round, self._waited = best, int(number), int(waited)
-        self._parameters = _parameters_in(memory)
+        self._parameters = under(_PARAMETERS, memory)
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """Best round, its value, and what stopping early means for privacy."""
@@ -169,22 +170,9 @@ def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStop
 def ending(state: State) -> tuple[int, dict[str, np.ndarray]]:
     """Round and parameters that a run ends with after a state: of its best round where validation
     users were watched, else of its last."""
-    prefix = f"{NAME}:"
-    memory = {
-        name.removeprefix(prefix): value
-        for name, value in state.strategy.items()
-        if name.startswith(prefix)
-    }
-    best = _parameters_in(memory)
+    memory = under(f"{NAME}:", state.strategy)
+    best = under(_PARAMETERS, memory)
     return (int(memory["numbers"][1]), best) if best else (state.round, state.parameters)
-
-
-def _parameters_in(memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(_PARAMETERS): value
-        for name, value in memory.items()
-        if name.startswith(_PARAMETERS)
-    }
 
 
 def _watched_metric(experiment: Experiment, config: EarlyStoppingConfig) -> str:

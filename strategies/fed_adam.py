@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from fedrec.prefixes import under
 from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
@@ -89,13 +90,5 @@ class FedAdam(CohortStrategy):
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""
         self._steps = int(state["steps"])
-        self._first = {
-            name.removeprefix("first/"): v.copy()
-            for name, v in state.items()
-            if name.startswith("first/")
-        }
-        self._second = {
-            name.removeprefix("second/"): v.copy()
-            for name, v in state.items()
-            if name.startswith("second/")
-        }
+        self._first = {name: v.copy() for name, v in under("first/", state).items()}
+        self._second = {name: v.copy() for name, v in under("second/", state).items()}

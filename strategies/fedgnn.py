@@ -30,6 +30,7 @@ from pydantic import Field
 
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.graphs.third_party import ThirdParty
+from fedrec.prefixes import under
 from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_train, unpack_each
 from fedrec.protocol.orders import TrainEach, TrainOrder
@@ -171,11 +172,8 @@ class Fedgnn(CohortStrategy):
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""
 
-        def under(prefix: str) -> dict[str, np.ndarray]:
-            return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-
-        self._third.restore(under("third/"))
-        self._optimiser.restore(under("optimiser/"))
+        self._third.restore(under("third/", state))
+        self._optimiser.restore(under("optimiser/", state))
 
     def _sent(self, requests: ItemRequests) -> Generated:
         """What some clients get: rows, layers, neighbours, and room for what goes to the third

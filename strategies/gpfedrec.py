@@ -39,6 +39,7 @@ from flwr.serverapp import Grid
 from pydantic import Field
 
 from fedrec.errors import ClientError, ExperimentError
+from fedrec.prefixes import under
 from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_train, unpack_each
 from fedrec.protocol.orders import TrainEach, TrainOrder
@@ -204,11 +205,8 @@ class Gpfedrec(CohortStrategy):
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""
 
-        def under(prefix: str) -> dict[str, np.ndarray]:
-            return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-
-        self._uploads.restore(under("uploads/"))
-        self._optimiser.restore(under("optimiser/"))
+        self._uploads.restore(under("uploads/", state))
+        self._optimiser.restore(under("optimiser/", state))
 
     def _rows(self, requests: ItemRequests, guided: dict[int, np.ndarray]) -> Generated:
         """The rows that some clients start from, and their guidance."""

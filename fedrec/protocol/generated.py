@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrec.prefixes import under
+
 _VALUE, _ROW = "value/", "row/"
 
 
@@ -99,15 +101,7 @@ class Generated:
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> Generated:
         """From named arrays as `arrays` gave them."""
-
-        def under(prefix: str) -> dict[str, np.ndarray]:
-            return {
-                name.removeprefix(prefix): v
-                for name, v in arrays.items()
-                if name.startswith(prefix)
-            }
-
-        return cls(ItemRequests.read(arrays), under(_VALUE), under(_ROW))
+        return cls(ItemRequests.read(arrays), under(_VALUE, arrays), under(_ROW, arrays))
 
     def take(self, places: np.ndarray) -> Generated:
         """The clients at some places."""

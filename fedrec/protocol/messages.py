@@ -23,6 +23,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
+from fedrec.prefixes import under
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.orders import (
@@ -124,9 +125,7 @@ def _refuses_malformed(
 def unpack_train_order(content: RecordDict) -> TrainOrder:
     """The order of a training message alone; its parameters are not looked at."""
     config = config_of(content)
-    masking = {
-        key.removeprefix(_SECURE): value for key, value in config.items() if key.startswith(_SECURE)
-    }
+    masking = under(_SECURE, config)
     overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore[arg-type]
     return TrainOrder(
         round=int(config.get("server-round", 0)),  # type: ignore[arg-type]

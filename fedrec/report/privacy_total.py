@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.backend import DEFAULT_BACKEND
 from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.runs.folder import RunFolder
 
@@ -54,7 +55,7 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     charges = list(_charges(runs))
     private = [run for run in runs if _is_private(run)]
     delta = max((_delta(run) for run in private), default=_DELTA)
-    epsilon, why = _epsilon([charge for charge, _ in charges], _backend(private), delta)
+    epsilon, why = _epsilon(charges, _backend(private), delta)
     lines = tuple(_lines(private, epsilon, delta, chosen=chosen)) if private else ()
     return PrivacyTotal(len(private), epsilon, delta, lines, why)
 
@@ -132,28 +133,23 @@ def _is_private(run: RunFolder) -> bool:
     return experiment.privacy is not None or own or experiment.perturb is not None or any(ledgers)
 
 
-def _charges(runs: Iterable[RunFolder]) -> Iterable[tuple[Charge, str]]:
-    """Every charge of some runs, and what made it.
+def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
+    """Every charge of some runs.
 
     A private baseline in mode `reproducible` draws equal noise for equal data, settings and seed:
     runs that differ in the federated system alone make the same release, which counts once.
     """
     made: set[str] = set()
     for run in runs:
-        for charge in Ledger(run.path / "privacy.jsonl").charges:
-            yield charge, run.path.name
-        settings = run.experiment.evaluation.baseline_settings()
-        for label, options in settings.items():
-            table = run.experiment.table()
-            parts = [
-                table.get(k) for k in ("dataset", "split", "seed", "positive-above", "perturb")
-            ]
+        yield from Ledger(run.path / "privacy.jsonl").charges
+        table = run.experiment.table()
+        parts = [table.get(k) for k in ("dataset", "split", "seed", "positive-above", "perturb")]
+        for label, options in run.experiment.evaluation.baseline_settings().items():
             release = json.dumps([label, options, parts], sort_keys=True, default=str)
             if options.get("mode", "reproducible") == "reproducible" and release in made:
                 continue
             made.add(release)
-            for charge in Ledger(run.baseline_folder(label) / "privacy.jsonl").charges:
-                yield charge, label
+            yield from Ledger(run.baseline_folder(label) / "privacy.jsonl").charges
 
 
 def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[float | None, str]:
@@ -170,7 +166,7 @@ def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[flo
 
 def _backend(runs: Sequence[RunFolder]) -> str:
     named = (run.experiment.privacy.backend for run in runs if run.experiment.privacy is not None)
-    return next(named, "pld")
+    return next(named, DEFAULT_BACKEND)
 
 
 def _delta(run: RunFolder) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
+from fedrec.prefixes import under
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
@@ -233,12 +234,7 @@ class Guard(RunExtension):
         if _CHARGES in memory:
             self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
         for phase, part in self._guarded():
-            own = {
-                name.removeprefix(f"{phase}/"): v
-                for name, v in memory.items()
-                if name.startswith(f"{phase}/")
-            }
-            part.restore(own)
+            part.restore(under(f"{phase}/", memory))
 
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [

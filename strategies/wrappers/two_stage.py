@@ -37,6 +37,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, step_table
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.prefixes import under
 from strategies.base import Cohorts, CohortStrategy
 from strategies.wrappers._by_round import ByRound
 
@@ -154,8 +155,7 @@ class TwoStage(ByRound):
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""
         for stage, inner in self.stages.items():
-            own = {name: value for name, value in state.items() if name.startswith(f"{stage}/")}
-            inner.restore({name.removeprefix(f"{stage}/"): value for name, value in own.items()})
+            inner.restore(under(f"{stage}/", state))
 
 
 def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
