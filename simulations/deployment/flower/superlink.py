@@ -15,12 +15,16 @@ from threading import Lock
 from typing import Any
 
 from flwr.app import Message
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
+from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from sqlalchemy import select
+from starlette.middleware import Middleware
 
 from simulations.deployment.flower import direct_middleware
+from simulations.deployment.flower.idle_polls import AnswerIdleNodes, EmptyQueues
 
 TASK_SILENCE = 150.0
 """Half of the seconds after which the SuperLink gives up a ServerApp that it does not hear of
@@ -89,11 +93,56 @@ class TidyLinkState(SqlLinkState):
         self._expiring, self._entering = Seldom(SETTLING), Seldom(SETTLING)
         self._bytes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         self._counting = Lock()
+        self.empty_queues = EmptyQueues()
+        self._nodes: dict[bytes, int] = {}
+        self._registering = Lock()
 
     def store_message_ins(self, message: Message) -> str | None:
         """As Flower's; from time to time the data of expired messages are deleted."""
         self._tidying.run(self._tidy)
-        return super().store_message_ins(message)
+        try:
+            return super().store_message_ins(message)
+        finally:
+            self.empty_queues.stored(message.metadata.dst_node_id)
+
+    def store_message_and_object_tree(
+        self, message: Message, object_tree: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        """As Flower's; the message can be found only when this transaction, the outer one, has
+        ended."""
+        try:
+            return super().store_message_and_object_tree(message, object_tree, session_id)
+        finally:
+            self.empty_queues.stored(message.metadata.dst_node_id)
+
+    def get_message_ins(
+        self, node_id: int, limit: int | None, *, run_id: int | None = None
+    ) -> list[Message]:
+        """As Flower's; remembers that there was none."""
+        stored = self.empty_queues.messages(node_id)
+        found = super().get_message_ins(node_id, limit, run_id=run_id)
+        if not found and run_id is None:
+            self.empty_queues.none_found(node_id, stored)
+        return found
+
+    def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
+        """As Flower's; remembered until a node is removed."""
+        known = self._nodes.get(public_key)
+        if known is not None:
+            return known
+        with self._registering:
+            found = super().get_node_id_by_public_key(public_key)
+            if found is not None:
+                self._nodes[public_key] = found
+        return found
+
+    def delete_node(self, owner_aid: str, node_id: int) -> None:
+        """As Flower's."""
+        with self._registering:
+            try:
+                super().delete_node(owner_aid, node_id)
+            finally:
+                self._nodes.clear()
 
     def store_traffic(self, run_id: int, bytes_sent: int, bytes_recv: int) -> None:
         """As Flower's; written once a second."""
@@ -152,6 +201,8 @@ def superlink(arguments: list[str]) -> None:
     minute."""
     direct_middleware.use()
     linkstate_factory.SqlLinkState = TidyLinkState
+    usual = extensions.get_middleware
+    extensions.get_middleware = lambda: (*usual(), Middleware(AnswerIdleNodes))
     sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE
     kept = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
     sql_mixin.SQLITE_PRAGMAS = (("busy_timeout", str(DATABASE_WAIT_MS)), *kept)
