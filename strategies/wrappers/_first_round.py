@@ -41,7 +41,7 @@ class FirstRound(ByRound):
         main: the strategy of the other rounds.
 
     Raises:
-        ExperimentError: the other strategy is none of fedrec's own.
+        ExperimentError: the other strategy is none of fedrec's own, or has a first round too.
     """
 
     first_phase: ClassVar[str]
@@ -93,5 +93,12 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
             expected="one of fedrec's own strategies",
             got=repr(config.main.name),
             fix="set strategy.main.name = 'reptile'",
+        )
+    if issubclass(cls, FirstRound):
+        raise ExperimentError(
+            f"strategy {config.main.name!r} would never have its first round, as round 1 is taken",
+            expected="one strategy with a first round of its own",
+            got=f"strategy.main.name = {config.main.name!r} inside of another one",
+            fix="leave one of the two out",
         )
     return cls, component_settings(registry.STRATEGY, config.main, at="strategy.main")

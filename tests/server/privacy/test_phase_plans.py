@@ -14,7 +14,7 @@ from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from server.privacy.phase_plans import PhasePlans
-from strategies.wrappers.popularity_start import PopularityStart
+from strategies.wrappers.two_stage import TwoStage
 
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
@@ -224,18 +224,18 @@ def test_as_many_clients_as_one_likes(tiny_experiment):
     assert many < few / 2
 
 
-class Hiding(PopularityStart):
+class Hiding(TwoStage):
     """A strategy with two strategies inside, of which it tells nobody."""
 
     @property
     def parts(self):
-        return {"popularity": self, "main": self}
+        return {"stage-one": self, "main": self}
 
 
 def test_a_strategy_that_does_not_tell_of_those_inside_it_cannot_be_made_private(plans):
     private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    hiding = f"strategy={{name='{__name__}:Hiding'}}"
-    outer = f"strategy={{name='means-start', main={{name='{__name__}:Hiding'}}}}"
+    stages = f"{{name='{__name__}:Hiding', stage-one={{rounds=1, step={{name='counts'}}}}}}"
+    hiding, outer = f"strategy={stages}", f"strategy={{name='means-start', main={stages}}}"
     for strategy in (hiding, outer):
         with pytest.raises(ExperimentError, match="leaves its rounds to other strategies"):
             plans(strategy, "model.item-bias=true", private)

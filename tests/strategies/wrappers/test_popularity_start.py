@@ -140,6 +140,11 @@ def test_a_flower_strategy_cannot_follow(run_tiny):
         )
 
 
+def test_only_one_strategy_has_a_first_round(run_tiny):
+    with pytest.raises(ExperimentError, match="would never have its first round"):
+        run_tiny("strategy={name='means-start', main={name='popularity-start'}}", *CHEAP)
+
+
 def test_a_run_is_resumed_with_what_the_other_strategy_remembers(
     run_tiny, tmp_path, saved_parameters
 ):
