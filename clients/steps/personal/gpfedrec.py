@@ -26,7 +26,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import labelled
+from clients.local.examples import shuffled_epochs
+from clients.local.model_check import require_ranking_model
 from clients.step import GeneratedStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -73,13 +74,8 @@ class GpfedrecStep(GeneratedStep):
 
     def __init__(self, config: GpfedrecStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Gpfedrec) or model.schema.task != "ranking":
-            raise ExperimentError(
-                "step 'gpfedrec' trains GPFedRec's model for ranking",
-                expected="model.name = 'gpfedrec' and task = 'ranking'",
-                got=f"{type(model).__name__} and task = {model.schema.task!r}",
-                fix="set model.name = 'gpfedrec', or another step",
-            )
+        trains = "step 'gpfedrec' trains GPFedRec's model"
+        require_ranking_model(model, Gpfedrec, "gpfedrec", trains=trains, otherwise="another step")
 
     def private_names(self, names: list[str]) -> list[str]:
         """The user's embedding, the network, and how far the item embeddings were moved."""
@@ -97,7 +93,12 @@ class GpfedrecStep(GeneratedStep):
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """See `GeneratedStep`."""
+        """Train one client under guidance, from its generated `parameters` (item tables at full
+        size, unchanged). Minus what `gradients` gives; the reference for it.
+
+        Raises:
+            ExperimentError: there is no guidance among the parameters.
+        """
         epochs = list(self._epochs(data, random))
         if not epochs:
             still = {name: torch.zeros_like(value) for name, value in parameters.items()}
@@ -187,11 +188,5 @@ class GpfedrecStep(GeneratedStep):
     def _epochs(
         self, data: ClientData, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training; one draw of negatives for
-        all."""
-        if not self.config.epochs:
-            return
-        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
-        for _ in range(self.config.epochs if len(items) else 0):
-            order = random.permutation(len(items))
-            yield items[order], labels[order]
+        config = self.config
+        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)

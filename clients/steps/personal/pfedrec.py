@@ -22,13 +22,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.local.examples import labelled
+from clients.local.examples import shuffled_epochs
+from clients.local.model_check import require_ranking_model
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
 from fedrec.data.client_data import ClientData
-from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.models.pfedrec import Pfedrec
 from fedrec.nn.layers import weighted_cross_entropy
@@ -65,13 +65,10 @@ class PfedrecStep(CohortStep):
 
     def __init__(self, config: PfedrecStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Pfedrec) or model.schema.task != "ranking":
-            raise ExperimentError(
-                "dual personalisation trains PFedRec's model for ranking",
-                expected="model.name = 'pfedrec' and task = 'ranking'",
-                got=f"{type(model).__name__} and task = {model.schema.task!r}",
-                fix="set model.name = 'pfedrec', or step.name = 'sgd'",
-            )
+        trains = "dual personalisation trains PFedRec's model"
+        require_ranking_model(
+            model, Pfedrec, "pfedrec", trains=trains, otherwise="step.name = 'sgd'"
+        )
 
     def private_names(self, names: list[str]) -> list[str]:
         """The score function."""
@@ -175,11 +172,5 @@ class PfedrecStep(CohortStep):
     def _epochs(
         self, data: ClientData, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training; one draw of negatives for
-        all."""
-        if not self.config.epochs:
-            return
-        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
-        for _ in range(self.config.epochs if len(items) else 0):
-            order = random.permutation(len(items))
-            yield items[order], labels[order]
+        config = self.config
+        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)
