@@ -20,6 +20,7 @@ large the parts fly apart, and the run ends with an error that says so.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -30,6 +31,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from clients.local.descent import in_batches
 from clients.local.examples import shuffled_epochs
 from clients.local.model_check import require_ranking_model
 from clients.step import CohortStep, StepConfig, Update
@@ -118,16 +120,12 @@ class FedrapStep(CohortStep):
         dimension, unchanged). Whole tables and automatic differentiation, the reference of
         `train_block`."""
         values = {name: value.clone() for name, value in parameters.items()}
-        examples, loss = 0, float("nan")
-        for items, labels in self._epochs(data, random):
-            examples, losses = len(items), []
-            for begin in range(0, examples, self.config.batch_size):
-                part = slice(begin, begin + self.config.batch_size)
-                chosen = torch.from_numpy(items[part]).to(self.device)
-                losses.append(
-                    self._descend(values, chosen, torch.from_numpy(labels[part]).to(self.device))
-                )
-            loss = float(np.mean(losses)) if losses else loss
+        examples, loss = in_batches(
+            self._epochs(data, random),
+            self.config.batch_size,
+            self.device,
+            functools.partial(self._descend, values),
+        )
         _refuse_divergence(values, data.client)
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss

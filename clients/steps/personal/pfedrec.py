@@ -14,6 +14,7 @@ row: that is for the strategy to undo, by its server rate or by `fed-adam`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -22,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from clients.local.descent import in_batches
 from clients.local.examples import shuffled_epochs
 from clients.local.model_check import require_ranking_model
 from clients.step import CohortStep, StepConfig, Update
@@ -86,17 +88,12 @@ class PfedrecStep(CohortStep):
         dimension, unchanged). Uses whole tables and automatic differentiation; the reference for
         `train_block`."""
         values = {name: value.clone() for name, value in parameters.items()}
-        examples, loss = 0, float("nan")
-        for items, labels in self._epochs(data, random):
-            examples, losses = len(items), []
-            for begin in range(0, examples, self.config.batch_size):
-                part = slice(begin, begin + self.config.batch_size)
-                losses.append(
-                    self._turns(
-                        values, torch.from_numpy(items[part]), torch.from_numpy(labels[part])
-                    )
-                )
-            loss = float(np.mean(losses)) if losses else loss
+        examples, loss = in_batches(
+            self._epochs(data, random),
+            self.config.batch_size,
+            self.device,
+            functools.partial(self._turns, values),
+        )
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
         )
@@ -133,8 +130,8 @@ class PfedrecStep(CohortStep):
 
         def loss(leaves: Mapping[str, Tensor]) -> Tensor:
             given = {name: value.unsqueeze(0) for name, value in leaves.items()}
-            predicted = self.model.predict(given, (), items[None].to(self.device))[0]
-            return F.binary_cross_entropy_with_logits(predicted, labels.to(self.device))
+            predicted = self.model.predict(given, (), items[None])[0]
+            return F.binary_cross_entropy_with_logits(predicted, labels)
 
         first, rate = None, self.config.learning_rate
         for names, size in (((WEIGHT, BIAS), rate), ((ITEMS,), rate * self.config.item_rate)):
