@@ -4,8 +4,10 @@ compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -84,3 +86,28 @@ class LocalDescent:
             else torch.zeros_like(value)
             for name, value in parameters.items()
         }
+
+
+def in_batches(
+    epochs: Iterable[tuple[np.ndarray, np.ndarray]],
+    size: int,
+    device: torch.device,
+    step: Callable[[Tensor, Tensor], float],
+) -> tuple[int, float]:
+    """Take a step on each batch of each epoch, in order.
+
+    Args:
+        epochs: items `int64 [n]` and labels `float32 [n]` of each, n >= 1.
+        size: examples of a batch; the last one of an epoch may be smaller.
+        device: where the step is taken.
+        step: trains on the items and labels of a batch, and gives the loss before.
+
+    Returns:
+        The number of examples and the mean loss of the last epoch; 0 and NaN without any.
+    """
+    examples, loss = 0, math.nan
+    for epoch in epochs:
+        items, labels = (torch.from_numpy(array).to(device) for array in epoch)
+        examples = len(items)
+        loss = float(np.mean(list(map(step, items.split(size), labels.split(size)))))
+    return examples, loss

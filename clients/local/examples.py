@@ -4,6 +4,7 @@ negatives."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -41,3 +42,24 @@ def labelled(
     return np.concatenate([items, drawn]), np.concatenate(
         [labels, np.zeros(count, dtype=np.float32)]
     )
+
+
+def shuffled_epochs(
+    data: ClientData, schema: Schema, negatives: int, epochs: int, random: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Items `int64 [n]` and labels `float32 [n]` of each epoch, in the order of training; no epoch
+    for a client without examples.
+
+    Args:
+        data: one client's own.
+        schema: its task says what a label is: a rating, or 1 and 0.
+        negatives: unobserved items per positive, drawn once for all epochs.
+        epochs: how many; with 0 nothing is drawn.
+        random: source of the negatives and of each epoch's order.
+    """
+    if not epochs:
+        return
+    items, labels = labelled(data, schema, negatives, "ignore", random)
+    for _ in range(epochs if len(items) else 0):
+        order = random.permutation(len(items))
+        yield items[order], labels[order]

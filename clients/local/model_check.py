@@ -31,3 +31,29 @@ def require_model(model: Model, kind: type[Kind], name: str, *, lacks: str) -> K
             fix=f"set model.name = {name!r}, or another step",
         )
     return model
+
+
+def require_ranking_model(
+    model: Model, kind: type[Kind], name: str, *, trains: str, otherwise: str
+) -> Kind:
+    """The experiment's model, which has to be of the kind that a step trains, with the task of
+    ranking.
+
+    Args:
+        model: of the experiment.
+        kind: what the step trains.
+        name: under which the registry knows that.
+        trains: what trains which model, in words.
+        otherwise: what else the user may set, in words.
+
+    Raises:
+        ExperimentError: it is another one, or its task is rating.
+    """
+    if not isinstance(model, kind) or model.schema.task != "ranking":
+        raise ExperimentError(
+            f"{trains} for ranking",
+            expected=f"model.name = {name!r} and task = 'ranking'",
+            got=f"{type(model).__name__} and task = {model.schema.task!r}",
+            fix=f"set model.name = {name!r}, or {otherwise}",
+        )
+    return model

@@ -9,21 +9,16 @@ trained. Counts have no signs, so replacing a client moves their clipped sum by 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.local.updates import Part, PartialUpdates
-from clients.step import CohortStep, StepConfig, Update
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.data.client_data import ClientData
+from clients.local.sufficient_statistics import SufficientStatistics
+from clients.local.updates import Part
+from clients.step import StepConfig
 from fedrec.errors import ExperimentError
-
-_EVERYTHING = 2**40  # items in a batch
 
 
 class CountsConfig(StepConfig):
@@ -33,7 +28,7 @@ class CountsConfig(StepConfig):
     """The table `[items, 1]` that the counts are sent as a change of."""
 
 
-class Counts(CohortStep):
+class Counts(SufficientStatistics):
     """Sends the indicator vector of a client's positive items.
 
     A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n.
@@ -43,43 +38,15 @@ class Counts(CohortStep):
     contributions = "non-negative"
     config: CountsConfig
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged).
+    def parts(
+        self, parameters: Mapping[str, Tensor], histories: Sequence[np.ndarray]
+    ) -> list[dict[str, Part]]:
+        """1 for each item of each history.
 
         Raises:
             ExperimentError: the model has no such table.
         """
-        delta = {key: torch.zeros_like(value) for key, value in parameters.items()}
-        items = data.positives if self.config.epochs else data.positives[:0]
-        for name, part in self._counted(parameters, items).items():
-            part.add_to(delta[name], 1.0)
-        return Update(delta, len(items), math.nan)
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work, from the same random draws as `update`. The whole
-        history; nothing is drawn."""
-        likes = np.ones(len(data.positives), np.float32)
-        return Batches.cut([(data.positives, likes)] if self.config.epochs else [], _EVERYTHING)
-
-    def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
-    ) -> PartialUpdates:
-        """Train every client of a block."""
-        changes = [
-            self._counted(
-                parameters, block.items[0, place, : int(block.sizes[0, place])].cpu().numpy()
-            )
-            if steps
-            else {}
-            for place, steps in enumerate(block.steps)
-        ]
-        return PartialUpdates(parameters, block, changes, (math.nan,) * len(block))
+        return [self._counted(parameters, items) for items in histories]
 
     def _counted(self, parameters: Mapping[str, Tensor], items: np.ndarray) -> dict[str, Part]:
         """1 for each item, as a part of the biases; with `epochs = 0` there are no items."""

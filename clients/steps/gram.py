@@ -10,8 +10,7 @@ client's matrix is |D x|^2, which is the number of its items where all items cou
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,15 +18,11 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.local.model_check import require_model
-from clients.local.updates import Part, PartialUpdates
-from clients.step import CohortStep, StepConfig, Update
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.data.client_data import ClientData
+from clients.local.sufficient_statistics import SufficientStatistics
+from clients.local.updates import Part
+from clients.step import StepConfig
 from fedrec.models.base import Model
 from fedrec.models.item_weights import BIAS, WEIGHTS, ItemWeights, chosen_items, item_scale
-
-_EVERYTHING = 2**40  # items in a batch
 
 
 class GramConfig(StepConfig):
@@ -40,7 +35,7 @@ class GramConfig(StepConfig):
     found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
 
 
-class Gram(CohortStep):
+class Gram(SufficientStatistics):
     """Sends the products of one history.
 
     Raises:
@@ -56,39 +51,12 @@ class Gram(CohortStep):
         lacks = "weights between items"
         self.size = require_model(model, ItemWeights, "item-weights", lacks=lacks).size
 
-    def update(
-        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
-    ) -> Update:
-        """Train on one client's data, starting from the global `parameters` (without cohort
-        dimension, unchanged)."""
-        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        items = data.positives if self.config.epochs else data.positives[:0]
-        for name, part in self._products(self._places(parameters), items).items():
-            part.add_to(delta[name], 1.0)
-        return Update(delta, len(items), math.nan)
-
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """The whole history as one batch; nothing is drawn."""
-        likes = np.ones(len(data.positives), np.float32)
-        return Batches.cut([(data.positives, likes)] if self.config.epochs else [], _EVERYTHING)
-
-    def train_block(
-        self,
-        parameters: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
-    ) -> PartialUpdates:
-        """Train every client of a block."""
+    def parts(
+        self, parameters: Mapping[str, Tensor], histories: Sequence[np.ndarray]
+    ) -> list[dict[str, Part]]:
+        """The products of each history, between its items that have weights."""
         places = self._places(parameters)
-        changes = [
-            self._products(
-                places, block.items[0, place, : int(block.sizes[0, place])].cpu().numpy()
-            )
-            if steps
-            else {}
-            for place, steps in enumerate(block.steps)
-        ]
-        return PartialUpdates(parameters, block, changes, (math.nan,) * len(block))
+        return [self._products(places, items) for items in histories]
 
     def _places(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Each item's row in the weights, `int64 [items]`, -1 without; and each row's scale."""

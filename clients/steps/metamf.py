@@ -50,6 +50,8 @@ class MetaMf(GeneratedStep):
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
+        """Minus the gradient of one client's mean loss at its generated `parameters` (item tables
+        at full size, unchanged); the reference for `gradients`."""
         items, labels = self._examples(data, random)
         if not len(items):
             return Update(

@@ -64,11 +64,15 @@ def test_a_subclass_that_sends_something_else_is_signed_unless_it_says_so():
         def update(self, parameters, data, random):
             raise NotImplementedError
 
+    class Shifted(Counts):
+        def parts(self, parameters, histories):
+            raise NotImplementedError
+
     class Halved(Negated):
         contributions = "non-negative"
 
-    found = [step.contributions for step in (Counts, Renamed, Negated, Halved)]
-    assert found == ["non-negative", "non-negative", "signed", "non-negative"]
+    found = [step.contributions for step in (Counts, Renamed, Negated, Shifted, Halved)]
+    assert found == ["non-negative", "non-negative", "signed", "signed", "non-negative"]
 
 
 def test_counts_are_clipped_like_any_update(node):

@@ -16,7 +16,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.graphs.third_party import tokens
 from fedrec.rng import stream
-from strategies.fedgnn import Fedgnn, FedgnnConfig
+from strategies.per_client.fedgnn import Fedgnn, FedgnnConfig
 
 WIDTH, SLOTS = 4, 20
 SYSTEM = (

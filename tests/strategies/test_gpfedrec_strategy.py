@@ -15,8 +15,8 @@ from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
-from strategies._user_graph import Uploads, edges, propagated, similarities
-from strategies.gpfedrec import Gpfedrec, GpfedrecConfig
+from strategies.per_client._user_graph import Uploads, edges, propagated, similarities
+from strategies.per_client.gpfedrec import Gpfedrec, GpfedrecConfig
 
 GUIDED = (
     "model={name='gpfedrec', embedding=4, hidden=[6]}",

@@ -4,6 +4,8 @@ and autograd."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from fedrec.protocol.generated import Generated
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
 from fedrec.rng import stream, torch_stream
-from strategies.metamf import MetaMf, MetaMfConfig, _Collected
+from strategies.per_client.metamf import MetaMf, MetaMfConfig, _Collected
 
 MODEL = {
     "name": "metamf",
@@ -273,16 +275,20 @@ def test_answers_for_others_are_refused():
         }
     )  # fmt: skip
     reply = TrainEach(generated, np.array([4]), np.array([0.5]))
+    nobody: Any = None
+    server = MetaMf(MetaMfConfig(), nobody, {"name": "metamf"})
+    server._open = {2}
+    assert server._answered(reply) == [2]
+    with pytest.raises(ClientError, match="other clients"):
+        server._answered(reply)
+    for client in (1, 7):
+        server._open = {2}
+        other = Generated.read({**generated.arrays(), "clients": np.array([client])})
+        with pytest.raises(ClientError, match="other clients"):
+            server._answered(TrainEach(other, np.array([4]), np.array([0.5])))
     collected = _Collected(generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
     collected.add(reply, "examples")
     assert collected.values["w"].tolist() == [[4, 4, 4]] and collected.weight == 4
-    with pytest.raises(ClientError, match="other clients"):
-        collected.add(reply, "examples")
-    for client in (1, 7):
-        other = Generated.read({**generated.arrays(), "clients": np.array([client])})
-        with pytest.raises(ClientError, match="other clients"):
-            fresh = _Collected(generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2))
-            fresh.add(TrainEach(other, np.array([4]), np.array([0.5])), "examples")
 
 
 def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):

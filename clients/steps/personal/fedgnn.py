@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.local.examples import labelled
+from clients.local.model_check import require_ranking_model
 from clients.step import GeneratedStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -100,14 +101,10 @@ class FedgnnStep(GeneratedStep):
 
     def __init__(self, config: FedgnnStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Fedgnn) or model.schema.task != "ranking":
-            raise ExperimentError(
-                "step 'fedgnn' trains FedGNN's model for ranking",
-                expected="model.name = 'fedgnn' and task = 'ranking'",
-                got=f"{type(model).__name__} and task = {model.schema.task!r}",
-                fix="set model.name = 'fedgnn', or another step",
-            )
-        self.graph = model
+        trains = "step 'fedgnn' trains FedGNN's model"
+        self.graph = require_ranking_model(
+            model, Fedgnn, "fedgnn", trains=trains, otherwise="another step"
+        )
 
     def private_names(self, names: list[str]) -> list[str]:
         """The user's embedding, and what came of it on the local graph."""
@@ -125,7 +122,13 @@ class FedgnnStep(GeneratedStep):
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """See `GeneratedStep`."""
+        """Minus the gradient of one client's loss on its local graph, clipped and noisy, and the
+        change of what it keeps, at its generated `parameters` (item tables at full size,
+        unchanged); the reference for `gradients`.
+
+        Raises:
+            ExperimentError: there are no neighbours among the parameters.
+        """
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
             return Update(delta, 0, float("nan"))

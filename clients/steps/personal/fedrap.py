@@ -20,6 +20,7 @@ large the parts fly apart, and the run ends with an error that says so.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -30,7 +31,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.local.examples import labelled
+from clients.local.descent import in_batches
+from clients.local.examples import shuffled_epochs
+from clients.local.model_check import require_ranking_model
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -87,13 +90,8 @@ class FedrapStep(CohortStep):
 
     def __init__(self, config: FedrapStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Fedrap) or model.schema.task != "ranking":
-            raise ExperimentError(
-                "additive personalisation trains FedRAP's model for ranking",
-                expected="model.name = 'fedrap' and task = 'ranking'",
-                got=f"{type(model).__name__} and task = {model.schema.task!r}",
-                fix="set model.name = 'fedrap', or step.name = 'sgd'",
-            )
+        trains = "additive personalisation trains FedRAP's model"
+        require_ranking_model(model, Fedrap, "fedrap", trains=trains, otherwise="step.name = 'sgd'")
 
     def in_round(self, round_number: int) -> FedrapStep:
         """The step as it is in a training round, from 1: with the round's weights and rate."""
@@ -122,16 +120,12 @@ class FedrapStep(CohortStep):
         dimension, unchanged). Whole tables and automatic differentiation, the reference of
         `train_block`."""
         values = {name: value.clone() for name, value in parameters.items()}
-        examples, loss = 0, float("nan")
-        for items, labels in self._epochs(data, random):
-            examples, losses = len(items), []
-            for begin in range(0, examples, self.config.batch_size):
-                part = slice(begin, begin + self.config.batch_size)
-                chosen = torch.from_numpy(items[part]).to(self.device)
-                losses.append(
-                    self._descend(values, chosen, torch.from_numpy(labels[part]).to(self.device))
-                )
-            loss = float(np.mean(losses)) if losses else loss
+        examples, loss = in_batches(
+            self._epochs(data, random),
+            self.config.batch_size,
+            self.device,
+            functools.partial(self._descend, values),
+        )
         _refuse_divergence(values, data.client)
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
@@ -225,14 +219,8 @@ class FedrapStep(CohortStep):
     def _epochs(
         self, data: ClientData, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training; one draw of negatives for
-        all."""
-        if not self.config.epochs:
-            return
-        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
-        for _ in range(self.config.epochs if len(items) else 0):
-            order = random.permutation(len(items))
-            yield items[order], labels[order]
+        config = self.config
+        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)
 
 
 def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None:

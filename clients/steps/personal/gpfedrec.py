@@ -26,7 +26,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import labelled
+from clients.local.descent import in_batches
+from clients.local.examples import shuffled_epochs
+from clients.local.model_check import require_ranking_model
 from clients.step import GeneratedStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
@@ -73,13 +75,8 @@ class GpfedrecStep(GeneratedStep):
 
     def __init__(self, config: GpfedrecStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Gpfedrec) or model.schema.task != "ranking":
-            raise ExperimentError(
-                "step 'gpfedrec' trains GPFedRec's model for ranking",
-                expected="model.name = 'gpfedrec' and task = 'ranking'",
-                got=f"{type(model).__name__} and task = {model.schema.task!r}",
-                fix="set model.name = 'gpfedrec', or another step",
-            )
+        trains = "step 'gpfedrec' trains GPFedRec's model"
+        require_ranking_model(model, Gpfedrec, "gpfedrec", trains=trains, otherwise="another step")
 
     def private_names(self, names: list[str]) -> list[str]:
         """The user's embedding, the network, and how far the item embeddings were moved."""
@@ -97,7 +94,12 @@ class GpfedrecStep(GeneratedStep):
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """See `GeneratedStep`."""
+        """Train one client under guidance, from its generated `parameters` (item tables at full
+        size, unchanged). Minus what `gradients` gives; the reference for it.
+
+        Raises:
+            ExperimentError: there is no guidance among the parameters.
+        """
         epochs = list(self._epochs(data, random))
         if not epochs:
             still = {name: torch.zeros_like(value) for name, value in parameters.items()}
@@ -110,19 +112,20 @@ class GpfedrecStep(GeneratedStep):
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         touched = torch.from_numpy(np.unique(np.concatenate([items for items, _ in epochs])))
-        guide, losses, examples = parameters[GUIDE][touched], list[float](), 0
+        guide = parameters[GUIDE][touched]
         values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
-        for items, labels in epochs:
-            losses, examples = [], len(items)
-            for begin in range(0, examples, self.config.batch_size):
-                part = slice(begin, begin + self.config.batch_size)
-                away = values[ITEMS][touched] - guide
-                losses.append(self._descend(values, torch.from_numpy(items[part]), labels[part]))
-                values[ITEMS][touched] -= self.config.pull * away
+
+        def guided(items: Tensor, labels: Tensor) -> float:
+            away = values[ITEMS][touched] - guide
+            loss = self._descend(values, items, labels)
+            values[ITEMS][touched] -= self.config.pull * away
+            return loss
+
+        examples, loss = in_batches(epochs, self.config.batch_size, self.device, guided)
         delta = {name: value - parameters[name] for name, value in values.items()}
         delta[OWN] = delta[ITEMS] - parameters[OWN]
         delta[GUIDE] = torch.zeros_like(parameters[GUIDE])
-        return Update({n: delta[n] for n in parameters}, examples, float(np.mean(losses)))
+        return Update({n: delta[n] for n in parameters}, examples, loss)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One client's examples, from the same random draws as `update`; they name the rows that it
@@ -155,12 +158,12 @@ class GpfedrecStep(GeneratedStep):
         factors = {ITEMS: self.config.item_rate, "user.id": self.config.user_rate}
         return self.config.learning_rate * factors.get(name, 1.0)
 
-    def _descend(self, values: dict[str, Tensor], items: Tensor, labels: np.ndarray) -> float:
+    def _descend(self, values: dict[str, Tensor], items: Tensor, labels: Tensor) -> float:
         """A gradient step of one client, in place; the loss before it."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         given = {name: value.unsqueeze(0) for name, value in leaves.items()}
-        predicted = self.model.predict(given, (), items[None].to(self.device))
-        loss = self.model.loss(predicted, torch.from_numpy(labels)[None].to(self.device)).sum()
+        predicted = self.model.predict(given, (), items[None])
+        loss = self.model.loss(predicted, labels[None]).sum()
         found = torch.autograd.grad(loss, list(leaves.values()))
         for (name, value), gradient in zip(leaves.items(), found, strict=True):
             values[name] = value.detach() - self._rate(name) * gradient
@@ -187,11 +190,5 @@ class GpfedrecStep(GeneratedStep):
     def _epochs(
         self, data: ClientData, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training; one draw of negatives for
-        all."""
-        if not self.config.epochs:
-            return
-        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
-        for _ in range(self.config.epochs if len(items) else 0):
-            order = random.permutation(len(items))
-            yield items[order], labels[order]
+        config = self.config
+        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)

@@ -14,6 +14,7 @@ row: that is for the strategy to undo, by its server rate or by `fed-adam`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -22,13 +23,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.local.examples import labelled
+from clients.local.descent import in_batches
+from clients.local.examples import shuffled_epochs
+from clients.local.model_check import require_ranking_model
 from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.cohort.results import Trained
 from fedrec.data.client_data import ClientData
-from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.models.pfedrec import Pfedrec
 from fedrec.nn.layers import weighted_cross_entropy
@@ -65,13 +67,10 @@ class PfedrecStep(CohortStep):
 
     def __init__(self, config: PfedrecStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        if not isinstance(model, Pfedrec) or model.schema.task != "ranking":
-            raise ExperimentError(
-                "dual personalisation trains PFedRec's model for ranking",
-                expected="model.name = 'pfedrec' and task = 'ranking'",
-                got=f"{type(model).__name__} and task = {model.schema.task!r}",
-                fix="set model.name = 'pfedrec', or step.name = 'sgd'",
-            )
+        trains = "dual personalisation trains PFedRec's model"
+        require_ranking_model(
+            model, Pfedrec, "pfedrec", trains=trains, otherwise="step.name = 'sgd'"
+        )
 
     def private_names(self, names: list[str]) -> list[str]:
         """The score function."""
@@ -89,17 +88,12 @@ class PfedrecStep(CohortStep):
         dimension, unchanged). Uses whole tables and automatic differentiation; the reference for
         `train_block`."""
         values = {name: value.clone() for name, value in parameters.items()}
-        examples, loss = 0, float("nan")
-        for items, labels in self._epochs(data, random):
-            examples, losses = len(items), []
-            for begin in range(0, examples, self.config.batch_size):
-                part = slice(begin, begin + self.config.batch_size)
-                losses.append(
-                    self._turns(
-                        values, torch.from_numpy(items[part]), torch.from_numpy(labels[part])
-                    )
-                )
-            loss = float(np.mean(losses)) if losses else loss
+        examples, loss = in_batches(
+            self._epochs(data, random),
+            self.config.batch_size,
+            self.device,
+            functools.partial(self._turns, values),
+        )
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
         )
@@ -136,8 +130,8 @@ class PfedrecStep(CohortStep):
 
         def loss(leaves: Mapping[str, Tensor]) -> Tensor:
             given = {name: value.unsqueeze(0) for name, value in leaves.items()}
-            predicted = self.model.predict(given, (), items[None].to(self.device))[0]
-            return F.binary_cross_entropy_with_logits(predicted, labels.to(self.device))
+            predicted = self.model.predict(given, (), items[None])[0]
+            return F.binary_cross_entropy_with_logits(predicted, labels)
 
         first, rate = None, self.config.learning_rate
         for names, size in (((WEIGHT, BIAS), rate), ((ITEMS,), rate * self.config.item_rate)):
@@ -175,11 +169,5 @@ class PfedrecStep(CohortStep):
     def _epochs(
         self, data: ClientData, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training; one draw of negatives for
-        all."""
-        if not self.config.epochs:
-            return
-        items, labels = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
-        for _ in range(self.config.epochs if len(items) else 0):
-            order = random.permutation(len(items))
-            yield items[order], labels[order]
+        config = self.config
+        return shuffled_epochs(data, self.model.schema, config.negatives, config.epochs, random)

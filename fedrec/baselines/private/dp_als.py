@@ -38,6 +38,7 @@ Without noise, with k and G large and e = 0, this is iALS.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -47,6 +48,7 @@ from torch import Tensor
 
 from fedrec.baselines._ragged import among
 from fedrec.baselines.base import Histories
+from fedrec.baselines.private._clipped_rows import binary_rows, clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
 from fedrec.baselines.private.dp_gram import count_weights, weighted_gram
 from fedrec.baselines.private.dp_popularity import clipped_counts
@@ -170,13 +172,7 @@ class DpAls(PrivateBaseline):
         """Solve for the users, release, and solve for the items."""
         config, width = self.config, self.config.factors
         users = self._users(liked)
-        clip = Clip(config.clip_norm)
-        users = (
-            users
-            * torch.from_numpy(clip.factors(users.norm(dim=1).cpu().numpy())).to(self.device)[
-                :, None
-            ]
-        )
+        users = users * clip_factors(Clip(config.clip_norm), users.norm(dim=1))[:, None]
         matrices, vectors = self._sums(liked, users, weights)
         gram = _semi_definite(self._noisy(releases, "gram", users.T @ users))
         matrices = _semi_definite(self._noisy(releases, "matrices", matrices))
@@ -219,24 +215,15 @@ class DpAls(PrivateBaseline):
         for mask in self._blocks(liked):
             own, start = users[start : start + len(mask)], start + len(mask)
             weighted = mask * weights
-            shares = torch.from_numpy(clip.factors(weighted.norm(dim=1).cpu().numpy())).to(
-                self.device
-            )
-            weighted *= shares[:, None]
+            weighted *= clip_factors(clip, weighted.norm(dim=1))[:, None]
             matrices.addmm_(weighted.T, _outer(own))
             vectors.addmm_(weighted.T, own)
         return matrices.view(-1, width, width), vectors
 
-    def _blocks(self, liked: Histories):
+    def _blocks(self, liked: Histories) -> Iterator[Tensor]:
         """Binary `float64 [users, items]`, some users at a time."""
         size = max(1, _NUMBERS_AT_ONCE // max(liked.num_items, self.config.factors**2))
-        for start in range(0, liked.num_users, size):
-            yield (
-                liked.block(start, min(start + size, liked.num_users))
-                .matrix()
-                .to(self.device)
-                .double()
-            )
+        return binary_rows(liked, size, self.device)
 
 
 def _outer(rows: Tensor) -> Tensor:

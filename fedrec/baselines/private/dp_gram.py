@@ -41,6 +41,7 @@ from pydantic import Field
 from fedrec.baselines._ragged import among, sums
 from fedrec.baselines.base import Histories
 from fedrec.baselines.factorisation._gram import noise_edge, solved_weights
+from fedrec.baselines.private._clipped_rows import binary_rows
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
 from fedrec.baselines.private.dp_popularity import clipped_counts
 from fedrec.errors import ExperimentError
@@ -180,15 +181,14 @@ def weighted_gram(
         clip: bound on the Frobenius norm of a user's matrix.
         device: where it is added up.
     """
-    rows = histories.rows()
     squared_norms = np.bincount(
-        rows, weights=scale[histories.items] ** 2, minlength=histories.num_users
+        histories.rows(), weights=scale[histories.items] ** 2, minlength=histories.num_users
     )
     shares = np.sqrt(clip.factors(squared_norms))
     gram = torch.zeros(histories.num_items, histories.num_items, dtype=torch.float64, device=device)
-    for start in range(0, histories.num_users, _USERS_AT_ONCE):
-        stop = min(start + _USERS_AT_ONCE, histories.num_users)
-        block = histories.block(start, stop).matrix().to(device).double()
-        weighted = block * torch.from_numpy(shares[start:stop, None]).to(device)
+    start = 0
+    for rows in binary_rows(histories, _USERS_AT_ONCE, device):
+        own, start = shares[start : start + len(rows), None], start + len(rows)
+        weighted = rows * torch.from_numpy(own).to(device)
         gram.addmm_(weighted.T, weighted)
     return gram.cpu().numpy() * scale[:, None] * scale

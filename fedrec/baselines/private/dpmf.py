@@ -44,6 +44,7 @@ from torch import Tensor
 
 from fedrec.baselines._ragged import sums
 from fedrec.baselines.base import Histories
+from fedrec.baselines.private._clipped_rows import binary_rows, clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig, Releases
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import torch_stream
@@ -124,7 +125,7 @@ class DpMf(PrivateBaseline):
 
     def _clipped_users(self, liked: Histories) -> Tensor:
         users = self._users(liked)
-        return users * _factors(Clip(self.config.user_norm), users.norm(dim=1))
+        return users * clip_factors(Clip(self.config.user_norm), users.norm(dim=1))[:, None]
 
     def _solved(self, liked: Histories, users: Tensor, releases: Releases) -> Tensor:
         """The minimum of the perturbed objective."""
@@ -149,7 +150,8 @@ class DpMf(PrivateBaseline):
         clip, start = Clip(self.config.clip_norm), 0
         for rows in self._blocks(liked):
             own, start = users[start : start + len(rows)], start + len(rows)
-            total.addmm_(rows.T, own * _factors(clip, rows.norm(dim=1) * own.norm(dim=1)))
+            shares = clip_factors(clip, rows.norm(dim=1) * own.norm(dim=1))
+            total.addmm_(rows.T, own * shares[:, None])
         return total
 
     def gradient(self, liked: Histories, users: Tensor) -> Tensor:
@@ -160,21 +162,11 @@ class DpMf(PrivateBaseline):
         for rows in self._blocks(liked):
             own, start = users[start : start + len(rows)], start + len(rows)
             errors = 2 * (own @ self._items.T - rows)
-            total.addmm_(errors.T, own * _factors(clip, errors.norm(dim=1) * own.norm(dim=1)))
+            shares = clip_factors(clip, errors.norm(dim=1) * own.norm(dim=1))
+            total.addmm_(errors.T, own * shares[:, None])
         return total
 
     def _blocks(self, liked: Histories) -> Iterator[Tensor]:
         """Binary `float64 [users, items]`, some users at a time."""
         size = max(1, _NUMBERS_AT_ONCE // liked.num_items)
-        for start in range(0, liked.num_users, size):
-            yield (
-                liked.block(start, min(start + size, liked.num_users))
-                .matrix()
-                .to(self.device)
-                .double()
-            )
-
-
-def _factors(clip: Clip, norms: Tensor) -> Tensor:
-    """What clipping multiplies each user's row by, `float64 [users, 1]`."""
-    return torch.from_numpy(clip.factors(norms.cpu().numpy())).to(norms.device)[:, None]
+        return binary_rows(liked, size, self.device)

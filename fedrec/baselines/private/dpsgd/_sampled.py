@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.baselines.base import Histories
+from fedrec.baselines.private._clipped_rows import clip_factors
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
 from fedrec.baselines.private.dpsgd._outer import OuterGradients
 from fedrec.privacy.clipping import Clip
@@ -141,9 +142,7 @@ class SampledBaseline(PrivateBaseline):
 def clipped_sum(gradients: OuterGradients, bound: float) -> dict[str, Tensor]:
     """Sum of users' gradients, each clipped to a norm over all parameters together, by parameter
     and in its shape."""
-    norms = gradients.norms()
-    factors = torch.from_numpy(Clip(bound).factors(norms.cpu().numpy())).to(norms.device)
-    return gradients.weighted_sum(factors)
+    return gradients.weighted_sum(clip_factors(Clip(bound), gradients.norms()))
 
 
 def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:

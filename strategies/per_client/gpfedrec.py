@@ -33,22 +33,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from fedrec.errors import ClientError, ExperimentError
-from fedrec.prefixes import under
 from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import pack_train, unpack_each
-from fedrec.protocol.orders import TrainEach, TrainOrder
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.messages import unpack_each
+from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.zero_copy import zero_copy_arrays
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies._user_graph import Uploads, edges, propagated, similarities
-from strategies.base import Aggregate, Cohorts, CohortStrategy
-from strategies.dp import DpFedAvg
+from strategies.base import Cohorts
+from strategies.per_client._user_graph import Uploads, edges, propagated, similarities
+from strategies.per_client.base import Memory, PerClientStrategy
 
 ITEMS, GUIDE = "item.id", "item.guide"
 
@@ -74,18 +71,27 @@ class GpfedrecConfig(ServerRate):
     item tables."""
 
 
-class Gpfedrec(CohortStrategy):
+class Gpfedrec(PerClientStrategy):
     """Guides each client by similar ones; sees each client's update by itself."""
 
     Config = GpfedrecConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecConfig
+    system = "GPFedRec"
+    takes = "the update of each client"
+    sees = (
+        "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
+    )
 
     def __init__(self, config: GpfedrecConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self._uploads = Uploads(config.remembered)
         self._optimiser = Optimiser(config.optimiser, 0.0)
-        self._open: set[int] = set()
+
+    @property
+    def memories(self) -> dict[str, Memory]:
+        """Each client's last upload, and the optimiser's memory."""
+        return {"uploads/": self._uploads, **super().memories}
 
     @classmethod
     def said(
@@ -97,30 +103,6 @@ class Gpfedrec(CohortStrategy):
             " client's id, and can tell the client's positives from it. No guarantee covers that."
         ]
 
-    def protect(self, privacy: DpFedAvg) -> None:
-        """Always refused.
-
-        Raises:
-            ExperimentError: see the module.
-        """
-        raise ExperimentError(
-            "GPFedRec cannot be made differentially private by [privacy]",
-            expected="a strategy that uses nothing but the sum of the clients' updates",
-            got=(
-                "strategy 'gpfedrec': its server keeps each client's item embeddings, under the"
-                " client's id"
-            ),
-            fix="perturb the data on the device with a [perturb] table, or choose another system",
-        )
-
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """Never called: there is no sum of updates.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("Expected the update of each client, got a sum.")
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -131,22 +113,11 @@ class Gpfedrec(CohortStrategy):
             ExperimentError: the model is another one.
         """
         self._theta = zero_copy_arrays(arrays)
-        if ITEMS not in self._theta or self.step.get("name") != "gpfedrec":
-            raise ExperimentError(
-                "strategy 'gpfedrec' guides its own step",
-                expected="model, step and strategy all by the name 'gpfedrec'",
-                got=f"step {self.step.get('name')!r}",
-                fix="set model.name and step.name to 'gpfedrec'",
-            )
-        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        asked = self.cohorts.item_requests(groups, server_round)
+        self._refuse_other_step("gpfedrec", ITEMS, "guides its own step")
+        asked = self._requests(server_round)
         guided = self.guidance(np.sort(np.concatenate([p.clients for p in asked.values()] or [[]])))
-        self._open = set()
         for node, part in asked.items():
-            self._open |= set(part.clients.tolist())
-            own = self._rows(part, guided)
-            order = TrainOrder(server_round, part.clients, step=self.step, each=True)
-            yield Message(pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
+            yield self._message(node, self._rows(part, guided), server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -155,24 +126,12 @@ class Gpfedrec(CohortStrategy):
         without any client the parameters stay."""
         told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
         clients = [client for reply in told for client in self._remember(reply)]
-        losses = np.concatenate([reply.losses for reply in told] or [np.empty(0)])
-        metrics = MetricRecord(
-            {
-                "num-clients": len(clients),
-                "num-examples": int(sum(reply.examples.sum() for reply in told)),
-            }
-        )
-        if np.isfinite(losses).any():
-            metrics["loss"] = float(losses[np.isfinite(losses)].mean())
+        metrics = self._metrics(told, len(clients))
         if not clients:
             return None, metrics
         guided = self.guidance(np.array(sorted(clients), dtype=np.int64))
-        items = torch.from_numpy(np.array(self._theta[ITEMS]))
         means = np.mean(list(guided.values()), axis=0, dtype=np.float64)
-        back = torch.from_numpy((self._theta[ITEMS] - means).astype(np.float32))
-        rate = self.config.rate(server_round)
-        self._optimiser.step({ITEMS: items}, {ITEMS: back}, {ITEMS: rate}, {ITEMS: 0.0})
-        return to_record({**self._theta, ITEMS: items.detach().numpy()}), metrics
+        return self._moved({ITEMS: self._theta[ITEMS] - means}, server_round), metrics
 
     def guidance(self, clients: np.ndarray) -> dict[int, np.ndarray]:
         """The guidance `float32 [items, d]` of those of some clients that are remembered."""
@@ -196,18 +155,6 @@ class Gpfedrec(CohortStrategy):
             for client, own in zip(asked.tolist(), means, strict=True)
         }
 
-    def state(self) -> dict[str, np.ndarray]:
-        """What the strategy remembers between rounds: each client's last upload, and the
-        optimiser's memory."""
-        uploads = {f"uploads/{name}": value for name, value in self._uploads.state().items()}
-        return uploads | {f"optimiser/{n}": v for n, v in self._optimiser.state().items()}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
-
-        self._uploads.restore(under("uploads/", state))
-        self._optimiser.restore(under("optimiser/", state))
-
     def _rows(self, requests: ItemRequests, guided: dict[int, np.ndarray]) -> Generated:
         """The rows that some clients start from, and their guidance."""
         start = np.asarray(self._theta[ITEMS])
@@ -226,14 +173,7 @@ class Gpfedrec(CohortStrategy):
             ClientError: it answers for clients that were not asked, or a second time.
         """
         requests, gradients = reply.gradients.requests, reply.gradients.rows[ITEMS]
-        clients = requests.clients.tolist()
-        if not self._open.issuperset(clients):
-            raise ClientError(
-                "a node answered for other clients than it was asked for",
-                expected="each client of the message once",
-                got=f"clients {', '.join(map(str, clients))}",
-            )
-        self._open -= set(clients)
+        clients = self._answered(reply)
         for place, client in enumerate(clients):
             own = slice(*requests.offsets[place : place + 2])
             self._uploads.remember(client, requests.items[own].copy(), -gradients[own])

@@ -23,22 +23,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from pydantic import Field
 
-from fedrec.errors import ClientError, ExperimentError
 from fedrec.graphs.third_party import ThirdParty
-from fedrec.prefixes import under
 from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import pack_train, unpack_each
-from fedrec.protocol.orders import TrainEach, TrainOrder
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.messages import unpack_each
+from fedrec.protocol.orders import TrainEach
+from fedrec.protocol.zero_copy import zero_copy_arrays
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Aggregate, Cohorts, CohortStrategy
-from strategies.dp import DpFedAvg
+from strategies.base import Cohorts
+from strategies.per_client.base import Memory, PerClientStrategy
 
 ITEMS, LAYERS = "item.id", ("items.", "users.")
 NEIGHBOURS, COUNTS = "third.neighbours", "third.counts"
@@ -59,18 +56,26 @@ class FedgnnConfig(ServerRate):
     items."""
 
 
-class Fedgnn(CohortStrategy):
+class Fedgnn(PerClientStrategy):
     """Averages gradients of local graphs; the third party finds neighbours."""
 
     Config = FedgnnConfig
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnConfig
+    system = "FedGNN"
+    takes = "the gradient of each client"
+    sees = "strategy 'fedgnn': its server takes each client's message by itself"
+    instead = "set step.noise and step.clip"
 
     def __init__(self, config: FedgnnConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self._third = ThirdParty(config.neighbours)
         self._optimiser = Optimiser(config.optimiser, 0.0)
-        self._open: set[int] = set()
+
+    @property
+    def memories(self) -> dict[str, Memory]:
+        """What devices sent the third party, and the optimiser's memory."""
+        return {"third/": self._third, **super().memories}
 
     @classmethod
     def said(
@@ -95,27 +100,6 @@ class Fedgnn(CohortStrategy):
             f" {step.clip!r}; the noise is from a seed: a simulation).",
         ]
 
-    def protect(self, privacy: DpFedAvg) -> None:
-        """Always refused.
-
-        Raises:
-            ExperimentError: see the module.
-        """
-        raise ExperimentError(
-            "FedGNN cannot be made differentially private by [privacy]",
-            expected="a strategy that uses nothing but the sum of the clients' updates",
-            got="strategy 'fedgnn': its server takes each client's message by itself",
-            fix="set step.noise and step.clip, or choose another system",
-        )
-
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """Never called: there is no sum of updates.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("Expected the gradient of each client, got a sum.")
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -126,20 +110,9 @@ class Fedgnn(CohortStrategy):
             ExperimentError: the step is another one.
         """
         self._theta = zero_copy_arrays(arrays)
-        if self.step.get("name") != "fedgnn" or ITEMS not in self._theta:
-            raise ExperimentError(
-                "strategy 'fedgnn' has a step of its own",
-                expected="model, step and strategy all by the name 'fedgnn'",
-                got=f"step {self.step.get('name')!r}",
-                fix="set model.name and step.name to 'fedgnn'",
-            )
-        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        asked = self.cohorts.item_requests(groups, server_round)
-        self._open = {client for part in asked.values() for client in part.clients.tolist()}
-        for node, part in asked.items():
-            order = TrainOrder(server_round, part.clients, step=self.step, each=True)
-            content = pack_train(to_record(self._sent(part).arrays()), order)
-            yield Message(content, node, MessageType.TRAIN)
+        self._refuse_other_step("fedgnn", ITEMS, "has a step of its own")
+        for node, part in self._requests(server_round).items():
+            yield self._message(node, self._sent(part), server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -149,31 +122,11 @@ class Fedgnn(CohortStrategy):
         names = [name for name in self._theta if name == ITEMS or name.startswith(LAYERS)]
         sums = {name: np.zeros(self._theta[name].shape) for name in names}
         clients = sum(self._add(reply, sums) for reply in told)
-        losses = np.concatenate([reply.losses for reply in told] or [np.empty(0)])
-        examples = int(sum(reply.examples.sum() for reply in told))
-        metrics = MetricRecord({"num-clients": clients, "num-examples": examples})
-        if np.isfinite(losses).any():
-            metrics["loss"] = float(losses[np.isfinite(losses)].mean())
+        metrics = self._metrics(told, clients)
         if not clients:
             return None, metrics
-        values = {name: torch.from_numpy(np.array(self._theta[name])) for name in names}
-        means = {n: torch.from_numpy((s / clients).astype(np.float32)) for n, s in sums.items()}
-        rate = self.config.rate(server_round)
-        self._optimiser.step(values, means, dict.fromkeys(names, rate), dict.fromkeys(names, 0.0))
-        moved = {name: value.detach().numpy() for name, value in values.items()}
-        return to_record({**self._theta, **moved}), metrics
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What is remembered between rounds: what devices sent the third party, and the
-        optimiser's memory."""
-        third = {f"third/{name}": value for name, value in self._third.state().items()}
-        return third | {f"optimiser/{n}": v for n, v in self._optimiser.state().items()}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
-
-        self._third.restore(under("third/", state))
-        self._optimiser.restore(under("optimiser/", state))
+        means = {name: total / clients for name, total in sums.items()}
+        return self._moved(means, server_round), metrics
 
     def _sent(self, requests: ItemRequests) -> Generated:
         """What some clients get: rows, layers, neighbours, and room for what goes to the third
@@ -201,14 +154,7 @@ class Fedgnn(CohortStrategy):
             ClientError: it answers for clients that were not asked, or a second time.
         """
         requests, values = reply.gradients.requests, reply.gradients.values
-        clients = requests.clients.tolist()
-        if not self._open.issuperset(clients):
-            raise ClientError(
-                "a node answered for other clients than it was asked for",
-                expected="each client of the message once",
-                got=f"clients {', '.join(map(str, clients))}",
-            )
-        self._open -= set(clients)
+        clients = self._answered(reply)
         learned = reply.examples > 0
         np.add.at(sums[ITEMS], requests.items, reply.gradients.rows[ITEMS])
         for name in sums:

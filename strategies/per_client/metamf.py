@@ -33,21 +33,21 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
 from fedrec.protocol.generated import Generated, ItemRequests
-from fedrec.protocol.messages import pack_train, unpack_each
-from fedrec.protocol.orders import TrainEach, TrainOrder, Weighting
+from fedrec.protocol.messages import unpack_each
+from fedrec.protocol.orders import TrainEach, Weighting
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
-from strategies.base import Aggregate, Cohorts, GeneratingStrategy
-from strategies.dp import DpFedAvg
+from strategies.base import Cohorts, GeneratingStrategy
+from strategies.per_client.base import Memory, PerClientStrategy
 
 
 class MetaMfConfig(ServerRate):
@@ -72,12 +72,18 @@ class MetaMfConfig(ServerRate):
     """What a client counts: its number of examples, or the same for all."""
 
 
-class MetaMf(GeneratingStrategy):
+class MetaMf(PerClientStrategy, GeneratingStrategy):
     """Generates each client's parameters and learns from each client's gradient."""
 
     Config = MetaMfConfig
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfConfig
+    system = "meta matrix factorization"
+    takes = "gradients of each client"
+    sees = (
+        "strategy 'metamf': its server needs each client's gradient by itself, under the client's"
+        " user id"
+    )
 
     def __init__(self, config: MetaMfConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
@@ -86,29 +92,10 @@ class MetaMf(GeneratingStrategy):
         self._leaves: dict[str, Tensor] = {}
         self._made: tuple[ItemRequests, dict[str, Tensor], Tensor] | None = None
 
-    def protect(self, privacy: DpFedAvg) -> None:
-        """Always refused.
-
-        Raises:
-            ExperimentError: see the module.
-        """
-        raise ExperimentError(
-            "meta matrix factorization cannot be made differentially private by [privacy]",
-            expected="a strategy that uses nothing but the sum of the clients' updates",
-            got=(
-                "strategy 'metamf': its server needs each client's gradient by itself, under the"
-                " client's user id"
-            ),
-            fix="perturb the data on the device with a [perturb] table, or choose another system",
-        )
-
-    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """Never called: there is no sum of updates.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("Expected gradients of each client, got a sum.")
+    @property
+    def memories(self) -> dict[str, Memory]:
+        """The optimiser's memory alone."""
+        return {"": self._optimiser}
 
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
@@ -131,8 +118,7 @@ class MetaMf(GeneratingStrategy):
         """One message per node, with the parameters of its clients; nodes that did not say what
         they need get none."""
         self._theta = zero_copy_arrays(arrays)
-        groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
-        asked = self.cohorts.item_requests(groups, server_round)
+        asked = self._requests(server_round)
         requests = ItemRequests.joined(list(asked.values()))
         self._leaves = {
             n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()
@@ -146,8 +132,7 @@ class MetaMf(GeneratingStrategy):
         )
         for node, part in asked.items():
             own = whole.take(np.searchsorted(requests.clients, part.clients))
-            order = TrainOrder(server_round, part.clients, self.weighting, self.step, each=True)
-            yield Message(pack_train(to_record(own.arrays()), order), node, MessageType.TRAIN)
+            yield self._message(node, own, server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -161,14 +146,11 @@ class MetaMf(GeneratingStrategy):
             )
         requests, values, low = self._made
         answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        clients = sum(len(self._answered(reply)) for reply in answers)
         collected = _Collected(requests, values, low)
         for reply in answers:
             collected.add(reply, self.weighting)
-        metrics = MetricRecord(
-            {"num-clients": collected.clients, "num-examples": collected.examples}
-        )
-        if collected.losses:
-            metrics["loss"] = float(np.mean(collected.losses))
+        metrics = self._metrics(answers, clients)
         self._made = None
         if not collected.weight:
             return None, metrics
@@ -190,14 +172,6 @@ class MetaMf(GeneratingStrategy):
         self._leaves = {}
         return to_record(self._theta), metrics
 
-    def state(self) -> dict[str, np.ndarray]:
-        """What the strategy remembers between rounds. The optimiser's memory."""
-        return self._optimiser.state()
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
-        self._optimiser.restore(state)
-
     def _undecayed(self, name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.config.undecayed)
 
@@ -218,30 +192,11 @@ class _Collected:
             name: np.zeros(value.shape, dtype=np.float32) for name, value in values.items()
         }
         self.low = np.zeros(low.shape, dtype=np.float32)
-        self.clients, self.examples, self.weight = 0, 0, 0.0
-        self.losses: list[float] = []
-        self._open = np.ones(len(requests.clients), dtype=bool)
+        self.weight = 0.0
 
     def add(self, reply: TrainEach, weighting: Weighting) -> None:
-        """The answer of a node.
-
-        Raises:
-            ClientError: it answers for clients that were not asked, or a second time.
-        """
-        clients = reply.gradients.requests.clients
-        places = np.searchsorted(self.requests.clients, clients)
-        known = places < len(self._open)
-        if (
-            not known.all()
-            or not (self.requests.clients[places] == clients).all()
-            or not self._open[places].all()
-        ):
-            raise ClientError(
-                "a node answered for other clients than it was asked for",
-                expected="each client of the message once",
-                got=f"clients {', '.join(map(str, clients.tolist()))}",
-            )
-        self._open[places] = False
+        """The answer of a node, all of whose clients were asked."""
+        places = np.searchsorted(self.requests.clients, reply.gradients.requests.clients)
         weights = reply.examples if weighting == "examples" else (reply.examples > 0)
         weights = weights.astype(np.float32)
         for name, value in self.values.items():
@@ -250,10 +205,7 @@ class _Collected:
         counts = np.diff(reply.gradients.requests.offsets)
         rows = self.requests.rows_of(places)
         self.low[rows] = reply.gradients.rows["item.low"] * np.repeat(weights, counts)[:, None]
-        self.clients += len(clients)
-        self.examples += int(reply.examples.sum())
         self.weight += float(weights.sum())
-        self.losses += reply.losses[np.isfinite(reply.losses)].tolist()
 
     def arrays(self) -> list[np.ndarray]:
         """In the order of the generated parameters, the item table last."""
