@@ -179,11 +179,11 @@ def _fresh_private(node: Node, step: GeneratedStep) -> dict[str, Tensor]:
 
 def _empty(step: GeneratedStep, given: Generated) -> Generated:
     """Room for the gradients that are sent."""
-    told = step.told([*given.values, *given.rows])
+    sent = step.sent([*given.values, *given.rows])
     return Generated(
         given.requests,
-        {name: np.zeros_like(value) for name, value in given.values.items() if name in told},
-        {name: np.zeros_like(value) for name, value in given.rows.items() if name in told},
+        {name: np.zeros_like(value) for name, value in given.values.items() if name in sent},
+        {name: np.zeros_like(value) for name, value in given.rows.items() if name in sent},
     )
 
 

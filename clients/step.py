@@ -216,6 +216,6 @@ class GeneratedStep(Step):
             device minus its gradient.
         """
 
-    def told(self, names: list[str]) -> list[str]:
+    def sent(self, names: list[str]) -> list[str]:
         """The generated parameters among `names` whose gradients are sent; all by default."""
         return names

@@ -55,7 +55,7 @@ class Success:
         found: share of members whose score lies above the threshold that `alarms` of the others
             pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it. Chance is
             `false_alarms`.
-        false_alarms: share of the others that pass it, at most the wanted one.
+        false_alarms: share of the others that pass it, at most the one asked for.
         wanted: the wanted largest share of false alarms, such as .01.
     """
 

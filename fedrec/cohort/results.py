@@ -141,12 +141,12 @@ class Trained:
 
         Args:
             name: an item table.
-            counted: `bool [C]`, the clients that are wanted; None: all.
+            counted: `bool [C]`, the clients that count; None: all.
         """
         touched, width = self.block.touched, self.block.touched.shape[1]
         real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]
-        wanted = real if counted is None else real & counted.cpu()[:, None]
-        places = wanted.flatten().nonzero()[:, 0].to(touched.device)
+        kept = real if counted is None else real & counted.cpu()[:, None]
+        places = kept.flatten().nonzero()[:, 0].to(touched.device)
         items, moved = (
             touched.flatten()[places],
             self.values[name].flatten(0, 1).index_select(0, places),

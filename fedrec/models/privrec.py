@@ -229,10 +229,10 @@ class _ItemFeature:
         which are there."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
-        own, wanted = self._tables[0], items.reshape(-1)
+        own, rows = self._tables[0], items.reshape(-1)
         for index in self._tables[1:]:
-            wanted = index.index_select(0, wanted)
-        return own.index_select(0, wanted).view(*items.shape, -1)
+            rows = index.index_select(0, rows)
+        return own.index_select(0, rows).view(*items.shape, -1)
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:

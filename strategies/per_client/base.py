@@ -150,12 +150,12 @@ class PerClientStrategy(CohortStrategy):
         self._open -= set(clients)
         return clients
 
-    def _metrics(self, told: Sequence[TrainEach], clients: int) -> MetricRecord:
+    def _metrics(self, answers: Sequence[TrainEach], clients: int) -> MetricRecord:
         """A round's metrics: so many clients, their examples, and the mean loss of those that had
         some."""
-        examples = int(sum(reply.examples.sum() for reply in told))
+        examples = int(sum(reply.examples.sum() for reply in answers))
         metrics = MetricRecord({"num-clients": clients, "num-examples": examples})
-        losses = np.concatenate([np.empty(0), *(reply.losses for reply in told)])
+        losses = np.concatenate([np.empty(0), *(reply.losses for reply in answers)])
         if np.isfinite(losses).any():
             metrics["loss"] = float(losses[np.isfinite(losses)].mean())
         return metrics

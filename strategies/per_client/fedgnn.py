@@ -118,11 +118,11 @@ class Fedgnn(PerClientStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Step along the cohort's mean gradient; without any client the parameters stay."""
-        told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
         names = [name for name in self._theta if name == ITEMS or name.startswith(LAYERS)]
         sums = {name: np.zeros(self._theta[name].shape) for name in names}
-        clients = sum(self._add(reply, sums) for reply in told)
-        metrics = self._metrics(told, clients)
+        clients = sum(self._add(reply, sums) for reply in answers)
+        metrics = self._metrics(answers, clients)
         if not clients:
             return None, metrics
         means = {name: total / clients for name, total in sums.items()}

@@ -124,9 +124,9 @@ class Gpfedrec(PerClientStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Remember what each client sent, and move along the mean of the cohort's new guidance;
         without any client the parameters stay."""
-        told = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
-        clients = [client for reply in told for client in self._remember(reply)]
-        metrics = self._metrics(told, len(clients))
+        answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
+        clients = [client for reply in answers for client in self._remember(reply)]
+        metrics = self._metrics(answers, len(clients))
         if not clients:
             return None, metrics
         guided = self.guidance(np.array(sorted(clients), dtype=np.int64))

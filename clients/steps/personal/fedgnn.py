@@ -115,7 +115,7 @@ class FedgnnStep(GeneratedStep):
         """Patterns of parameter names of which each is meant to fit some private one."""
         return USER, VECTOR
 
-    def told(self, names: list[str]) -> list[str]:
+    def sent(self, names: list[str]) -> list[str]:
         """The server's parameters, and what is for the third party."""
         return [name for name in names if name not in (NEIGHBOURS, COUNTS)]
 

@@ -87,7 +87,7 @@ class GpfedrecStep(GeneratedStep):
         """Patterns of parameter names of which each is meant to fit some private one."""
         return PRIVATE
 
-    def told(self, names: list[str]) -> list[str]:
+    def sent(self, names: list[str]) -> list[str]:
         """The item embeddings; what the guidance is is the server's."""
         return [name for name in names if name == ITEMS]
 

@@ -96,8 +96,8 @@ class Bprmf(UserRowsBaseline):
                 others = triples.others(own_users[order])
             else:
                 others = own_items[random.integers(0, len(own_items), len(order))]
-                wanted = own_users[order] * histories.num_items + others
-                new = keys[np.searchsorted(keys, wanted).clip(max=len(keys) - 1)] != wanted
+                pairs = own_users[order] * histories.num_items + others
+                new = keys[np.searchsorted(keys, pairs).clip(max=len(keys) - 1)] != pairs
                 order, others = order[new], others[new]
             _descend()(
                 self.own,

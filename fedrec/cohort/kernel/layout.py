@@ -97,12 +97,12 @@ class Layout:
         addresses."""
         tables = [*self.model.user_tables, *(feature.table for feature in self.model.item_features)]
         inputs = sum(self.shapes[name][1] for name in tables) + self.width
-        wanted: dict[str, tuple[int, ...]] = {name: (1,) for name in self.model.offsets}
+        expected: dict[str, tuple[int, ...]] = {name: (1,) for name in self.model.offsets}
         for layer in self.model.layers:
             outputs = self.shapes[layer.weight][1:] or (1,)
-            wanted[layer.weight] = (inputs, *self.shapes[layer.weight][1:])
+            expected[layer.weight] = (inputs, *self.shapes[layer.weight][1:])
             if layer.bias is not None:
-                wanted[layer.bias] = outputs
+                expected[layer.bias] = outputs
             inputs = outputs[0]
         if inputs != 1:
             raise ValueError(f"Expected a last layer of one output, got {inputs}.")
@@ -110,7 +110,7 @@ class Layout:
             raise ValueError(
                 f"Expected a table for each of {len(self.user_widths)} features of the users."
             )
-        for name, shape in wanted.items():
+        for name, shape in expected.items():
             if tuple(self.shapes[name]) != shape:
                 raise ValueError(
                     f"Expected parameter {name!r} of shape {shape}, got {tuple(self.shapes[name])}."

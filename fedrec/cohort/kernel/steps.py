@@ -71,11 +71,11 @@ def _step(network, own, batch, rates, scratch, measured):
     loss = _mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
     gradient = outputs  # in the same memory
     for n in range(len(outputs)):
-        wanted = batch.labels[n]
+        target = batch.labels[n]
         error = (
-            sigmoid(outputs[n, 0]) - wanted
+            sigmoid(outputs[n, 0]) - target
             if network.logistic
-            else np.float32(2) * (outputs[n, 0] - wanted)
+            else np.float32(2) * (outputs[n, 0] - target)
         )
         gradient[n, 0] = error / np.float32(len(outputs))
     _descend_sums(network, own, batch, rates, gradient)
@@ -130,11 +130,11 @@ def _forward(network, own, batch, scratch):
 def _mean_loss(outputs, labels, logistic):
     total = 0.0
     for n in range(len(outputs)):
-        y, wanted = np.float64(outputs[n, 0]), np.float64(labels[n])
+        y, target = np.float64(outputs[n, 0]), np.float64(labels[n])
         if logistic:
-            total += max(y, 0.0) - y * wanted + np.log1p(np.exp(-abs(y))) if y == y else y
+            total += max(y, 0.0) - y * target + np.log1p(np.exp(-abs(y))) if y == y else y
         else:
-            total += (y - wanted) ** 2
+            total += (y - target) ** 2
     return total / len(outputs)
 
 

@@ -56,8 +56,8 @@ def _rows_of_pairs(
             expected="distinct pairs",
             got=f"{int(known.duplicated().sum()):,} repeated rows",
         )
-    wanted = np.where((users >= 0) & (items >= 0), users * interactions.num_items + items, -1)
-    rows = known.get_indexer(pd.Index(wanted))
+    codes = np.where((users >= 0) & (items >= 0), users * interactions.num_items + items, -1)
+    rows = known.get_indexer(pd.Index(codes))
     if (rows < 0).any():
         line = int((rows < 0).argmax())
         user, item = pairs["user"][line], pairs["item"][line]

@@ -94,17 +94,17 @@ class Table(Reader):
     def _columns(self, path: Path) -> dict[str, str]:
         """Wanted columns of the main table, and the setting that asked for each."""
         config = self.config
-        wanted = {config.user: "dataset.user", config.item: "dataset.item"}
-        wanted |= {config.rating: "dataset.rating"} if config.rating else {}
-        wanted |= {config.time: "dataset.time"} if config.time else {}
+        columns = {config.user: "dataset.user", config.item: "dataset.item"}
+        columns |= {config.rating: "dataset.rating"} if config.rating else {}
+        columns |= {config.time: "dataset.time"} if config.time else {}
         for setting, names in (
             ("user-features", config.user_features),
             ("item-features", config.item_features),
         ):
-            wanted |= {
+            columns |= {
                 name: f"dataset.{setting}" for name in names if self._extra(name, path) is None
             }
-        return wanted
+        return columns
 
     def _extra(self, name: str, path: Path) -> Path | None:
         """The further table that `name` stands for; None when it is a column. Relative paths start

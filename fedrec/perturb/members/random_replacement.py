@@ -37,9 +37,9 @@ class RandomReplacement(Perturbation):
                 wrong.
         """
         refuse_missing_rows(data)
-        wanted = preferences_of(self.config, data.rows)
+        preferences = preferences_of(self.config, data.rows)
         score = stream(self.seed, "perturb-rows").random(len(data.rows))
-        chosen = lowest(data.rows, score, replaced_counts(data.rows, wanted.ratio))
+        chosen = lowest(data.rows, score, replaced_counts(data.rows, preferences.ratio))
         items = data.rows.items.copy()
         items[chosen] = random_substitutes(data.rows, chosen, self.seed)
         figures = {"replaced rows": len(chosen)}

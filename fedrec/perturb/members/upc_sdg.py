@@ -82,13 +82,16 @@ class UpcSdg(Perturbation):
                 wrong.
         """
         refuse_missing_rows(data)
-        rows, wanted = data.rows, preferences_of(self.config, data.rows, self.config.sensitivity)
+        rows = data.rows
+        preferences = preferences_of(self.config, rows, self.config.sensitivity)
         with _one_thread():
             users, similarity = self._embeddings(rows)
-            chosen, attention = self._chosen(rows, wanted, users, similarity.items)
+            chosen, attention = self._chosen(rows, preferences, users, similarity.items)
             items = rows.items.copy()
-            items[chosen], generator = self._substitutes(rows, chosen, wanted, users, similarity)
-            gamma = wanted.sensitivity[rows.users[chosen]]
+            items[chosen], generator = self._substitutes(
+                rows, chosen, preferences, users, similarity
+            )
+            gamma = preferences.sensitivity[rows.users[chosen]]
             alike = mean_similarity(rows.items[chosen], items[chosen], similarity.items, gamma)
         figures = {"replaced rows": len(chosen), **attention, **generator, FIGURE: alike}
         return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
@@ -115,10 +118,10 @@ class UpcSdg(Perturbation):
         )
 
     def _chosen(
-        self, rows: Interactions, wanted: Preferences, users: torch.Tensor, items: torch.Tensor
+        self, rows: Interactions, preferences: Preferences, users: torch.Tensor, items: torch.Tensor
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Row numbers, grouped by user, of the rows that are replaced."""
-        counts = replaced_counts(rows, wanted.ratio)
+        counts = replaced_counts(rows, preferences.ratio)
         if self.config.select == "random" or not counts.any():
             return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
         source = torch_stream(self.seed, "perturb-attention")
@@ -129,12 +132,12 @@ class UpcSdg(Perturbation):
         self,
         rows: Interactions,
         chosen: np.ndarray,
-        wanted: Preferences,
+        preferences: Preferences,
         users: torch.Tensor,
         similarity: Similarity,
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The items that take the place of the chosen rows'."""
-        config, gamma = self.config, torch.from_numpy(wanted.sensitivity.astype(np.float32))
+        config, gamma = self.config, torch.from_numpy(preferences.sensitivity.astype(np.float32))
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
         if config.generate == "fixed-similarity":
@@ -146,7 +149,7 @@ class UpcSdg(Perturbation):
             )
         source = torch_stream(self.seed, "perturb-generator")
         made, losses = train_generator(
-            config.generator, rows, chosen, wanted.sensitivity, users, similarity, source
+            config.generator, rows, chosen, preferences.sensitivity, users, similarity, source
         )
         scores = _logits(made, rows, users, similarity.items, gamma)
         found = scored_substitutes(rows, chosen, scores, config.draw, self.seed)

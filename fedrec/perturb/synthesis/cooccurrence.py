@@ -128,8 +128,8 @@ def _block(
         empty = chance.sum(axis=1) <= 0
         chance[empty] = ~taken[active[empty]]
         total = chance.cumsum(axis=1)
-        wanted = random.random(len(active)) * total[:, -1] * (1 - 1e-12)
-        drawn = (total <= wanted[:, None]).sum(axis=1)
+        quantiles = random.random(len(active)) * total[:, -1] * (1 - 1e-12)
+        drawn = (total <= quantiles[:, None]).sum(axis=1)
         weights[active] += likely[drawn]
         taken[active, drawn] = True
         users.append(active)

@@ -145,8 +145,8 @@ def _proposals(scores: Tensor, draw: Draw, random: np.random.Generator) -> np.nd
     weights = torch.softmax(scores, dim=1).cumsum(1, dtype=torch.float64)
     uniform = torch.from_numpy(random.random((len(scores), _DRAWS_AT_ONCE)))
     # Below the total by rounding, so that no place beyond the last item with any weight is found.
-    wanted = uniform * weights[:, -1:] * (1 - 1e-12)
-    return torch.searchsorted(weights, wanted, right=True).numpy()
+    quantiles = uniform * weights[:, -1:] * (1 - 1e-12)
+    return torch.searchsorted(weights, quantiles, right=True).numpy()
 
 
 def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -157,12 +157,12 @@ def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     yield from zip(users[starts].tolist(), np.split(np.arange(len(users)), starts[1:]), strict=True)
 
 
-def _require_free(rows: Interactions, user: int, own: np.ndarray, wanted: int) -> int:
+def _require_free(rows: Interactions, user: int, own: np.ndarray, count: int) -> int:
     free = rows.num_items - len(own)
-    if wanted > free:
+    if count > free:
         raise DataError(
             f"user {rows.user_ids[user]} has too few other items to replace rows by",
-            expected=f"at least {wanted} items that the user has not",
+            expected=f"at least {count} items that the user has not",
             got=f"{free} of {rows.num_items}",
             fix="lower perturb.replacement-ratio, or leave the user out",
         )

@@ -50,8 +50,8 @@ class Note:
 def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:
     """Mean over users of each sample and its 95% bootstrap interval; a dash without any user."""
     known = [values[np.isfinite(values)] for values in samples]
-    told = [values for values in known if len(values)]
-    intervals = iter(bootstrap_intervals(told, resamples=_RESAMPLES))
+    filled = [values for values in known if len(values)]
+    intervals = iter(bootstrap_intervals(filled, resamples=_RESAMPLES))
     return [
         _interval_cell(values, next(intervals)) if len(values) else Cell("-") for values in known
     ]

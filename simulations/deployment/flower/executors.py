@@ -38,7 +38,7 @@ are for whoever announces a reply and sends it bit by bit, or never."""
 FIRST_POLL = 0.1
 """Seconds after work until an executor asks for the next task; the interval that the environment
 sets, if longer."""
-SERVER_POLL, CLIENT_POLL = 1.0, 10.0
+SERVER_POLL, CLIENT_POLL = 1.0, 30.0
 """Seconds that an executor without work sleeps at most between two questions: the server's as in
 Flower; a node's is woken by a work_signal, and asks for what it may not have heard."""
 LoadApp = Callable[[str, str, str], ClientApp]
@@ -184,7 +184,8 @@ def _execute(
     arguments: list[str],
 ) -> None:
     run_superexec.RuntimeHttpClient = TolerantClient
-    run_superexec.time = PacedTime(lambda interval: max(interval, ramp.next()), work_signal.sleep)
+    sleep = work_signal.listen().sleep
+    run_superexec.time = PacedTime(lambda interval: max(interval, ramp.next()), sleep)
     folder = os.environ.get(UNFINISHED)
     unfinished = UnfinishedTasks(None if folder is None else Path(folder))
     run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, ramp, unfinished)

@@ -18,10 +18,11 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.nodestate import in_memory_nodestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from uvicorn import Server
 
 from fedrec.runtime.backoff import Backoff
 from simulations.deployment.flower import direct_middleware
-from simulations.deployment.flower.pace import PacedTime
+from simulations.deployment.flower.pace import PacedTime, ticking
 from simulations.deployment.flower.pulls import quick
 from simulations.deployment.flower.work_signal import WorkSignal
 
@@ -151,6 +152,7 @@ def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal
     """
     direct_middleware.use()
     start_client_internal.time = PacedTime(NodePace(longest_poll))  # type: ignore[attr-defined]
+    Server.main_loop = ticking
     start_client_internal.pull_objects = quick(start_client_internal.pull_objects)
     nodestate_factory.InMemoryNodeState = partial(AnsweringNodeState, work_signal=work_signal)
     for module in (heartbeat, fleet_http_connection):

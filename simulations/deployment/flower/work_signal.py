@@ -1,65 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A work signal between a SuperNode and its executor: a file that the one touches when there is
-work.
+"""A work signal between a SuperNode and its executor: a named pipe that the one writes to when
+there is work.
 
-Flower's executor polls its SuperNode for a task. Each poll is an HTTPS call, which costs more than
-checking a file a hundred times, in two processes: with 200 idle nodes on a machine, one and a half
-cores of two.
+Flower's executor polls its SuperNode for a task. Each poll is an HTTPS call, which costs
+milliseconds in two processes; a process that waits for a pipe costs nothing.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fedrec.runtime.backoff import Backoff
-
 WORK_SIGNAL = "FEDREC_NODE_WORK_SIGNAL"
-"""Names in the environment the file of a SuperNode and its executor."""
-_FIRST_LOOK, _LONGEST_LOOK = 0.02, 0.5  # seconds between two looks at the file
+"""Names in the environment the pipe between a SuperNode and its executor."""
 
 
 class WorkSignal:
     """A work signal for one listener.
 
     Args:
-        file: in a folder that both may write to; a work signal without a file is never received.
-        clock: monotonic seconds.
-        pause: what sleeps.
+        file: the pipe, in a folder that both may write to; a work signal without one, or one that
+            cannot be made, is never received.
+        pause: what sleeps where there is no pipe.
     """
 
-    def __init__(
-        self,
-        file: Path | None,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._file, self._clock, self._pause = file, clock, pause
-        self._heard = self._last_signal()
+    def __init__(self, file: Path | None, pause: Callable[[float], None] = time.sleep) -> None:
+        self._file, self._pause = file, pause
+        self._pipe: int | None = None  # opened by whoever listens
 
     def send(self) -> None:
-        """Wake the sleeping listener; if the signal cannot be sent, it wakes up by itself."""
-        if self._file is not None:
+        """Wake the listener, or keep it from its next sleep; if the signal cannot be sent, it wakes
+        up by itself."""
+        if self._file is None:
+            return
+        with suppress(OSError):  # nobody listens, or it has been told often enough
+            pipe = os.open(self._file, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(pipe, b"\0")
+            finally:
+                os.close(pipe)
+
+    def listen(self) -> WorkSignal:
+        """From now on signals are kept until the next sleep."""
+        if self._file is not None and self._pipe is None:
             with suppress(OSError):
-                self._file.write_bytes(b"")
+                self._pipe = _opened(self._file)
+        return self
 
     def sleep(self, seconds: float) -> None:
         """Sleep so long, or until the signal is sent; not at all if it was sent since the last
         sleep."""
-        until, looks = self._clock() + seconds, Backoff(_FIRST_LOOK, _LONGEST_LOOK)
-        while (signal := self._last_signal()) == self._heard and (
-            left := until - self._clock()
-        ) > 0:
-            self._pause(min(left, looks.next()))
-        self._heard = signal
+        pipe = self.listen()._pipe
+        if pipe is None:
+            self._pause(seconds)
+        elif select.select([pipe], [], [], seconds)[0]:
+            with suppress(BlockingIOError):
+                os.read(pipe, select.PIPE_BUF)
 
-    def _last_signal(self) -> int | None:
-        """Time of the last signal."""
-        if self._file is None:
-            return None
-        try:
-            return self._file.stat().st_mtime_ns
-        except OSError:
-            return None
+
+def _opened(file: Path) -> int:
+    """A pipe to read from, made if there is none. It is opened for writing as well, so that it does
+    not end when a sender closes it."""
+    if file.exists() and not stat.S_ISFIFO(file.stat().st_mode):
+        file.unlink()
+    with suppress(FileExistsError):
+        os.mkfifo(file, 0o600)
+    return os.open(file, os.O_RDWR | os.O_NONBLOCK)

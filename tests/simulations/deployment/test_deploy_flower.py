@@ -4,13 +4,15 @@ name says which."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
-import os
 import time
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.message_pb2 import ObjectTree
@@ -26,7 +28,7 @@ from fedrec import __version__
 from fedrec.errors import ClientError, EngineError
 from fedrec.runtime.backoff import Backoff
 from server.deployed import grid
-from simulations.deployment.flower import executors, superlink, supernode
+from simulations.deployment.flower import executors, pace, superlink, supernode
 from simulations.deployment.flower.pace import PacedTime
 from simulations.deployment.flower.pulls import quick
 from simulations.deployment.flower.unfinished import UnfinishedTasks
@@ -156,44 +158,73 @@ def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
     assert pace(3) == 0.1 and pace(0.5) == 0.03
 
 
-def test_a_bell_ends_a_sleep_and_one_that_rang_before_it_too(tmp_path):
-    now, file = [0.0], tmp_path / "work-signal"
+def test_a_signal_ends_a_sleep_and_one_that_was_sent_before_it_too(tmp_path):
+    file = tmp_path / "work-signal"
+    work_signal, sender = WorkSignal(file).listen(), WorkSignal(file)
+    for _ in range(3):
+        sender.send()
+    started = time.monotonic()
+    work_signal.sleep(60.0)  # one signal or three: it was sent since the last sleep
+    Timer(0.05, sender.send).start()
+    work_signal.sleep(60.0)
+    assert 0.05 <= time.monotonic() - started < 30.0
+    started = time.monotonic()
+    work_signal.sleep(0.1)
+    assert time.monotonic() - started >= 0.1
 
-    def pause(seconds):
-        if now[0] < 2.0 <= now[0] + seconds:
-            WorkSignal(file).send()
-        now[0] += seconds
 
-    work_signal = WorkSignal(file, clock=lambda: now[0], pause=pause)
-    work_signal.sleep(1.0)
-    assert now[0] == pytest.approx(1.0)
-    work_signal.sleep(10.0)
-    woken = now[0]
-    assert 2.0 <= woken < 2.2
-    work_signal.sleep(1.0)
-    assert now[0] == pytest.approx(woken + 1.0)
-    os.utime(file, ns=(1, 1))  # sent while nobody slept
-    work_signal.sleep(1.0)
-    assert now[0] == pytest.approx(woken + 1.0)
+def test_what_an_older_version_left_at_the_place_of_the_pipe_is_replaced(tmp_path):
+    file = tmp_path / "work-signal"
+    file.write_bytes(b"")
+    work_signal = WorkSignal(file).listen()
+    WorkSignal(file).send()
+    started = time.monotonic()
+    work_signal.sleep(60.0)
+    assert time.monotonic() - started < 30.0 and file.is_fifo()
+
+
+def test_senders_do_not_wait_for_a_listener_who_is_away_or_busy(tmp_path):
+    file = tmp_path / "work-signal"
+    WorkSignal(file).send()
+    listener = WorkSignal(file).listen()
+    for _ in range(100_000):  # more than a pipe holds
+        WorkSignal(file).send()
+    listener.sleep(60.0)
 
 
 def test_a_signal_that_cannot_be_sent_leaves_the_listener_to_wake_up_by_itself(tmp_path):
     slept = []
-    clock = iter(range(100))
     for file in (None, tmp_path / "nowhere" / "work-signal"):
-        work_signal = WorkSignal(file, clock=lambda: next(clock), pause=slept.append)
+        work_signal = WorkSignal(file, pause=slept.append)
         work_signal.send()
         work_signal.sleep(2.0)
-    assert slept == [0.02, 0.02]
+    assert slept == [2.0, 2.0]
 
 
-def test_a_new_task_rings_the_bell(tmp_path, identity):
+def test_a_web_server_ends_soon_and_looks_seldom():
+    looks = iter([False, False, True])
+
+    class Server:
+        async def on_tick(self, counter):
+            assert counter == 0  # at which uvicorn renews its date
+            return next(looks)
+
+    started = time.monotonic()
+    asyncio.run(pace.ticking(Server()))  # type: ignore[arg-type]
+    assert time.monotonic() - started >= 2 * pace.TICK
+    assert "main_loop" in vars(uvicorn.Server) and "on_tick" in vars(uvicorn.Server)
+
+
+def test_a_new_task_sends_the_work_signal(tmp_path, identity):
+    file = tmp_path / "work-signal"
+    listener = WorkSignal(file).listen()
     memory = supernode.AnsweringNodeState(
-        ObjectStoreFactory().store(), work_signal=WorkSignal(tmp_path / "work-signal")
+        ObjectStoreFactory().store(), work_signal=WorkSignal(file)
     )
-    assert not (tmp_path / "work-signal").exists()
     memory.create_task(task_type=executors.TaskType.CLIENT_APP, run_id=1)
-    assert (tmp_path / "work-signal").exists()
+    started = time.monotonic()
+    listener.sleep(60.0)
+    assert time.monotonic() - started < 30.0
 
 
 def test_how_rarely_an_idle_node_asks_is_set_in_the_environment(monkeypatch):
