@@ -113,7 +113,7 @@ OTHER = public_key_to_bytes(generate_key_pairs()[1])
         {"path": "/v1/fleet/push-messages"},
         {"key": b"no key"},
     ],
-    ids=str,
+    ids=["another key", "an old signature", "no message", "no protobuf", "another call", "no key"],
 )
 def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     calls.queues.none_found(NODE, 0)
