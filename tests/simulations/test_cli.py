@@ -330,6 +330,15 @@ def test_a_finished_run_is_extended_and_the_next_commands_are_named(fedrec, expe
     assert code == 0 and "3 rounds" in out
 
 
+def test_more_rounds_are_not_suggested_to_whoever_adds_up_the_same_in_each(
+    fedrec, experiment, tmp_path
+):
+    linear = ("--set", "step.name=gram", "--set", "model={name='item-weights'}")
+    run, rounds = tmp_path / "run", ("--set", "strategy.name=gram", "--set", "rounds=1")
+    code, _, err = fedrec("run", experiment, "-o", run, *linear, *rounds)
+    assert code == 0 and "fedrec report" in err and "fedrec resume" not in err
+
+
 def test_one_round_in_ten_gets_a_line_where_no_terminal_is(fedrec, experiment, tmp_path):
     _, _, err = fedrec("run", experiment, "-o", tmp_path / "run", "--set", "rounds=23")
     told = [line.split()[1] for line in err.splitlines() if line.startswith("round ")]

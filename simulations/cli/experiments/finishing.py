@@ -117,8 +117,19 @@ def _print_next(result: Result) -> None:
     if watch is not None and result.early_stopping.get("stopped"):
         patience = 2 * watch.patience
         lines.append(f"fedrec resume {result.folder} --set early-stopping.patience={patience}")
-    elif result.experiment.federated:
+    elif _can_learn_more(result.experiment):
         rounds = 2 * result.experiment.rounds
         lines.append(f"fedrec resume {result.folder} --set rounds={rounds}")
     for line in ("Next:", *(f"  {line}" for line in lines)):
         typer.echo(line, err=True)
+
+
+def _can_learn_more(experiment: Experiment) -> bool:
+    """Whether another round may change the parameters: not where clients send statistics of their
+    histories, which are the same in each round."""
+    from clients.local.sufficient_statistics import SufficientStatistics
+    from fedrec.components.registry import STEP, resolve
+
+    return experiment.federated and not issubclass(
+        resolve(STEP, experiment.step.name), SufficientStatistics
+    )
