@@ -67,7 +67,7 @@ def test_with_guidance_alone_touched_rows_go_there(guided):
 def test_it_sends_item_embeddings_alone(guided):
     node, start, _ = guided()
     step = node.step(node.experiment.step)
-    assert step.told(["item.id", "item.guide"]) == ["item.id"]
+    assert step.sent(["item.id", "item.guide"]) == ["item.id"]
     private = set(step.private_names(list(start)))
     assert private == set(start) - {"item.id", "item.guide"}
 
