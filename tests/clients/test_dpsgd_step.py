@@ -215,6 +215,7 @@ def test_settings_that_do_not_fit_are_refused():
         DpSgdConfig.model_validate({"mode": "paper", "clip": "user"})
 
 
+@pytest.mark.slow
 def test_a_run_goes_through_and_almost_no_noise_learns(run_tiny):
     step = (
         "step={name='dpsgd', private-parameters=['user.*'], clip-norm=1.0, examples=50,"

@@ -78,6 +78,7 @@ def test_the_gradient_is_the_closed_form(order, steps):
         torch.testing.assert_close(together.values["w"][0] - start, -wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rounds_end_at_the_fixed_point():
     """Where everybody's rows are support and query in turns, the mean gradient vanishes at (sum
     M)^-1 sum M m."""

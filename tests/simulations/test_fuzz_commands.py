@@ -99,6 +99,7 @@ def place(tiny_experiment, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @fuzzed(120)
 @given(lines())
 def test_command_lines(place, monkeypatch, capfd, line):

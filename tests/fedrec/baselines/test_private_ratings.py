@@ -134,6 +134,7 @@ def test_batches_estimate_the_gradient_without_bias(ratings):
         assert np.square(draws.mean(0) - exact).sum() < 1.5 * np.square(half / 2).sum()
 
 
+@pytest.mark.slow
 def test_a_chain_without_noise_goes_downhill(ratings):
     """A temperature near 0 is gradient descent on the scaled energy."""
     for cls, config in (

@@ -391,6 +391,7 @@ def test_command_gives_json_and_a_clean_exit(fedrec, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_attack_commands_print_tables_and_json(fedrec, tmp_path):
     plain = (
         "--set",

@@ -36,6 +36,7 @@ MUST = (
     "pnbm figure1",
     "upc-sdg table2",
 )
+LONG = ("privrec table2", "pnbm figure1", "dp-vae table8")
 
 
 def done(name, path, seeds=1):
@@ -44,7 +45,10 @@ def done(name, path, seeds=1):
     return study, [one for _, own in found for one in own]
 
 
-@pytest.mark.parametrize("name", MUST)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in MUST],
+)
 def test_a_study_runs_small_and_fills_rows_of_the_papers_table(name, tmp_path, monkeypatch):
     """On made-up data, without a data directory; the rows that come out are ones that the paper
     has."""
