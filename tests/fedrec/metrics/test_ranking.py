@@ -284,6 +284,19 @@ class TestEdges:
             ranking_metrics(scores[:3], **masks)
 
 
+def test_a_known_positive_is_no_item_that_a_whole_list_misses():
+    """A held-out item that the user trains with too cannot be in a list: recall has the other one
+    alone in its denominator."""
+    scores = torch.tensor([[0.9, 0.8, 0.1]])
+    masks = {
+        "seen": torch.tensor([[True, True, False]]),
+        "known": torch.tensor([[True, False, False]]),
+        "relevant": torch.tensor([[True, True, False]]),
+    }
+    found = ranking_metrics(scores, **masks, ks=(1,))
+    assert float(found["recall@1"]) == float(found["ndcg-list@1"]) == float(found["map@1"]) == 1.0
+
+
 def test_a_masked_positive_is_missed_and_not_forgotten():
     """Of two held-out items one is masked: recall has both in its denominator, and the list has the
     other alone."""
