@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
@@ -138,6 +139,17 @@ def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
 
 def test_no_more_random_settings_than_there_are(plan, tmp_path):
     assert len(sweep(plan(trials=5), tmp_path / "sweep").settings) == 2
+
+
+def test_a_run_that_failed_is_done_again_only_when_asked(plan, tmp_path):
+    sweep(plan(), tmp_path / "sweep")
+    folder, job = SweepFolder(tmp_path / "sweep"), Job(0, 0)
+    shutil.rmtree(folder.run_path(job))
+    folder.set_failure(job, "out of memory")
+    assert sweep(plan(), folder.path).failures.keys() == {job.name}
+    assert not folder.run_path(job).exists()
+    assert not sweep(plan(), folder.path, retry_failed=True).failures
+    assert folder.run_path(job).exists()
 
 
 def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):
