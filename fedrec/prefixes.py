@@ -9,6 +9,15 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
+def together(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """One table of several, each under its prefix, in order; `under` takes one out again."""
+    return {
+        f"{prefix}{name}": value
+        for prefix, table in tables.items()
+        for name, value in table.items()
+    }
+
+
 def under(prefix: str, table: Mapping[str, Value]) -> dict[str, Value]:
     """The entries whose names begin with a prefix, in order, by the rest of their names."""
     return {

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedrec.errors import RunError
-from fedrec.prefixes import under
+from fedrec.prefixes import together, under
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import open_atomically
 
@@ -167,8 +167,7 @@ def _arrays(state: State, digest: str) -> dict[str, np.ndarray]:
         "timings": state.timings,
         "digest": digest,
     }
-    arrays = {f"parameters/{name}": value for name, value in state.parameters.items()}
-    arrays |= {f"strategy/{name}": value for name, value in state.strategy.items()}
+    arrays = together({"parameters/": state.parameters, "strategy/": state.strategy})
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     return arrays
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedrec.prefixes import under
+from fedrec.prefixes import together, under
 from strategies._server_rate import ServerRate
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
@@ -80,12 +80,8 @@ class FedAdam(CohortStrategy):
 
     def state(self) -> dict[str, np.ndarray]:
         """What the strategy remembers between rounds. Both means and the number of steps."""
-        means = {f"first/{name}": value for name, value in self._first.items()}
-        return (
-            means
-            | {f"second/{n}": value for n, value in self._second.items()}
-            | {"steps": np.array(self._steps)}
-        )
+        means = together({"first/": self._first, "second/": self._second})
+        return {**means, "steps": np.array(self._steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""

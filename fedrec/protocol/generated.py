@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrec.prefixes import under
+from fedrec.prefixes import together, under
 
 _VALUE, _ROW = "value/", "row/"
 
@@ -91,12 +91,7 @@ class Generated:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """As named arrays."""
-        named = {f"{_VALUE}{name}": value for name, value in self.values.items()}
-        return (
-            self.requests.arrays()
-            | named
-            | {f"{_ROW}{name}": value for name, value in self.rows.items()}
-        )
+        return {**self.requests.arrays(), **together({_VALUE: self.values, _ROW: self.rows})}
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> Generated:

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.prefixes import under
+from fedrec.prefixes import together, under
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
@@ -192,11 +192,7 @@ class Guard(RunExtension):
 
     def memory(self) -> dict[str, np.ndarray]:
         """State for a resumed run beside the ledger, with the number of charges in it."""
-        own = {
-            f"{phase}/{name}": value
-            for phase, part in self._guarded()
-            for name, value in part.state().items()
-        }
+        own = together({f"{phase}/": part.state() for phase, part in self._guarded()})
         return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property

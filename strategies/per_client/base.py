@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.prefixes import under
+from fedrec.prefixes import together, under
 from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_train
 from fedrec.protocol.orders import TrainEach, TrainOrder
@@ -69,11 +69,7 @@ class PerClientStrategy(CohortStrategy):
 
     def state(self) -> dict[str, np.ndarray]:
         """All `memories` in one table."""
-        return {
-            f"{prefix}{name}": value
-            for prefix, memory in self.memories.items()
-            for name, value in memory.state().items()
-        }
+        return together({prefix: memory.state() for prefix, memory in self.memories.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""

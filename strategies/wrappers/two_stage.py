@@ -37,7 +37,7 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, step_table
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.prefixes import under
+from fedrec.prefixes import together, under
 from strategies.base import Cohorts, CohortStrategy
 from strategies.wrappers._by_round import ByRound
 
@@ -146,11 +146,7 @@ class TwoStage(ByRound):
 
     def state(self) -> dict[str, np.ndarray]:
         """What both strategies remember, each under its stage's name."""
-        return {
-            f"{stage}/{name}": value
-            for stage, inner in self.stages.items()
-            for name, value in inner.state().items()
-        }
+        return together({f"{stage}/": inner.state() for stage, inner in self.stages.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Take back what `state` gave."""
