@@ -18,8 +18,6 @@ from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
 
-_EVERYTHING = 2**40  # items in a batch
-
 
 class SufficientStatistics(CohortStep):
     """Base of steps whose update is a function of what a client likes, summed over clients.
@@ -59,7 +57,7 @@ class SufficientStatistics(CohortStep):
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """The whole history as one batch; nothing is drawn."""
         likes = np.ones(len(data.positives), np.float32)
-        return Batches.cut([(data.positives, likes)] if self.config.epochs else [], _EVERYTHING)
+        return Batches.whole([(data.positives, likes)] if self.config.epochs else [])
 
     def train_block(
         self,

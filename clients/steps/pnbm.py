@@ -32,8 +32,6 @@ from fedrec.models.base import Model
 from fedrec.models.pnbm import Pnbm
 from fedrec.neighbourhood.own_block import Rest, own_gradient
 
-_EVERYTHING = 2**40  # ratings in a batch
-
 
 class PnbmStepConfig(StepConfig):
     """Settings of a client's part in the neighbourhood model."""
@@ -69,9 +67,8 @@ class PnbmStep(CohortStep):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All ratings of a client as one batch; nothing is drawn."""
-        return Batches.cut(
-            [(data.positives, data.amounts(rated=True))] if self.config.epochs else [], _EVERYTHING
-        )
+        ratings = data.amounts(rated=True)
+        return Batches.whole([(data.positives, ratings)] if self.config.epochs else [])
 
     def train_block(
         self,

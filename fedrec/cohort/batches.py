@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
+_UNLIMITED = 1 << 40  # examples of a batch; more than anybody has
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,11 @@ class Batches:
         return cls(
             items, labels, sizes, len(epochs[-1][0]) if epochs else 0, steps[-1] if steps else 0
         )
+
+    @classmethod
+    def whole(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batches:
+        """Each epoch's (items, labels) as one batch."""
+        return cls.cut(epochs, _UNLIMITED)
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
         """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,

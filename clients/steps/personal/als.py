@@ -171,7 +171,7 @@ class Als(CohortStep):
         """One batch, of the liked items, whose rows the step needs."""
         liked = data.positives if self.config.epochs else data.positives[:0]
         epochs = [(liked, np.ones(len(liked), dtype=np.float32))] if len(liked) else []
-        return Batches.cut(epochs, 1 << 30)
+        return Batches.whole(epochs)
 
     def train_block(
         self,

@@ -49,7 +49,6 @@ from fedrec.models.personal.fedgnn import Fedgnn
 ITEMS, USER, VECTOR = "item.id", "user.id", "user.vector"
 NEIGHBOURS, COUNTS = "third.neighbours", "third.counts"
 TOKENS, EMBEDDING = "third.tokens", "third.user"
-_WHOLE = 1 << 20  # examples of a batch that holds all
 _PSEUDO = -1.0  # label of a pseudo item
 
 
@@ -150,9 +149,9 @@ class FedgnnStep(GeneratedStep):
         """One client's examples, from the same random draws as `update`; they name the rows that it
         needs."""
         if not self.config.epochs:
-            return Batches.cut([], _WHOLE)
+            return Batches.whole([])
         items, labels = self._examples(data, random)
-        return replace(Batches.cut([(items, labels)], _WHOLE), examples=int((labels >= 0).sum()))
+        return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
 
     def gradients(
         self, parameters: Mapping[str, Tensor], block: Block

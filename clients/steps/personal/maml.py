@@ -39,7 +39,6 @@ from fedrec.data.client_data import ClientData
 from fedrec.data.negatives import draw_negatives
 
 _Examples = tuple[np.ndarray, np.ndarray]
-_WHOLE = 1 << 30
 
 
 class MamlConfig(StepConfig):
@@ -106,9 +105,9 @@ class Maml(CohortStep):
         draws as `update`."""
         support, query = self._divided(data, random)
         if not len(support[0]):
-            return Batches.cut([], _WHOLE)
+            return Batches.whole([])
         queries = [query] if self.config.query_share else []
-        return Batches.cut([support] * self.config.epochs + queries, _WHOLE)
+        return Batches.whole([support] * self.config.epochs + queries)
 
     def train_block(
         self,
