@@ -18,6 +18,7 @@ from pathlib import Path
 
 WORK_SIGNAL = "FEDREC_NODE_WORK_SIGNAL"
 """Names in the environment the pipe between a SuperNode and its executor."""
+_PIPE_HOLDS = 2**16  # bytes at most, so that one look takes all signals
 
 
 class WorkSignal:
@@ -60,7 +61,7 @@ class WorkSignal:
             self._pause(seconds)
         elif select.select([pipe], [], [], seconds)[0]:
             with suppress(BlockingIOError):
-                os.read(pipe, select.PIPE_BUF)
+                os.read(pipe, _PIPE_HOLDS)
 
 
 def _opened(file: Path) -> int:

@@ -190,6 +190,9 @@ def test_senders_do_not_wait_for_a_listener_who_is_away_or_busy(tmp_path):
     for _ in range(100_000):  # more than a pipe holds
         WorkSignal(file).send()
     listener.sleep(60.0)
+    started = time.monotonic()
+    listener.sleep(0.1)  # all of them were one signal
+    assert time.monotonic() - started >= 0.1
 
 
 def test_a_signal_that_cannot_be_sent_leaves_the_listener_to_wake_up_by_itself(tmp_path):
