@@ -5,6 +5,7 @@ many nodes.
     python -m benchmarks.deployment start --nodes 8
     python -m benchmarks.deployment rounds --nodes 2 --rounds 20
     python -m benchmarks.deployment load --nodes 200
+    python -m benchmarks.deployment idle --nodes 8
 
 All processes share the machine, so that times with many nodes are those of one machine doing
 everybody's work.
@@ -39,12 +40,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["start", "rounds", "load"])
+    parser.add_argument("what", choices=["start", "rounds", "load", "idle"])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--port", type=int, default=28443)
     given = parser.parse_args()
-    measure = {"start": start, "rounds": rounds, "load": load}[given.what]
+    measure = {"start": start, "rounds": rounds, "load": load, "idle": idle}[given.what]
     print(json.dumps(measure(given.nodes, given.rounds, given.port), indent=2))
 
 
@@ -111,6 +112,24 @@ def load(nodes: int, count: int, port: int) -> dict[str, float]:
             **{f"{name} MiB after rounds": value for name, value in busy.items()},
             **load_of(),
         }
+
+
+def idle(nodes: int, _rounds: int, port: int) -> dict[str, float]:
+    """Processor time while nothing is done, from half a minute after the start."""
+    os.environ.setdefault(NODE_POLL, "10")
+    with deployed(experiment(nodes, 1), nodes, port) as (deployment, _):
+        time.sleep(30)
+        before, started = cpu_by_process(deployment), time.perf_counter()
+        time.sleep(90)
+        seconds = time.perf_counter() - started
+        after = cpu_by_process(deployment)
+    spent = {name: 1000 * (after[name] - before[name]) / seconds for name in after}
+    return {
+        "nodes": nodes,
+        "ms of processor time a second, per node": spent["nodes"] / nodes,
+        "ms of processor time a second, SuperLink": spent["superlink"],
+        **load_of(),
+    }
 
 
 def experiment(nodes: int, count: int, users: int = 600, everybody: bool = False) -> dict:
