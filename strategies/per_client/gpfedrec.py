@@ -61,7 +61,8 @@ class GpfedrecConfig(ServerRate):
     """Most similar users that a user's guidance is the mean of, the user among them; 0: all whose
     similarity is above the mean one times `threshold` (paper's code)."""
     threshold: float = Field(default=1.0, gt=0)
-    """See `neighbours` (paper's code: 1)."""
+    """Multiple of the mean similarity that a neighbour's is above, with `neighbours = 0` (paper's
+    code: 1)."""
     similarity: Literal["tables", "changes"] = "tables"
     """Cosines of users' whole item embeddings (paper), or of what each changed alone."""
     layers: int = Field(default=1, ge=1)

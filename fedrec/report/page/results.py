@@ -148,11 +148,11 @@ def curves(results: Sequence[Result]) -> list[str]:
         for name in rounds
         if name not in _NOT_CURVES and len(pd.Series(rounds[name]).dropna()) > 1
     )
-    curves = [
+    shown = [
         name for name in columns if name in ("loss", "mae", "rmse") or name.startswith(_CURVES)
     ] or list(columns)[:2]
     charts = []
-    for metric in curves:
+    for metric in shown:
         lines = [_line(label, rounds, metric) for label, rounds in named if metric in rounds]
         for start in range(0, len(lines), _LINES):
             part = lines[start : start + _LINES]
