@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -21,8 +22,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def installed_version(package: str) -> str | None:
-    """Version of an installed package; None where it is missing."""
+    """Version of an installed package; None where it is missing.
+
+    Asked once in a process: what an installed package says of itself takes milliseconds to parse.
+    """
     try:
         return version(package)
     except PackageNotFoundError:

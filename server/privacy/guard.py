@@ -108,7 +108,18 @@ class Guard(RunExtension):
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """What the run has cost, in words and as JSON values."""
-        return self.lines(), self.table()
+        report, accountants = self.phases.report(self.ledger.accountant), self._accountants()
+        first, *rest = self.phases.lines(report)
+        words = [first, *accountants, *self._beside, *rest]
+        return words, {
+            **_finite(report),
+            "delta": report.delta,
+            "method": report.method,
+            "releases": report.events,
+            "in words": words,
+            "accountants": " ".join(accountants),
+            "noise": self._beside,
+        }
 
     def before_upload(self, round_number: int) -> None:
         """Charge a round before clients are asked, where what they send is itself the release.
@@ -125,19 +136,10 @@ class Guard(RunExtension):
             self._counted, self._spent = self._charges, self.ledger.spent(self.delta).epsilon
         return self._spent
 
-    def report(self) -> Report:
-        """What the run has cost, see `PhasePlans.report`."""
-        return self.phases.report(self.ledger.accountant)
-
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
         """The noise beside the signal, see `PhasePlans.noise_lines`."""
         self._beside = self.phases.noise_lines(theta)
         return self._beside
-
-    def lines(self) -> list[str]:
-        """The report in plain words."""
-        said = self.phases.lines(self.report())
-        return [said[0], *self._accountants(), *self._beside, *said[1:]]
 
     def _accountants(self) -> list[str]:
         """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
@@ -148,28 +150,6 @@ class Guard(RunExtension):
             f"By RDP (autodp) it is epsilon {found['autodp']:.4g}, by the tightest valid accountant"
             f" (pld) {found['pld']:.4g}; the run kept its budget by {self.config.backend}."
         ]
-
-    def table(self) -> dict[str, Any]:
-        """The report as JSON values; an infinite epsilon is the text "inf"."""
-        report = self.report()
-        numbers = {
-            "epsilon": report.epsilon,
-            "attack": report.attack,
-            **{f"epsilon of {k}": v for k, v in report.phases.items()},
-        }
-        finite = {
-            key: value if value is None or math.isfinite(value) else "inf"
-            for key, value in numbers.items()
-        }
-        rest = {
-            "delta": report.delta,
-            "method": report.method,
-            "releases": report.events,
-            "in words": self.lines(),
-            "accountants": " ".join(self._accountants()),
-            "noise": self._beside,
-        }
-        return {**finite, **rest}
 
     def _populations(self) -> dict[str, int]:
         """Number of clients of each phase when the run began; clients that join later do not change
@@ -238,3 +218,16 @@ class Guard(RunExtension):
             for phase, part in self.strategy.parts.items()
             if part.privacy is not None
         ]
+
+
+def _finite(report: Report) -> dict[str, float | str | None]:
+    """The epsilons of a report as JSON values; an infinite one is the text "inf"."""
+    numbers = {
+        "epsilon": report.epsilon,
+        "attack": report.attack,
+        **{f"epsilon of {k}": v for k, v in report.phases.items()},
+    }
+    return {
+        key: value if value is None or math.isfinite(value) else "inf"
+        for key, value in numbers.items()
+    }

@@ -291,7 +291,7 @@ FAULTS = [
     ("Model", Unseeded, {}, "test_initial_parameters_are_a_function_of_the_generator"),
     ("Model", Reversed, {}, "test_scores_are_those_of_the_catalogue"),
     ("Model", Summed, {}, "test_the_loss_is_one_number_per_client_with_finite_gradients"),
-    ("Strategy", Forgetting, {}, "test_a_resumed_run_equals_an_unbroken_one"),
+    ("Strategy", Forgetting, {}, "test_a_run_is_a_function_of_its_seed"),
     ("Strategy", PerNode, {}, "test_who_shares_a_node_makes_no_difference"),
     ("Strategy", Loose, {}, "test_privacy_is_bounded_or_refused"),
     ("Strategy", Unprotected, {}, "test_privacy_is_bounded_or_refused"),
