@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ import pytest
 from fedrec.errors import FedrecError
 from server.callbacks.base import Callback
 from simulations import runner
+from simulations.engines import ray as engine
+from simulations.engines.placement import Placement
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 NODES = 4
 SLOW = {"name": "sgd", "epochs": 150, "batch-size": 8}
 """So that a round takes longer than it takes to kill a raylet."""
+EACH: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+SOON = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+"""A killed raylet is declared dead after two seconds instead of Ray's 15."""
 
 
 @pytest.fixture
@@ -27,10 +33,10 @@ def cluster(monkeypatch):
 
     for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
         monkeypatch.delenv(name)
-    each = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
-    made = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
+    head = {**EACH, "include_dashboard": False, "_system_config": SOON}
+    made = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
-        made.add_node(**each)
+        made.add_node(**EACH)
     made.wait_for_nodes()
     try:
         yield made
@@ -55,18 +61,25 @@ class Killer(Callback):
     """Kills a raylet that is not the head and has nodes, in mid-round after the first."""
 
     def __init__(self, cluster):
-        self.cluster, self.used, self.killed = cluster, set(), False
+        self.cluster, self.used, self.timer = cluster, set(), None
 
     def after_round(self, row, seconds):
         if self.used:
             return
         self.used = raylets_with_nodes()
         victim = next(node for node in self.cluster.worker_nodes if node.node_id in self.used)
-        threading.Timer(0.3, self._kill, [victim]).start()
+        self.timer = threading.Timer(0.3, kill, [self.cluster, victim])
+        self.timer.start()
 
-    def _kill(self, victim):
-        self.cluster.remove_node(victim, allow_graceful=False)
-        self.killed = True
+    def killed(self):
+        """Whether a raylet was killed; waits until its processes are gone."""
+        if self.timer is not None:
+            self.timer.join(60)
+        return self.timer is not None and not self.timer.is_alive()
+
+
+def kill(cluster, raylet):
+    cluster.remove_node(raylet, allow_graceful=False)
 
 
 def serial_run(table, folder):
@@ -111,7 +124,7 @@ def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, sl
     slow["engine"]["max-failures"] = 0.75
     killer = Killer(cluster)
     runner.run(slow, output=tmp_path / "run", callbacks=[killer])
-    assert killer.killed
+    assert killer.killed()
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
     place = rows[0].split(",").index("num-clients")
     clients = [int(float(row.split(",")[place])) for row in rows[1:]]
@@ -123,6 +136,27 @@ def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, sl
     killer = Killer(cluster)
     with pytest.raises(FedrecError, match="nodes failed"):
         runner.run(slow, output=tmp_path / "run", callbacks=[killer])
-    assert killer.killed
+    assert killer.killed()
     result = runner.resume(tmp_path / "run")
     same(result, serial_run(slow, tmp_path / "serial"))
+
+
+def test_actors_on_a_raylet_that_was_killed_before_they_ran_run_on_another(
+    cluster, tiny_experiment, tmp_path, monkeypatch
+):
+    """Six actors need all three raylets, of which one is gone, but not yet for Ray."""
+    table = tiny_experiment()
+    on(cluster, table)
+    table["engine"] |= {"nodes": 6, "max-failures": 0.0}
+    started = []
+
+    class Watched(Placement):
+        def __init__(self, start, nodes):
+            super().__init__(lambda place: started.append(place) or start(place), nodes)
+            cluster.add_node(**EACH, wait=False)  # which joins before the other is declared dead
+
+    monkeypatch.setattr(engine, "Placement", Watched)
+    kill(cluster, next(iter(cluster.worker_nodes)))
+    result = runner.run(table, output=tmp_path / "run")
+    assert len(started) > 6
+    same(result, serial_run(table, tmp_path / "serial"))
