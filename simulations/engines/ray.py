@@ -241,6 +241,9 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         with serial.open_grid(run) as here:
             yield RayGrid(placement, here, local=engine.ray_address is None)
     finally:
+        if not ours or engine.ray_address is not None:
+            # An object store that goes on without this process gives the memory to other objects.
+            KEPT.drop(run.experiment)
         if ours:
             ray.shutdown()
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedrec.data.cache import KEPT
 from fedrec.errors import FedrecError
+from fedrec.experiment.loading import load
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.engines import ray as engine
@@ -25,24 +27,32 @@ SOON = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
 """A killed raylet is declared dead after two seconds instead of Ray's 15."""
 
 
-@pytest.fixture
-def cluster(monkeypatch):
+@pytest.fixture(scope="module")
+def started():
     """Head and two further raylets, each with two cores: four nodes do not fit on one."""
     import ray
     from ray.cluster_utils import Cluster
 
-    for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
-        monkeypatch.delenv(name)
-    head = {**EACH, "include_dashboard": False, "_system_config": SOON}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(2):
-        made.add_node(**EACH)
-    made.wait_for_nodes()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+            patch.delenv(name)
+        head = {**EACH, "include_dashboard": False, "_system_config": SOON}
+        made = Cluster(initialize_head=True, head_node_args=head)
         yield made
-    finally:
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture
+def cluster(started):
+    """Three raylets, whatever an earlier test killed."""
+    import ray
+
+    while len(started.worker_nodes) < 2:
+        started.add_node(**EACH)
+    started.wait_for_nodes(60)
+    yield started
+    ray.shutdown()
 
 
 def on(cluster, table):
@@ -58,18 +68,21 @@ def raylets_with_nodes():
 
 
 class Killer(Callback):
-    """Kills a raylet that is not the head and has nodes, in mid-round after the first."""
+    """Kills a raylet that is not the head and has nodes, some seconds after the first round has
+    ended: in the second one, or before it."""
 
-    def __init__(self, cluster):
-        self.cluster, self.used, self.timer = cluster, set(), None
+    def __init__(self, cluster, wait=0.3):
+        self.cluster, self.wait, self.used, self.timer = cluster, wait, set(), None
 
     def after_round(self, row, seconds):
         if self.used:
             return
         self.used = raylets_with_nodes()
         victim = next(node for node in self.cluster.worker_nodes if node.node_id in self.used)
-        self.timer = threading.Timer(0.3, kill, [self.cluster, victim])
+        self.timer = threading.Timer(self.wait, kill, [self.cluster, victim])
         self.timer.start()
+        if not self.wait:
+            self.timer.join()
 
     def killed(self):
         """Whether a raylet was killed; waits until its processes are gone."""
@@ -94,36 +107,38 @@ def same(result, serial):
 
 
 @pytest.fixture
-def slow(tiny_experiment):
-    """The table of an experiment with rounds of a second."""
-    table = tiny_experiment()
-    table |= {"rounds": 4, "step": dict(SLOW)}
+def table(tiny_experiment):
+    """Of an experiment in which all four nodes have clients in each round."""
+    table = tiny_experiment() | {"rounds": 4}
     table["sampler"]["cohort"] = 12
     table["engine"]["path"] = "reference"
     return table
 
 
-def test_three_raylets_give_the_numbers_of_one_process(cluster, slow, tmp_path):
-    on(cluster, slow)
+def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path):
+    on(cluster, table)
     seen = set()
 
     class Look(Callback):
         def after_round(self, row, seconds):
             seen.update(raylets_with_nodes())
 
-    result = runner.run(slow, output=tmp_path / "cluster", callbacks=[Look()])
+    result = runner.run(table, output=tmp_path / "cluster", callbacks=[Look()])
     assert len(seen) >= 2
-    serial = serial_run(slow, tmp_path / "serial")
+    # its arrays lay in the cluster's object store, where other objects lie now
+    assert KEPT.cached(load(table)) is None
+    serial = serial_run(table, tmp_path / "serial")
     same(result, serial)
     for name in ("rounds.csv", "users.csv"):
         assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
 
 
-def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, slow, tmp_path):
-    on(cluster, slow)
-    slow["engine"]["max-failures"] = 0.75
+def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, table, tmp_path):
+    on(cluster, table)
+    table["step"] = SLOW
+    table["engine"]["max-failures"] = 0.75
     killer = Killer(cluster)
-    runner.run(slow, output=tmp_path / "run", callbacks=[killer])
+    runner.run(table, output=tmp_path / "run", callbacks=[killer])
     assert killer.killed()
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
     place = rows[0].split(",").index("num-clients")
@@ -131,14 +146,14 @@ def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, sl
     assert len(clients) == 4 and clients[0] == 12 and 0 < clients[-1] < 12
 
 
-def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, slow, tmp_path):
-    on(cluster, slow)
-    killer = Killer(cluster)
+def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, table, tmp_path):
+    on(cluster, table)
+    killer = Killer(cluster, wait=0.0)
     with pytest.raises(FedrecError, match="nodes failed"):
-        runner.run(slow, output=tmp_path / "run", callbacks=[killer])
+        runner.run(table, output=tmp_path / "run", callbacks=[killer])
     assert killer.killed()
     result = runner.resume(tmp_path / "run")
-    same(result, serial_run(slow, tmp_path / "serial"))
+    same(result, serial_run(table, tmp_path / "serial"))
 
 
 def test_actors_on_a_raylet_that_was_killed_before_they_ran_run_on_another(
