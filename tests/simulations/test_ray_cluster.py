@@ -128,6 +128,7 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
     # its arrays lay in the cluster's object store, where other objects lie now
     assert KEPT.cached(load(table)) is None
     serial = serial_run(table, tmp_path / "serial")
+    assert KEPT.cached(load(table)) is not None
     same(result, serial)
     for name in ("rounds.csv", "users.csv"):
         assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
