@@ -44,6 +44,10 @@ class Kept:
         while len(self._held) > _MOST:
             self._held.popitem(last=False)
 
+    def drop(self, experiment: Experiment) -> None:
+        """Forget the population of an experiment, whose memory is about to be somebody else's."""
+        self._held.pop(_key(experiment), None)
+
 
 KEPT = Kept()
 

@@ -34,6 +34,7 @@ from fedrec.runs.folder import RunFolder
 from simulations.engines import reply_buffers, serial
 from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
 from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of
+from simulations.engines.placement import Placement
 from simulations.engines.ray_alone import alone, has_token
 from simulations.engines.serial import SerialGrid
 from simulations.telemetry import disable_telemetry
@@ -105,14 +106,14 @@ class RayGrid(LocalGrid):
     """Sends messages to actors.
 
     Args:
-        actors: handles of the actors, in the order of the nodes.
+        placement: the actors, which may still be starting.
         here: a grid of the same nodes in this process.
         local: whether all actors run on this machine.
     """
 
-    def __init__(self, actors: list[Any], here: SerialGrid, *, local: bool) -> None:
-        super().__init__(len(actors))
-        self._actors, self._here, self._local = actors, here, local
+    def __init__(self, placement: Placement, here: SerialGrid, *, local: bool) -> None:
+        super().__init__(len(placement.actors))
+        self._placement, self._here, self._local = placement, here, local
         self._pending: dict[Any, tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
         self._pool = reply_buffers.BufferPool()
 
@@ -129,11 +130,13 @@ class RayGrid(LocalGrid):
         messages = list(messages)
         if [message.metadata.message_type for message in messages] == [INITIAL]:
             return self._here.send_and_receive(messages, timeout=timeout)
+        self._placement.started()  # is no part of the time that nodes have for an answer
         return super().send_and_receive(messages, timeout=timeout)
 
     def _submit(self, batch: list[Message]) -> None:
         import ray
 
+        actors = self._placement.started()
         stored: dict[int, Any] = {}
         for message in batch:
             records = message.content.array_records
@@ -145,7 +148,7 @@ class RayGrid(LocalGrid):
             for record in arrays.values():
                 if id(record) not in stored:
                     stored[id(record)] = ray.put(record)
-            actor = self._actors[message.metadata.dst_node_id - FIRST_NODE_ID]
+            actor = actors[message.metadata.dst_node_id - FIRST_NODE_ID]
             shared = [stored[id(record)] for record in arrays.values()]
             buffer = self._pool.buffer(message.content) if self._local else None
             packed = _packed(message, list(arrays), None if buffer is None else buffer.assign())
@@ -232,10 +235,15 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
         population = ray.put(KEPT.population(run.experiment))
         KEPT.hold(run.experiment, ray.get(population))
-        actors = [remote.remote(place, *config, population) for place, config in enumerate(configs)]
+        placement = Placement(
+            lambda place: remote.remote(place, *configs[place], population), nodes
+        )
         with serial.open_grid(run) as here:
-            yield RayGrid(actors, here, local=engine.ray_address is None)
+            yield RayGrid(placement, here, local=engine.ray_address is None)
     finally:
+        if not ours or engine.ray_address is not None:
+            # An object store that goes on without this process gives the memory to other objects.
+            KEPT.drop(run.experiment)
         if ours:
             ray.shutdown()
 

@@ -136,7 +136,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     replies = grid.send_and_receive([endless, training(to_record(theta), 2, [])], timeout=2)
     assert [reply.metadata.src_node_id for reply in replies] == [2]
     assert [memory.free for memory in pool._buffers].count(False) == 1
-    ray.kill(grid._actors[1])
+    ray.kill(grid._placement.actors[1])
     (late,) = grid._collect({endless.metadata.message_id}, 30)
     assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
     (again,) = grid.send_and_receive([Message(RecordDict(), 3, HELLO)], timeout=30)

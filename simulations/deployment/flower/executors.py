@@ -27,8 +27,8 @@ from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
 
 from fedrec.runtime.backoff import Backoff
 from fedrec.runtime.forks import forked
+from simulations.deployment.flower import pieces
 from simulations.deployment.flower.pace import PacedTime
-from simulations.deployment.flower.pulls import quick
 from simulations.deployment.flower.unfinished import UNFINISHED, UnfinishedTasks
 from simulations.deployment.flower.work_signal import WorkSignal
 
@@ -194,9 +194,7 @@ def _execute(
 
 
 def _work_on_message(spec: ExecutionSpec, *, load_app: LoadApp) -> None:
-    run_clientapp.pull_and_inflate_object_from_tree = quick(
-        run_clientapp.pull_and_inflate_object_from_tree
-    )
+    pieces.use()
     run_clientapp.get_load_client_app_fn = lambda **_: (
         load_app
     )  # the node's own code, never the app bundle's
@@ -212,7 +210,8 @@ def _work_on_message(spec: ExecutionSpec, *, load_app: LoadApp) -> None:
 
 
 def _serve_run(spec: ExecutionSpec) -> None:
-    http_grid.pull_objects = quick(http_grid.pull_objects, max_time=PIECES_WAIT)
+    pieces.use()
+    http_grid.pull_objects = partial(pieces.pull, max_time=PIECES_WAIT)
     certificates = (
         ()
         if spec.root_certificates_path is None

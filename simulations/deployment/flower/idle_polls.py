@@ -6,14 +6,21 @@ and two threads, and marks a message as delivered in a write to the database tha
 10 ms of the one core that a SuperLink can use. Here the same authentication comes first; then the
 SuperLink's memory of nodes without messages answers, and every call that it cannot answer goes
 Flower's way.
+
+The answer is held until a message is stored for the node, for `HELD` seconds at most (long
+polling), so that an idle node asks twice a minute and yet hears of a message at once. It is empty
+in any case: the node asks again, with a new signature, and that call brings the message, so none is
+lost where a held call has nobody left to read its answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from threading import Lock
+from typing import NamedTuple
 
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
@@ -27,8 +34,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PULL = "/v1/fleet/pull-messages"
 """Path of the call by which a node asks for a message."""
-BELIEVED = 15.0
+BELIEVED = 60.0
 """Seconds after which the database is asked again whether there is a message for a node."""
+HELD = 25.0
+"""Most seconds until a node without messages is answered; its call would fail after 30."""
+
+
+class HeldCall(NamedTuple):
+    """A call of a node that waits for a message.
+
+    Attributes:
+        loop: the event loop that answers it.
+        ended: set when it shall be answered.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    ended: asyncio.Event
+
+    def end(self) -> None:
+        """Have it answered; from any thread."""
+        self.loop.call_soon_threadsafe(self.ended.set)
 
 
 class EmptyQueues:
@@ -42,6 +67,8 @@ class EmptyQueues:
         self._clock, self._lock = clock, Lock()
         self._until: dict[int, float] = {}
         self._stored: Counter[int] = Counter()
+        self._held: dict[int, HeldCall] = {}
+        self._closed = False
 
     def __contains__(self, node: int) -> bool:
         return self._until.get(node, 0.0) > self._clock()
@@ -51,6 +78,9 @@ class EmptyQueues:
         with self._lock:
             self._stored[node] += 1
             self._until.pop(node, None)
+            held = self._held.pop(node, None)
+        if held is not None:
+            held.end()
 
     def messages(self, node: int) -> int:
         """How many messages have been stored for a node: asked before the database is."""
@@ -63,16 +93,45 @@ class EmptyQueues:
             if self._stored[node] == messages:
                 self._until[node] = self._clock() + BELIEVED
 
+    async def wait(self, node: int, seconds: float) -> None:
+        """Wait until a message is stored for a node, or as long; a node waits in one call, its last
+        one."""
+        call = HeldCall(asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            if self._closed or node not in self:
+                return
+            earlier = self._held.pop(node, None)
+            self._held[node] = call
+        if earlier is not None:
+            earlier.end()
+        try:
+            await asyncio.wait_for(call.ended.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                if self._held.get(node) is call:
+                    del self._held[node]
+
+    def close(self) -> None:
+        """Answer all held calls, and hold none from now on."""
+        with self._lock:
+            self._closed = True
+            held, self._held = self._held, {}
+        for call in held.values():
+            call.end()
+
 
 class AnswerIdleNodes:
     """ASGI middleware: nodes without a message are answered, all other calls are passed on.
 
     Args:
         app: what it passes on to; its link state has `empty_queues`, an `EmptyQueues`.
+        held: most seconds until a node without messages is answered.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, held: float = HELD) -> None:
+        self._app, self._held = app, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PULL:
@@ -80,25 +139,33 @@ class AnswerIdleNodes:
             return
         request = Request(scope, receive)
         body = await request.body()
-        if _has_nothing(request, body):
+        node = _without_messages(request, body)
+        if node is not None:
+            await _queues(request).wait(node, self._held)
             nothing = PullMessagesResponse().SerializeToString()
             await Response(nothing, media_type=PROTOBUF_MEDIA_TYPE)(scope, receive, send)
         else:
             await self._app(scope, _again(body, receive), send)
 
 
-def _has_nothing(request: Request, body: bytes) -> bool:
-    """Whether a genuine node asks, and nothing waits for it. What is wrong with a call is answered
-    by Flower."""
+def _queues(request: Request) -> EmptyQueues:
+    return get_linkstate(request).empty_queues  # type: ignore[attr-defined]
+
+
+def _without_messages(request: Request, body: bytes) -> int | None:
+    """The genuine node that asks, if nothing waits for it. What is wrong with a call is answered by
+    Flower."""
+    if request.method != "POST" or request.headers.get("content-type") != PROTOBUF_MEDIA_TYPE:
+        return None
     try:
         asked = PullMessagesRequest.FromString(body)
-        if asked.node.node_id not in get_linkstate(request).empty_queues:  # type: ignore[attr-defined]
-            return False
+        if asked.node.node_id not in _queues(request):
+            return None
         request.state.protobuf_request = asked
         authenticate_node(request)
     except (DecodeError, HTTPException):
-        return False
-    return request.method == "POST" and request.headers.get("content-type") == PROTOBUF_MEDIA_TYPE
+        return None
+    return asked.node.node_id
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

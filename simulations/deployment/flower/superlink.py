@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import resource
 import sys
 import time
 from collections import defaultdict, deque
@@ -20,11 +21,15 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import flower_superlink
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy import select
 from starlette.middleware import Middleware
+from uvicorn import Server
 
-from simulations.deployment.flower import direct_middleware
+from simulations.deployment.flower import direct_middleware, pieces
 from simulations.deployment.flower.idle_polls import AnswerIdleNodes, EmptyQueues
+from simulations.deployment.flower.pace import ticking
 
 TASK_SILENCE = 150.0
 """Half of the seconds after which the SuperLink gives up a ServerApp that it does not hear of
@@ -196,16 +201,29 @@ class TidyLinkState(SqlLinkState):
                     self.object_store.delete(identifier)
 
 
+async def until_it_ends(self: Server) -> None:
+    """Stands for uvicorn's `Server.main_loop`; held calls, for which the server's end would wait,
+    are answered then."""
+    await ticking(self)
+    state = self.config.app.state.linkstate_factory.state()  # type: ignore[union-attr]
+    state.empty_queues.close()
+
+
 def superlink(arguments: list[str]) -> None:
     """`flower-superlink` that waits longer for its database than 5 s, and for its runs than a
     minute."""
     direct_middleware.use()
+    for handlers in (fleet_handlers, runtime_handlers):
+        pieces.answer(handlers)
     linkstate_factory.SqlLinkState = TidyLinkState
     usual = extensions.get_middleware
     extensions.get_middleware = lambda: (*usual(), Middleware(AnswerIdleNodes))
     sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE
     kept = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
     sql_mixin.SQLITE_PRAGMAS = (("busy_timeout", str(DATABASE_WAIT_MS)), *kept)
+    Server.main_loop = until_it_ends
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     sys.argv = ["flower-superlink", *arguments]
     gc.collect()
     # what was imported until now is left out of every later look for garbage, a seventh of the work

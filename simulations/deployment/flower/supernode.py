@@ -5,25 +5,28 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore import heartbeat
 from flwr.supercore.object_store import ObjectStore
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.cli.flower_supernode import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.nodestate import in_memory_nodestate
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from flwr.supernode.servicer.runtime import runtime_handlers
 from uvicorn import Server
 
 from fedrec.runtime.backoff import Backoff
-from simulations.deployment.flower import direct_middleware
+from simulations.deployment.flower import direct_middleware, pieces
 from simulations.deployment.flower.pace import PacedTime, ticking
-from simulations.deployment.flower.pulls import quick
 from simulations.deployment.flower.work_signal import WorkSignal
 
 FLOWER_POLL = 3.0
@@ -31,8 +34,12 @@ FLOWER_POLL = 3.0
 wait for a reply."""
 FIRST_POLL = 0.1
 """Seconds after a message until the SuperNode asks for the next one."""
+HELD_LONG = 5.0
+"""Seconds after which an answer without a message was one that the SuperLink held."""
 FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
 """Seconds between two looks for the reply to a message (Flower: .5)."""
+KEPT = 60.0
+"""Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
 HEARTBEAT = 15.0
 """Seconds between a node's signs of life (Flower's default is 30, its least 10); a node is given up
 after two. Shorter brings a killed node back sooner; longer lets the SuperLink be away for longer
@@ -48,13 +55,20 @@ class NodePace:
     """Sleep times of the SuperNode: short after a message, ever longer without; likewise for the
     reply to one.
 
+    A question that took long was held by the SuperLink until there was a message, or almost; so the
+    next one is asked at once.
+
     Args:
         longest: most seconds between two questions for a message.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, longest: float = FLOWER_POLL) -> None:
+    def __init__(
+        self, longest: float = FLOWER_POLL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._message = Backoff(FIRST_POLL, longest, growth=1.3)
         self._reply = Backoff(FIRST_LOOK, LONGEST_LOOK)
+        self._clock, self._asked = clock, clock()
 
     def __call__(self, seconds: float) -> float:
         """Seconds to sleep where Flower would sleep so many."""
@@ -62,7 +76,25 @@ class NodePace:
             self._message.restart()
             return min(seconds, self._reply.next())
         self._reply.restart()
-        return self._message.next()
+        if self._clock() - self._asked > HELD_LONG:
+            self._message.restart()
+        pause = self._message.next()
+        self._asked = self._clock() + pause
+        return pause
+
+
+class KeptConnections(FleetHttpClient):
+    """A SuperNode's calls, whose connection is kept from one question for a message to the next:
+    httpx would end it after 5 s, and each question would begin with a TLS handshake."""
+
+    def __init__(self, base_url: str, *, verify: Any = True, **settings: Any) -> None:
+        super().__init__(base_url, verify=verify, **settings)
+        usual = self._client
+        limits = httpx.Limits(max_keepalive_connections=2, keepalive_expiry=KEPT)
+        self._client = httpx.Client(
+            verify=verify, timeout=usual.timeout, follow_redirects=True, limits=limits
+        )
+        usual.close()
 
 
 class AnsweringNodeState(InMemoryNodeState):
@@ -153,7 +185,9 @@ def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal
     direct_middleware.use()
     start_client_internal.time = PacedTime(NodePace(longest_poll))  # type: ignore[attr-defined]
     Server.main_loop = ticking
-    start_client_internal.pull_objects = quick(start_client_internal.pull_objects)
+    pieces.use(start_client_internal)
+    pieces.answer(runtime_handlers)
+    fleet_http_connection.FleetHttpClient = KeptConnections  # type: ignore[attr-defined]
     nodestate_factory.InMemoryNodeState = partial(AnsweringNodeState, work_signal=work_signal)
     for module in (heartbeat, fleet_http_connection):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]

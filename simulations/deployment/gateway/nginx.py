@@ -11,7 +11,9 @@ worker_processes 1;
 daemon off;
 pid {scratch}/nginx.pid;
 error_log stderr warn;
-events {{ worker_connections 1024; }}
+worker_rlimit_nofile 8192;
+# Two for each node that waits for a message.
+events {{ worker_connections 8192; }}
 http {{
   access_log off;
   server_tokens off;

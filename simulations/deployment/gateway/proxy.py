@@ -71,7 +71,8 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        # A waiting node has its call held by the SuperLink, and with it a connection.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(
             base_url=f"https://{upstream}",
             verify=context,

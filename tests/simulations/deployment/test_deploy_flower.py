@@ -17,11 +17,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
 
 from fedrec import __version__
@@ -30,7 +26,6 @@ from fedrec.runtime.backoff import Backoff
 from server.deployed import grid
 from simulations.deployment.flower import executors, pace, superlink, supernode
 from simulations.deployment.flower.pace import PacedTime
-from simulations.deployment.flower.pulls import quick
 from simulations.deployment.flower.unfinished import UnfinishedTasks
 from simulations.deployment.flower.work_signal import WorkSignal
 from simulations.deployment.processes.node import NODE_POLL, longest_poll, own_app
@@ -80,36 +75,10 @@ def test_a_message_is_worked_on_by_run_clientapp_with_an_exchangeable_app():
     assert "get_load_client_app_fn(" in source and "install_from_fab(" in source
 
 
-def test_pieces_of_messages_are_pulled_by_functions_that_take_other_waits():
-    pullers = (supernode.start_client_internal.pull_objects, executors.http_grid.pull_objects)
-    for pull in (*pullers, executors.run_clientapp.pull_and_inflate_object_from_tree):
-        known = inspect.signature(pull).parameters
-        assert {"initial_backoff", "backoff_cap", "max_time"} <= known.keys() and known[
-            "initial_backoff"
-        ].default == 1
-    assert "pull_objects(" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
-    assert "except ObjectPullError" in inspect.getsource(executors.http_grid.HttpGrid.pull_messages)
-    assert "pull_and_inflate_object_from_tree(" in inspect.getsource(
-        executors.run_clientapp.pull_task_input
-    )
-
-
 def test_the_serverapps_program_reads_its_arguments():
     source = inspect.getsource(importlib.import_module("flwr.superlink.cli.flwr_serverapp"))
     for flag in ("--runtime-api-address", "token", "root_certificates", "parent_pid"):
         assert flag in source
-
-
-def test_a_piece_that_never_comes_is_given_up():
-    """Flower's function, with our waits: an error after the time we set, and not after two
-    hours."""
-
-    def missing(object_id):
-        raise ObjectUnavailableError(object_id)
-
-    pull = quick(executors.http_grid.pull_objects, max_time=0.2)
-    with pytest.raises(ObjectPullError):
-        pull(["a", "b"], missing)
 
 
 def test_the_superlinks_database_reads_its_patience_where_we_set_it():

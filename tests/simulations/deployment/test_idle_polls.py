@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from base64 import b64encode
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi import FastAPI, Request, Response
@@ -24,8 +26,14 @@ from flwr.superlink import main
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from simulations.deployment.flower import superlink
-from simulations.deployment.flower.idle_polls import BELIEVED, PULL, AnswerIdleNodes, EmptyQueues
+from simulations.deployment.flower import superlink, supernode
+from simulations.deployment.flower.idle_polls import (
+    BELIEVED,
+    HELD,
+    PULL,
+    AnswerIdleNodes,
+    EmptyQueues,
+)
 
 NODE = 7
 PRIVATE, PUBLIC = generate_key_pairs()
@@ -53,13 +61,97 @@ def test_a_message_stored_while_the_database_is_asked_is_not_missed():
     assert NODE not in queues
 
 
+async def held(queues, seconds=30.0):
+    """A call of the node that has been held; it ends when it is answered."""
+    call = asyncio.ensure_future(queues.wait(NODE, seconds))
+    await asyncio.sleep(0)
+    return call
+
+
+def waiting_queues():
+    queues = EmptyQueues()
+    queues.none_found(NODE, 0)
+    return queues
+
+
+def test_a_held_call_ends_when_a_message_is_stored_by_another_thread():
+    async def ends():
+        queues = waiting_queues()
+        call = await held(queues)
+        queues.stored(NODE + 1)
+        await asyncio.sleep(0.01)
+        assert not call.done()
+        await asyncio.to_thread(queues.stored, NODE)
+        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(queues.wait(NODE, 30.0), 10)  # there is a message: none is held
+        assert not queues._held
+
+    asyncio.run(ends())
+
+
+def test_a_held_call_ends_after_its_time_and_is_forgotten():
+    async def ends():
+        queues = waiting_queues()
+        await asyncio.wait_for(queues.wait(NODE, 0.01), 10)
+        assert not queues._held
+
+    asyncio.run(ends())
+
+
+def test_a_node_has_one_call_held():
+    async def ends():
+        queues = waiting_queues()
+        first, second = await held(queues), await held(queues)
+        await asyncio.wait_for(first, 10)
+        assert not second.done() and len(queues._held) == 1
+        queues.stored(NODE)
+        await asyncio.wait_for(second, 10)
+
+    asyncio.run(ends())
+
+
+def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
+    async def ends():
+        queues = waiting_queues()
+        state = SimpleNamespace(empty_queues=queues)
+        factory = SimpleNamespace(state=lambda: state)
+        app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory))
+        call = await held(queues)
+        ended = SimpleNamespace(
+            config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
+        )
+        await superlink.until_it_ends(ended)  # type: ignore[arg-type]
+        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
+
+    asyncio.run(ends())
+
+
+def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
+    moment = [0.0]
+    pace = supernode.NodePace(10.0, lambda: moment[0])
+    sleeps = [pace(3.0) for _ in range(30)]  # answered at once
+    assert sleeps[0] == supernode.FIRST_POLL and sleeps[-1] == 10.0
+    moment[0] += sleeps[-1] + supernode.HELD_LONG + 1.0
+    assert pace(3.0) == supernode.FIRST_POLL
+
+
+def test_a_node_keeps_its_connection_from_one_question_to_the_next():
+    with supernode.KeptConnections.from_server_address("localhost:1", True, None, []) as client:
+        pool = client._client._transport._pool  # type: ignore[attr-defined]
+        assert pool._keepalive_expiry == supernode.KEPT > HELD
+    assert "FleetHttpClient.from_server_address(" in inspect.getsource(
+        supernode.fleet_http_connection
+    )
+
+
 class Calls:
     """A SuperLink with one node, and how often its own code was asked."""
 
     def __init__(self):
         self.queues, self.passed = EmptyQueues(), []
         state = SimpleNamespace(empty_queues=self.queues, get_node_id_by_public_key={KEY: NODE}.get)
-        app = FastAPI(middleware=[Middleware(AnswerIdleNodes)])
+        app = FastAPI(middleware=[Middleware(AnswerIdleNodes, held=0.01)])
         app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
 
         async def usual(request: Request) -> Response:

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the actors of a Ray grid, and starts again those that died before they ran.
+
+A cluster learns that a machine is gone from checks that fail for some seconds. Until then it goes
+on to place actors there; these never run, and die when the machine is declared dead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("fedrec")
+_TRIES = 3  # of each actor: one for a machine that is gone, one for another that goes meanwhile
+_PATIENCE = 120.0  # seconds per try; Ray declares a machine dead after some 20
+
+
+class Placement:
+    """The actors of a run.
+
+    Args:
+        start: starts the actor of the node at a place, without waiting for it.
+        nodes: number of nodes.
+        tries: how often an actor is started, at most.
+        patience: seconds to wait for the actors in each try.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Any],
+        nodes: int,
+        tries: int = _TRIES,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._start = start
+        self.actors = [start(place) for place in range(nodes)]
+        self._starting = list(range(nodes))
+        self._tries, self._patience = tries, patience
+
+    def started(self) -> list[Any]:
+        """The actors, in the order of the nodes, once all have started.
+
+        The first call waits, later ones do not. An actor that still died before it ran after the
+        last try, that failed by itself while it started, or that has no core after all patience,
+        stays in the list: a message to it gets Ray's error as its answer, or waits for the core.
+        """
+        for _ in range(self._tries - 1):
+            self._starting = self._died_before_they_ran()
+            if not self._starting:
+                break
+            log.warning("Ray nodes %s died before they ran: they are started again", self._starting)
+            for place in self._starting:
+                self.actors[place] = self._start(place)
+        self._starting = []
+        return self.actors
+
+    def _died_before_they_ran(self) -> list[int]:
+        """Places of those of the starting actors that never ran and never will."""
+        import ray
+
+        ready = {self.actors[place].__ray_ready__.remote(): place for place in self._starting}
+        if not ready:
+            return []
+        known, _ = ray.wait(list(ready), num_returns=len(ready), timeout=self._patience)
+        return sorted(ready[ref] for ref in known if _never_ran(ref))
+
+
+def _never_ran(ready: Any) -> bool:
+    """Whether the actor whose first task this is died before it ran."""
+    import ray
+    from ray.exceptions import ActorDiedError, RayError
+
+    try:
+        ray.get(ready)
+    except ActorDiedError as error:
+        return not error.actor_init_failed
+    except RayError:
+        return False
+    return False

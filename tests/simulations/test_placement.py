@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actors that die while they start, on a local Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulations.engines.placement import Placement
+from simulations.engines.ray import connect
+from simulations.engines.ray_alone import alone
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def answering(error=None):
+    """The class of an actor that answers, or fails in its constructor. Made in a function, as Ray's
+    processes cannot import this file."""
+
+    class Answering:
+        def __init__(self):
+            if error is not None:
+                raise error
+
+        def ping(self):
+            return "here"
+
+    return Answering
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with alone():
+        import ray
+
+        connect(None, 3, 0)
+        yield ray
+        ray.shutdown()
+
+
+class Starter:
+    """Starts actors, and kills those of the places in `victims` at once, as often as it says."""
+
+    def __init__(self, ray, victims, error=None):
+        self.ray, self.victims, self.started = ray, dict(victims), []
+        self.actor = ray.remote(num_cpus=0)(answering(error))
+
+    def __call__(self, place):
+        actor = self.actor.remote()
+        self.started.append(place)
+        if self.victims.get(place, 0):
+            self.victims[place] -= 1
+            self.ray.kill(actor)
+        return actor
+
+
+def test_an_actor_that_died_before_it_ran_is_started_again(ray):
+    start = Starter(ray, {1: 2})
+    placement = Placement(start, 3)
+    actors = placement.started()
+    assert ray.get([actor.ping.remote() for actor in actors]) == ["here"] * 3
+    assert start.started == [0, 1, 2, 1, 1]
+
+
+def test_tries_are_bounded(ray):
+    start = Starter(ray, {0: 9})
+    (actor,) = Placement(start, 1).started()
+    assert start.started == [0, 0, 0]
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(actor.ping.remote())
+
+
+def test_an_actor_that_failed_by_itself_is_not_started_again(ray):
+    start = Starter(ray, {}, ValueError("no such module"))
+    (actor,) = Placement(start, 1).started()
+    assert start.started == [0]
+    with pytest.raises(ray.exceptions.ActorDiedError, match="no such module"):
+        ray.get(actor.ping.remote())
+
+
+def test_an_actor_that_dies_later_is_not_started_again(ray):
+    start = Starter(ray, {})
+    placement = Placement(start, 1)
+    (actor,) = placement.started()
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(actor.ping.remote())
+    assert placement.started() == [actor] and start.started == [0]
+
+
+def test_an_actor_without_a_core_is_waited_for_with_patience(ray):
+    def start(place):
+        return ray.remote(num_cpus=99)(answering()).remote()
+
+    assert len(Placement(start, 1, patience=0.2).started()) == 1
