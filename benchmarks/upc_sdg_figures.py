@@ -15,6 +15,14 @@ from benchmarks.curves import Panel, write_panels
 
 METRICS = {"PR": "precision@20", "Recall": "recall@20", "NDCG": "ndcg-list@20"}
 DEFINITIONS = ("paper", "released", "cosine")
+TABLE_2 = {
+    "original": "original",
+    "upc-sdg k=0.2 gamma=0.9": "X+",
+    "upc-sdg k=0.8 gamma=0.1": "X-",
+    "random-replacement k=0.2": "random replacement, k .2",
+    "random-replacement k=0.8": "random replacement, k .8",
+}
+"""What table 2 calls the settings, and their random neighbours."""
 ABLATED = {"upc-sdg": "UPC-SDG", "ablation-s": "s", "ablation-r": "r", "ablation-f": "f"}
 _NAME = re.compile(r"(?P<method>\S+)(?: (?P<rest>.*))?")
 
@@ -51,16 +59,9 @@ def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def table_2(rows: Iterable[Row], models: Sequence[str]) -> list[str]:
     """PR, Recall and NDCG of each model on X, X+, X- and their random neighbours, as Markdown."""
-    names = {
-        "original": "original",
-        "upc-sdg k=0.2 gamma=0.9": "X+",
-        "upc-sdg k=0.8 gamma=0.1": "X-",
-        "random-replacement k=0.2": "random replacement, k .2",
-        "random-replacement k=0.8": "random replacement, k .8",
-    }
     by_name = {row["setting"]: row for row in rows}
     lines = ["| table | " + " | ".join(models) + " |", "|" + "---|" * (len(models) + 1)]
-    for name, title in names.items():
+    for name, title in TABLE_2.items():
         if name in by_name:
             cells = [
                 " / ".join(_told(by_name[name], _key(model, metric)) for metric in METRICS)
