@@ -190,10 +190,10 @@ def work(
     wanted: Iterable[tuple[str, Setting | None, int]],
     data: str,
     models: Mapping[str, Mapping[str, Any]],
-    limit: int,
+    limit: int = 10**9,
 ) -> None:
     """Measure what is missing, one setting after the other; each is written down when it is
-    there. The slow recommenders learn from the test tables of table 2 alone."""
+    there. The slow recommenders learn from the tables of table 2 alone."""
     done = 0
     for name, perturb, seed in wanted:
         records = json.loads(file.read_text()) if file.exists() else []
@@ -205,9 +205,12 @@ def work(
             ),
             None,
         )
-        slow = SLOW_MODELS[data] if name in TABLE_2 else {}
         present = {} if known is None else known["utility"]
-        missing = {key: value for key, value in {**models, **slow}.items() if key not in present}
+        missing = {
+            key: value
+            for key, value in models.items()
+            if key not in present and (name in TABLE_2 or key not in SLOW_MODELS[data])
+        }
         if not missing:
             continue
         if done == limit:
@@ -253,19 +256,21 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="only settings whose name starts with one of these"
     )
+    parser.add_argument("--models", nargs="+", help="only these recommenders; default: all")
     parser.add_argument(
         "--limit", type=int, default=10**9, help="measure at most so many settings, and stop"
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    models, named = MODELS[given.data], settings(given.data)
+    known, named = {**MODELS[given.data], **SLOW_MODELS[given.data]}, settings(given.data)
+    if unknown := sorted(set(given.models or ()) - set(known)):
+        parser.error(f"{given.data} has no recommender {unknown[0]!r}; known: {', '.join(known)}")
+    models = {name: known[name] for name in given.models or known}
     chosen = [(name, table) for name, table in named.items() if name.startswith(tuple(given.only))]
     wanted = [(name, table, seed) for seed in given.seeds for name, table in chosen]
     work(given.folder / "results.json", wanted, given.data, models, given.limit)
     titles = [
-        title
-        for name in {**models, **SLOW_MODELS[given.data]}
-        for title in (name, *([f"{name}-device"] if name == "ease" else []))
+        title for name in known for title in (name, *([f"{name}-device"] if name == "ease" else []))
     ]
     write(given.folder, titles)
 

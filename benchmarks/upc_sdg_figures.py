@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per setting: means over its seeds, and behind `+-` the standard deviation over
-    them."""
+    them; a recommender that did not learn from all seeds' tables counts those that it did."""
     groups: dict[str, list[dict[str, float]]] = {}
     for one in records:
         row = {
@@ -48,12 +48,10 @@ def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     columns = list(dict.fromkeys(key for rows in groups.values() for row in rows for key in row))
     found = []
     for name, rows in groups.items():
-        values = {key: np.array([row.get(key, np.nan) for row in rows], float) for key in columns}
-        found.append(
-            {"setting": name, "seeds": len(rows), **{k: float(v.mean()) for k, v in values.items()}}
-        )
-        if len(rows) > 1:
-            found[-1] |= {f"+- {key}": float(v.std(ddof=1)) for key, v in values.items()}
+        values = {key: np.array([row[key] for row in rows if key in row], float) for key in columns}
+        means = {key: float(v.mean()) if len(v) else np.nan for key, v in values.items()}
+        spread = {f"+- {key}": float(v.std(ddof=1)) for key, v in values.items() if len(v) > 1}
+        found.append({"setting": name, "seeds": len(rows), **means, **spread})
     return found
 
 

@@ -33,7 +33,7 @@ def test_what_is_there_is_not_measured_again(measuring, tmp_path):
     wanted = [(name, named[name], seed) for seed in range(2) for name in some]
     file = tmp_path / "results.json"
     upc_sdg.work(file, wanted, "office", {"bprmf": {}}, 4)
-    upc_sdg.work(file, wanted, "office", {"bprmf": {}}, 100)
+    upc_sdg.work(file, wanted, "office", {"bprmf": {}})
     assert len(measuring) == 6
     rows = upc_sdg_figures.summary(json.loads(file.read_text()))
     assert [(row["setting"], row["seeds"]) for row in rows] == [(name, 2) for name in some]
@@ -50,19 +50,23 @@ def test_what_is_there_is_not_measured_again(measuring, tmp_path):
 def test_slow_recommenders_learn_from_the_tables_of_table_2_alone(measuring, tmp_path):
     named = upc_sdg.settings("office")
     wanted = [(name, named[name], 0) for name in ("original", "ablation-f k=0.2 gamma=0.9")]
-    upc_sdg.work(tmp_path / "results.json", wanted, "office", {"bprmf": {}}, 100)
-    slow = tuple(upc_sdg.SLOW_MODELS["office"])
-    assert [models for _, _, models in measuring] == [("bprmf", *slow), ("bprmf",)]
+    models = {"bprmf": {}, **upc_sdg.SLOW_MODELS["office"]}
+    upc_sdg.work(tmp_path / "results.json", wanted, "office", models)
+    assert [asked for _, _, asked in measuring] == [tuple(models), ("bprmf",)]
 
 
 def test_a_recommender_that_is_missing_is_measured_alone(measuring, tmp_path):
     named, file = upc_sdg.settings("office"), tmp_path / "results.json"
     wanted = [("ablation-f k=0.2 gamma=0.9", named["ablation-f k=0.2 gamma=0.9"], 0)]
-    upc_sdg.work(file, wanted, "office", {"bprmf": {}}, 100)
-    upc_sdg.work(file, wanted, "office", {"bprmf": {}, "ease": {}}, 100)
+    upc_sdg.work(file, wanted, "office", {"bprmf": {}})
+    upc_sdg.work(file, wanted, "office", {"bprmf": {}, "ease": {}})
     assert [models for _, _, models in measuring] == [("bprmf",), ("ease",)]
     (record,) = json.loads(file.read_text())
     assert set(record["utility"]) == {"bprmf", "ease"} and record["linked"] == 0.5
+    upc_sdg.work(file, [(*wanted[0][:2], 1)], "office", {"bprmf": {}})
+    (row,) = upc_sdg_figures.summary(json.loads(file.read_text()))
+    assert row["bprmf both Recall"] == pytest.approx(0.11) and "+- bprmf both Recall" in row
+    assert row["ease both Recall"] == pytest.approx(0.1) and "+- ease both Recall" not in row
 
 
 def test_a_setting_of_a_recommender_exists():
