@@ -2,17 +2,17 @@
 """Tables 2 and 3 and figures 2 and 4 of UPC-SDG on the authors' files, and utility against linkage
 for each method.
 
-    FEDREC_DATA=DATA python benchmarks/upc_sdg.py FOLDER --data office --seeds 3
+    FEDREC_DATA=DATA python benchmarks/upc_sdg.py FOLDER --data office --seeds 0 1 2
 
 For each seed and way to perturb the training rows, recommenders learn from what comes out and are
 tested on the original test file: PR, Recall and NDCG at 20 with two ways of masking, and beside
 them what the table still tells (kept share, linkage, recovery, similarity). `both` leaves real and
 synthetic training items out of the lists, `learned` the synthetic ones alone, so that replaced
 originals compete; `ease-device` is EASE fitted to the synthetic table and asked with real rows, as
-a device could. What is done is in FOLDER/results.json and is not done again, so a broken-off study
-goes on where it was. `results.csv` has the means over seeds, `utility-linkage-MODEL.svg` the
-curves. With `--choose` what the paper leaves open is measured on validation rows instead
-(FOLDER/chosen.json).
+a device could. LightGCN and NeuMF, which take longest, learn from the tables of table 2 alone. What
+is done is in FOLDER/results.json and is not done again, so a broken-off study goes on where it was.
+`results.csv` has the means over seeds, `figure-2.svg`, `figure-4.svg` and `utility-linkage.svg` the
+curves. `upc_sdg_choices.py` measures on validation rows what the paper leaves open.
 """
 
 from __future__ import annotations
@@ -29,11 +29,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks import upc_sdg_figures
-from benchmarks.upc_sdg_figures import METRICS
+from benchmarks.upc_sdg_figures import METRICS, TABLE_2
 
 DATASETS = {"office": "amazon-upc", "gowalla": "gowalla"}
 RATIOS, SENSITIVITIES = (0.2, 0.4, 0.6, 0.8), (0.1, 0.3, 0.5, 0.7, 0.9)
 MASKS = ("both", "learned")
+MODELS: dict[str, dict[str, dict[str, Any]]] = {
+    "office": {"random": {}, "bprmf": {}, "ease": {"regularisation": 200.0}},
+    "gowalla": {"random": {}, "bprmf": {"epochs": 100}},  # EASE would need 20 GB
+}
+"""Recommenders that learn from every table, and their settings, chosen on validation rows."""
+SLOW_MODELS: dict[str, dict[str, dict[str, Any]]] = {
+    "office": {"lightgcn": {"epochs": 600, "decay": 0.01}, "neumf": {}},
+    "gowalla": {},
+}
+"""Recommenders that learn from the tables of table 2."""
 ABLATIONS = {
     "s": {"select": "random"},
     "r": {"generate": "random"},
@@ -51,8 +61,11 @@ def upc(ratio: float, sensitivity: float, **more: Any) -> Setting:
 def settings(data: str) -> dict[str, Setting | None]:
     """Name -> `[perturb]` table; names start with the method, by which curves are drawn."""
     found: dict[str, Setting | None] = {"original": None}
-    corners = {"upc-sdg k=0.2 gamma=0.9": upc(0.2, 0.9), "upc-sdg k=0.8 gamma=0.1": upc(0.8, 0.1)}
-    found |= corners
+    trained = MODELS[data]["bprmf"]
+    own = {"embeddings": trained} if trained else {}
+    for ratio, sensitivity in ((0.2, 0.9), (0.8, 0.1)):
+        name = f"upc-sdg k={ratio:g} gamma={sensitivity:g}"
+        found[name] = upc(ratio, sensitivity, **own)
     for ratio in RATIOS if data == "office" else (0.2, 0.8):
         found[f"random-replacement k={ratio:g}"] = {
             "name": "random-replacement",
@@ -82,28 +95,10 @@ def settings(data: str) -> dict[str, Setting | None]:
     return found
 
 
-def choices() -> dict[str, Setting | None]:
-    """What the paper leaves open, one thing at a time, in the middle of its grid of k and gamma."""
-    changes: dict[str, dict[str, Any]] = {
-        "as shipped": {},
-        "best": {"draw": "best"},
-        "beta=0": {"attention": {"beta": 0.0}},
-        "rate=0.001": {"generator": {"learning-rate": 1e-3}},
-        "tau=1": {"generator": {"temperature": 1.0}},
-        "beta=1": {"attention": {"beta": 1.0}},
-        "tau=0.2": {"generator": {"temperature": 0.2}},
-    }
-    return {name: upc(0.6, 0.5, **change) for name, change in changes.items()}
-
-
-def measure(
-    data: str, perturb: Setting | None, seed: int, part: str, models: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Metrics of each model and mask, and what the table tells."""
+def population_of(data: str, perturb: Setting | None, seed: int, part: str) -> Any:
+    """The clients; with a tenth of the training rows held out if `part` is `validation`."""
     from fedrec.data.population import Population
     from fedrec.experiment.loading import load
-    from fedrec.perturb.disclosure import disclosure
-    from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
 
     table = {
         "name": "upc-sdg",
@@ -114,9 +109,24 @@ def measure(
         "sampler": {"name": "fixed-size", "cohort": 1},
         **({} if perturb is None else {"perturb": perturb}),
     }
-    population = Population.of(load(table))
+    return Population.of(load(table))
+
+
+def measure(
+    data: str,
+    perturb: Setting | None,
+    seed: int,
+    part: str,
+    models: Mapping[str, Any],
+    disclosed: bool = True,
+) -> dict[str, Any]:
+    """Metrics of each model and mask, and what the table tells if `disclosed`."""
+    from fedrec.perturb.disclosure import disclosure
+    from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
+
+    population = population_of(data, perturb, seed, part)
     found: dict[str, Any] = {"utility": utility(population, part, models, seed)}
-    if population.perturbed is not None:
+    if disclosed and population.perturbed is not None:
         real = population.interactions.with_rows(population.partition.train_rows)
         found |= disclosure(real, population.perturbed, seed).table()
         figures = dict(population.perturbed.figures)
@@ -127,19 +137,23 @@ def measure(
 
 
 def utility(
-    population: Any, part: str, models: Mapping[str, Any], seed: int
+    population: Any, part: str, models: Mapping[str, Any], seed: int, most: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows."""
+    """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows, or over
+    `most` of them, the same each time."""
     import torch
 
     from fedrec.baselines.base import Histories
     from fedrec.components.registry import BASELINE, resolve
     from fedrec.data.population import Population
     from fedrec.metrics.ranking import ranking_metrics
+    from fedrec.rng import stream
 
     data, clients = population.interactions, population.partition.training_clients
     plain = Population(data, population.partition, task="ranking", positive_above=None)
     tested, found = population.evaluated_clients(part), {}
+    if most is not None:
+        tested = np.sort(stream(0, "tested").permutation(tested)[:most])
     for name, options in models.items():
         cls = resolve(BASELINE, name)
         seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
@@ -175,28 +189,41 @@ def work(
     file: Path,
     wanted: Iterable[tuple[str, Setting | None, int]],
     data: str,
-    part: str,
-    models: Any,
-    limit: int,
+    models: Mapping[str, Mapping[str, Any]],
+    limit: int = 10**9,
 ) -> None:
     """Measure what is missing, one setting after the other; each is written down when it is
-    there."""
+    there. The slow recommenders learn from the tables of table 2 alone."""
     done = 0
     for name, perturb, seed in wanted:
         records = json.loads(file.read_text()) if file.exists() else []
-        if any(
-            (one["name"], one["seed"], one["perturb"]) == (name, seed, perturb) for one in records
-        ):
+        known = next(
+            (
+                one
+                for one in records
+                if (one["name"], one["seed"], one["perturb"]) == (name, seed, perturb)
+            ),
+            None,
+        )
+        present = {} if known is None else known["utility"]
+        missing = {
+            key: value
+            for key, value in models.items()
+            if key not in present and (name in TABLE_2 or key not in SLOW_MODELS[data])
+        }
+        if not missing:
             continue
         if done == limit:
             return
         done += 1
         started = time.perf_counter()
-        found = measure(data, perturb, seed, part, models)
+        found = measure(data, perturb, seed, "test", missing, disclosed=known is None)
         seconds = round(time.perf_counter() - started, 1)
-        records.append(
-            {"name": name, "seed": seed, "perturb": perturb, "seconds": seconds, **found}
-        )
+        if known is None:
+            known = {"name": name, "seed": seed, "perturb": perturb, "seconds": 0.0, "utility": {}}
+            records.append(known)
+        utilities = {**known["utility"], **found["utility"]}
+        known |= {**found, "utility": utilities, "seconds": known["seconds"] + seconds}
         file.with_suffix(".new").write_text(json.dumps(records, indent=1, default=float) + "\n")
         file.with_suffix(".new").replace(file)
         shown = {
@@ -204,7 +231,7 @@ def work(
             for model, values in found["utility"].items()
         }
         print(
-            f"{name}, seed {seed}: {shown}, linked {found.get('linked', 1):.3f}, {seconds} s",
+            f"{name}, seed {seed}: {shown}, linked {known.get('linked', 1):.3f}, {seconds} s",
             flush=True,
         )
 
@@ -225,38 +252,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", choices=DATASETS, default="office")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--choose", action="store_true", help="settings on validation rows instead of the tables"
+        "--only", nargs="+", default=[""], help="only settings whose name starts with one of these"
     )
-    parser.add_argument("--only", default="", help="only settings whose name starts with this")
-    parser.add_argument(
-        "--epochs", type=int, default=None, help="of BPR-MF: as a baseline, and for the embeddings"
-    )
+    parser.add_argument("--models", nargs="+", help="only these recommenders; default: all")
     parser.add_argument(
         "--limit", type=int, default=10**9, help="measure at most so many settings, and stop"
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    epochs = {} if given.epochs is None else {"epochs": given.epochs}
-    models: dict[str, Any] = {"random": {}, "bprmf": epochs, "ease": {"regularisation": 200.0}}
-    if given.choose or given.data != "office":
-        models = {"random": {}, "bprmf": epochs}  # on Gowalla EASE would need 20 GB
-    named = choices() if given.choose else settings(given.data)
-    for table in named.values():
-        if table is not None and table["name"] == "upc-sdg" and epochs:
-            table["embeddings"] = epochs
-    chosen = [(name, table) for name, table in named.items() if name.startswith(given.only)]
-    wanted = [(name, table, seed) for seed in range(given.seeds) for name, table in chosen]
-    file = given.folder / ("chosen.json" if given.choose else "results.json")
-    work(file, wanted, given.data, "validation" if given.choose else "test", models, given.limit)
-    if not given.choose:
-        titles = [
-            title
-            for name in models
-            for title in (name, *([f"{name}-device"] if name == "ease" else []))
-        ]
-        write(given.folder, titles)
+    known, named = {**MODELS[given.data], **SLOW_MODELS[given.data]}, settings(given.data)
+    if unknown := sorted(set(given.models or ()) - set(known)):
+        parser.error(f"{given.data} has no recommender {unknown[0]!r}; known: {', '.join(known)}")
+    models = {name: known[name] for name in given.models or known}
+    chosen = [(name, table) for name, table in named.items() if name.startswith(tuple(given.only))]
+    wanted = [(name, table, seed) for seed in given.seeds for name, table in chosen]
+    work(given.folder / "results.json", wanted, given.data, models, given.limit)
+    titles = [
+        title for name in known for title in (name, *([f"{name}-device"] if name == "ease" else []))
+    ]
+    write(given.folder, titles)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,14 @@ from benchmarks.curves import Panel, write_panels
 
 METRICS = {"PR": "precision@20", "Recall": "recall@20", "NDCG": "ndcg-list@20"}
 DEFINITIONS = ("paper", "released", "cosine")
+TABLE_2 = {
+    "original": "original",
+    "upc-sdg k=0.2 gamma=0.9": "X+",
+    "upc-sdg k=0.8 gamma=0.1": "X-",
+    "random-replacement k=0.2": "random replacement, k .2",
+    "random-replacement k=0.8": "random replacement, k .8",
+}
+"""What table 2 calls the settings, and their random neighbours."""
 ABLATED = {"upc-sdg": "UPC-SDG", "ablation-s": "s", "ablation-r": "r", "ablation-f": "f"}
 _NAME = re.compile(r"(?P<method>\S+)(?: (?P<rest>.*))?")
 
@@ -23,7 +31,7 @@ Row = Mapping[str, Any]
 
 def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per setting: means over its seeds, and behind `+-` the standard deviation over
-    them."""
+    them; a recommender that did not learn from all seeds' tables counts those that it did."""
     groups: dict[str, list[dict[str, float]]] = {}
     for one in records:
         row = {
@@ -40,27 +48,18 @@ def summary(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     columns = list(dict.fromkeys(key for rows in groups.values() for row in rows for key in row))
     found = []
     for name, rows in groups.items():
-        values = {key: np.array([row.get(key, np.nan) for row in rows], float) for key in columns}
-        found.append(
-            {"setting": name, "seeds": len(rows), **{k: float(v.mean()) for k, v in values.items()}}
-        )
-        if len(rows) > 1:
-            found[-1] |= {f"+- {key}": float(v.std(ddof=1)) for key, v in values.items()}
+        values = {key: np.array([row[key] for row in rows if key in row], float) for key in columns}
+        means = {key: float(v.mean()) if len(v) else np.nan for key, v in values.items()}
+        spread = {f"+- {key}": float(v.std(ddof=1)) for key, v in values.items() if len(v) > 1}
+        found.append({"setting": name, "seeds": len(rows), **means, **spread})
     return found
 
 
 def table_2(rows: Iterable[Row], models: Sequence[str]) -> list[str]:
     """PR, Recall and NDCG of each model on X, X+, X- and their random neighbours, as Markdown."""
-    names = {
-        "original": "original",
-        "upc-sdg k=0.2 gamma=0.9": "X+",
-        "upc-sdg k=0.8 gamma=0.1": "X-",
-        "random-replacement k=0.2": "random replacement, k .2",
-        "random-replacement k=0.8": "random replacement, k .8",
-    }
     by_name = {row["setting"]: row for row in rows}
     lines = ["| table | " + " | ".join(models) + " |", "|" + "---|" * (len(models) + 1)]
-    for name, title in names.items():
+    for name, title in TABLE_2.items():
         if name in by_name:
             cells = [
                 " / ".join(_told(by_name[name], _key(model, metric)) for metric in METRICS)

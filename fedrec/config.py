@@ -151,7 +151,7 @@ def _meaning(cls: type[Config], path: list[str]) -> str | None:
         if nested is not None and depth + 1 < len(path):
             cls = nested
         else:
-            return f"{part}: {field.description}" if field.description else None
+            return f"{part}: {' '.join(field.description.split())}" if field.description else None
     return None
 
 

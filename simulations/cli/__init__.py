@@ -30,6 +30,7 @@ from simulations.cli.experiments import (
     run,
     sweep,
 )
+from simulations.cli.help_texts import command_of
 from simulations.cli.privacy import accounting, personal
 from simulations.telemetry import disable_telemetry
 
@@ -101,7 +102,7 @@ def main() -> None:
     disable_telemetry(os.environ)
     try:
         with _warnings_shown():
-            app()
+            command_of(app)()
     except FedrecError as error:
         if os.environ.get(DEBUG):
             raise

@@ -5,14 +5,17 @@ it."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 from simulations import cli
+from simulations.cli.help_texts import command_of
 
 TINY = """
 name = "tiny"
@@ -354,3 +357,19 @@ def test_list_of_one_component_shows_its_settings(fedrec):
     assert code == 0 and keys["clip-norm"]["default"] == "required"
     code, _, err = fedrec("list", "section", "privcy")
     assert code == 2 and "did you mean 'privacy'" in err
+
+
+def test_arguments_have_their_help_texts_once():
+    command, pages = command_of(cli.app), []
+
+    def visit(one, path):
+        pages.append(one.get_help(click.Context(one, info_name=path)))
+        for name, inner in getattr(one, "commands", {}).items():
+            visit(inner, f"{path} {name}")
+
+    visit(command, "fedrec")
+    (new,) = [page for page in pages if page.startswith("Usage: fedrec new ")]
+    assert new.count("Name in experiments, such as my-idea.") == 1
+    assert len(pages) > 30 and not any("\\[" in page for page in pages)
+    bare = [page for page in pages if re.search(r"\n  \[?[A-Z_]+\]?(\.\.\.)?  \[required\]", page)]
+    assert not bare, bare[0]

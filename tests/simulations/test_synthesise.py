@@ -74,8 +74,14 @@ def test_the_table_is_what_clients_learn_from(call, tmp_path, output):
 
 def test_people_get_it_in_lines(call):
     _, done = call({"name": "random-replacement", "replacement-ratio": 0.25})
-    assert done.exit_code == 0 and "linked: " in done.output and "top-10" in done.output
-    assert "mean similarity by sensitivity" in done.output
+    output = " ".join(done.output.split())
+    assert done.exit_code == 0 and "found by their profile in the table: " in output
+    assert "top-10" in output and "mean similarity by sensitivity" in output
+
+
+def test_nothing_replaced_is_nothing_to_measure(call):
+    _, done = call({"name": "random-replacement", "replacement-ratio": 0.0})
+    assert done.exit_code == 0 and "nothing to measure" in done.output and "nan" not in done.output
 
 
 def test_a_run_learns_from_synthetic_rows(run_tiny):

@@ -102,13 +102,16 @@ def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
             f"there is no table of users {path}",
             expected="a CSV or Parquet file",
             got="no such file",
+            fix="correct perturb.users, or leave it out: then all users want the same",
         )
-    present = [name for name in (RATIO, SENSITIVITY) if name in table_columns(path, separator=",")]
+    columns = table_columns(path, separator=",")
+    present = [name for name in (RATIO, SENSITIVITY) if name in columns]
     if not present:
         raise DataError(
             f"{path} says nothing of what users want",
             expected=f"a column {RATIO} or {SENSITIVITY}",
-            got="none",
+            got=f"columns {', '.join(map(str, columns))}",
+            fix="name the columns so",
         )
     table = read_columns(
         path,
@@ -133,7 +136,7 @@ def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
             f"{path} misses users",
             expected="a row for every user with training rows",
             got=f"none for {len(missing)} of them: {shown}{', ...' if len(missing) > 5 else ''}",
-            fix="add them",
+            fix="add a row for each, or leave perturb.users out: then all users want the same",
         )
     # A user without training rows has nothing that is replaced; its values are of no effect.
     return {name: np.where(place < 0, 0.0, _exact(table[name], path)[place]) for name in present}
@@ -153,5 +156,5 @@ def _refuse_outside(
             f"a wrong {name}" + (f" in {path}" if path else ""),
             expected="a number in [0, 1]" if most == 1 else "a number >= 0",
             got=f"{values[wrong[0]]:g} for user {rows.user_ids[wrong[0]]}",
-            fix="correct it",
+            fix=f"correct {name}" + (f" of this user in {path}" if path else ""),
         )

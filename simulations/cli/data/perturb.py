@@ -92,6 +92,8 @@ def _table(name: str, rows: dict[str, Any], kind: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "nothing to measure"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

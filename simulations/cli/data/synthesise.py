@@ -19,6 +19,16 @@ from simulations.cli.data.perturb import (
     print_figures,
 )
 
+_TITLES = {
+    "kept": "kept, share of the real rows that are in the table",
+    "replaced": "replaced, share of the table's rows whose item the user does not have",
+    "linked": "linked, share of users found by their profile in the table",
+    "chance": "linked by guessing",
+    "recovered": "original named by a trained attacker, share of replaced rows",
+    "frequent": "original named by frequency alone",
+}
+"""What people read; programs (`--json`) get the keys."""
+
 
 def synthesise(
     experiment: Named,
@@ -28,8 +38,11 @@ def synthesise(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the synthetic training rows as a table, with measures of how much they tell of the real
-    ones."""
+    """Write the synthetic training rows of an experiment with a table [perturb], and print measures
+    of how much they tell of the real ones.
+
+    For example: fedrec synthesise upc-sdg-office --output synthetic.csv
+    """
     from fedrec.data.perturbation import perturbation_of
     from fedrec.experiment.loading import load
     from fedrec.perturb.disclosure import disclosure
@@ -51,7 +64,10 @@ def synthesise(
         **figures,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    typer.echo(json.dumps(finite(found), indent=2)) if as_json else print_figures(found)
+    if as_json:
+        typer.echo(json.dumps(finite(found), indent=2))
+    else:
+        print_figures({_TITLES.get(name, name): value for name, value in found.items()})
 
 
 def _refuse_unusable(output: Path) -> None:

@@ -23,7 +23,7 @@ COMPARED: dict[str, dict[str, Any]] = {
     "PCC": {"name": "pcc", "positive-only": True, "shrinkage": 40.0, "neighbours": 900},
     "COS": {"name": "cos", "among": "all", "shrinkage": 0.0, "neighbours": 900},
     "PNBM, untrained": {"name": "pnbm", "start": "uniform", "epochs": 0},
-    "biased MF": {"name": "biased-mf"},
+    "biased MF": {"name": "biased-mf", "regularisation": 0.13},
 }
 
 

@@ -13,6 +13,8 @@ from simulations.reproduce.study import Study, Task
 
 METRICS = {"precision@20": "Precision@20", "recall@20": "Recall@20", "ndcg-list@20": "NDCG@20"}
 MODELS = {"random": "Random", "bprmf": "BPRMF", "neumf": "NeuMF", "lightgcn": "LightGCN"}
+SETTINGS: dict[str, dict[str, Any]] = {"lightgcn": {"epochs": 600, "decay": 0.01}}
+"""What was chosen on validation rows (docs/papers/upc-sdg.md), where it is no default."""
 CORNERS: dict[str, dict[str, Any] | None] = {
     "Office": None,
     "Office+": {"name": "upc-sdg", "replacement-ratio": 0.2, "sensitivity": 0.9},
@@ -71,7 +73,11 @@ def _task(
         "name": "upc-sdg-table",
         "dataset": {"name": "amazon-upc"},
         "split": {"name": "published"},
-        "evaluation": {"masked": "both", "ks": [20], "baselines": list(models)},
+        "evaluation": {
+            "masked": "both",
+            "ks": [20],
+            "baselines": [{"name": name, **SETTINGS.get(name, {})} for name in models],
+        },
     }
     table |= {} if perturb is None else {"perturb": perturb}
     return run_task(

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help texts of arguments, which typer 0.20 loses together with click 8.5: click's argument has a
+help text of its own since then, and overwrites typer's with None."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import click
+import typer
+import typer.core
+from typer.models import ArgumentInfo
+
+
+def command_of(app: typer.Typer) -> click.Command:
+    """The command line of an application, with a help text for each argument that declares one, and
+    without the backslashes that typer writes before brackets for rich's markup."""
+    typer.core.HAS_RICH = False  # nothing here prints markup, so nothing would take them away
+    command = typer.main.get_command(app)
+    _restore(command)
+    return command
+
+
+def _restore(command: click.Command) -> None:
+    for one in getattr(command, "commands", {}).values():
+        _restore(one)
+    declared = _declared(command.callback) if command.callback else {}
+    for parameter in command.params:
+        if isinstance(parameter, typer.core.TyperArgument) and parameter.help is None:
+            parameter.help = declared.get(parameter.name)
+    command.format_arguments = _left_to_typer  # type: ignore[attr-defined]
+
+
+def _declared(function: Callable[..., Any]) -> dict[str | None, str | None]:
+    """Help texts of a function's arguments by name."""
+    found: dict[str | None, str | None] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(info, ArgumentInfo):
+                found[name] = info.help
+    return found
+
+
+def _left_to_typer(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Of click, which would write arguments with a help text a second time."""
