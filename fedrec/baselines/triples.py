@@ -43,6 +43,11 @@ class Triples:
                 "there is nothing to rank", expected="a user with liked and other items", got="none"
             )
 
+    @property
+    def per_epoch(self) -> int:
+        """Triples in an epoch."""
+        return len(self._pairs)
+
     def epoch(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """As many triples as there are liked pairs, in batches: users, liked items and others,
         `int64 [batch]` each."""

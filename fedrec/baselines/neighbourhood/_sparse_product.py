@@ -8,6 +8,7 @@ Where the result is dense anyway, adding into it directly takes about a third of
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,43 +26,71 @@ def dense_product(left: Sparse, right: Sparse) -> np.ndarray:
         left: `[rows, n]`.
         right: `[n, columns]`.
     """
+    data = (matrix.data.astype(np.float32, copy=False) for matrix in (left, right))
+    return _in_threads(_add, left, right, *data)
+
+
+def overlaps(left: Sparse, right: Sparse) -> np.ndarray:
+    """The product of two binary matrices, `float32 [rows, columns]`, whose numbers are not looked
+    at.
+
+    Args:
+        left: `[rows, n]`.
+        right: `[n, columns]`.
+    """
+    return _in_threads(_count, left, right)
+
+
+def _in_threads(
+    native: Callable[..., None], left: Sparse, right: Sparse, *numbers: np.ndarray
+) -> np.ndarray:
+    """What a function adds to zeros, each thread for some of the rows."""
     found = np.zeros((left.shape[0], right.shape[1]), dtype=np.float32)
     threads = max(1, min(torch.get_num_threads(), left.shape[0]))
     bounds = np.linspace(0, left.shape[0], threads + 1).astype(np.int64)
-    matrices = (*_parts(left), *_parts(right))
+    matrices = (*_places(left), *_places(right), *numbers)
+    compiled = _compiled(native)
 
     def work(place: int) -> None:
-        _compiled()(*matrices, bounds[place], bounds[place + 1], found)
+        compiled(*matrices, bounds[place], bounds[place + 1], found)
 
     if threads == 1:
         work(0)
         return found
-    _compiled()(*matrices, 0, 0, found)  # compiled by one thread
+    compiled(*matrices, 0, 0, found)  # compiled by one thread
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
     return found
 
 
-def _parts(matrix: Sparse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _places(matrix: Sparse) -> tuple[np.ndarray, np.ndarray]:
     return (
         matrix.indptr.astype(np.int64, copy=False),
         matrix.indices.astype(np.int64, copy=False),
-        matrix.data.astype(np.float32, copy=False),
     )
 
 
 @functools.cache
-def _compiled() -> Any:
-    """`_add` in native code, compiled when it is first needed."""
+def _compiled(function: Callable[..., None]) -> Any:
+    """A function below in native code, compiled when it is first needed."""
     import numba
 
-    return numba.njit(nogil=True, cache=True)(_add)
+    return numba.njit(nogil=True, cache=True)(function)
 
 
-def _add(offsets, places, amounts, other_offsets, columns, others, start, stop, found) -> None:
+def _add(offsets, places, other_offsets, columns, amounts, others, start, stop, found) -> None:
     """Rows `start` to `stop - 1` of the product, added to `found`."""
     for row in range(start, stop):
         for n in range(offsets[row], offsets[row + 1]):
             amount = amounts[n]
             for m in range(other_offsets[places[n]], other_offsets[places[n] + 1]):
                 found[row, columns[m]] += amount * others[m]
+
+
+def _count(offsets, places, other_offsets, columns, start, stop, found) -> None:
+    """The same where all amounts are 1."""
+    for row in range(start, stop):
+        own = found[row]
+        for n in range(offsets[row], offsets[row + 1]):
+            for m in range(other_offsets[places[n]], other_offsets[places[n] + 1]):
+                own[columns[m]] += 1

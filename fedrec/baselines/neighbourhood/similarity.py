@@ -22,7 +22,7 @@ from pydantic import Field
 from scipy import sparse
 
 from fedrec.baselines.base import Sparse
-from fedrec.baselines.neighbourhood._sparse_product import dense_product
+from fedrec.baselines.neighbourhood._sparse_product import overlaps
 from fedrec.config import Config
 from fedrec.metrics.ranking import best_items
 
@@ -53,7 +53,7 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
         metric: which similarity.
         shrinkage: h.
     """
-    overlap = dense_product(rows, columns)
+    overlap = overlaps(rows, columns)
     their = np.bincount(columns.indices, minlength=columns.shape[1]).astype(np.float32)[None, :]
     own, places = np.diff(rows.indptr).astype(np.float32)[:, None], rows.shape[1]
     if metric == "euclidean":
@@ -61,10 +61,15 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
     if metric == "pearson":
         overlap -= own * their / places
         own, their = own * (1 - own / places), their * (1 - their / places)
-    norm = np.sqrt(own) * np.sqrt(their)
-    return np.divide(
-        overlap, norm + np.float32(shrinkage), out=np.zeros_like(overlap), where=norm > 0
-    )
+    norm = _root(own) * _root(their)
+    norm += np.float32(shrinkage)
+    overlap /= norm
+    return overlap
+
+
+def _root(squares: np.ndarray) -> np.ndarray:
+    """Square roots; infinite for 0, so that a division by them leaves nothing."""
+    return np.where(squares > 0, np.sqrt(squares), np.float32(np.inf))
 
 
 def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray) -> Sparse:

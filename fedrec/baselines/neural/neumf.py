@@ -12,14 +12,19 @@ not like, drawn anew in each epoch. Without a tower it is GMF, without factors M
 A user is folded in by gradient descent on its own rows, which start from the mean of all users', on
 what it likes and as many drawn items as in training; all else stays.
 
-Where this differs from the paper: both parts are trained together from the start, not one by one
-first; users' and items' rows are pulled to zero by an L2 penalty on those in a batch.
+With `pretrain-epochs` both parts are trained alone first, and joined: their rows and layers as they
+are, and the output's weights and bias alpha and 1 - alpha times theirs (section 3.4.1), so that
+training goes on from the weighted mean of both parts' logits.
+
+Where this differs from the paper: by default both parts are trained together from the start, and
+the joined model by Adam also after pre-training (`optimiser = "sgd"` is the paper's); users' and
+items' rows are pulled to zero by an L2 penalty on those in a batch.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -45,14 +50,20 @@ class NeumfConfig(UserRowsConfig):
     tower: tuple[int, ...] = (64, 32, 16)
     """Widths of the tower: of the two rows together, an even number, and of each layer; none: there
     is no tower."""
-    epochs: int = Field(default=10, ge=1)
+    epochs: int = Field(default=10, ge=0)
     """Passes over the liked pairs."""
+    pretrain_epochs: int = Field(default=0, ge=0)
+    """Passes before these in which the product and the tower are trained, each alone; 0: none."""
+    product_share: float = Field(default=0.5, ge=0, le=1)
+    """alpha, the product's share in the logit when both are joined after pre-training."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """Of the model as a whole: Adam, or plain gradient descent. Parts are pre-trained by Adam."""
     batch_size: int = Field(default=1024, ge=1)
     """Liked pairs per step; each has its drawn items beside it."""
     negatives: int = Field(default=4, ge=1)
     """Items drawn for each liked pair."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """Step size of Adam."""
+    """Step size of the optimiser; in pre-training of Adam."""
     regularisation: float = Field(default=0.0, ge=0)
     """Weight of the squared norms of the rows in a batch, means over its liked pairs."""
     spread: float = Field(default=0.01, gt=0)
@@ -61,6 +72,14 @@ class NeumfConfig(UserRowsConfig):
     """Steps of Adam on the rows of a user who is folded in."""
     fold_in_rate: float = Field(default=0.02, gt=0)
     """Their size."""
+
+    @model_validator(mode="after")
+    def _is_trained(self) -> Self:
+        if not self.epochs and not self.pretrain_epochs:
+            raise ValueError("epochs, or pretrain-epochs, of 1 or more")
+        if self.pretrain_epochs and not (self.factors and self.tower):
+            raise ValueError("both factors and a tower, for pretrain-epochs")
+        return self
 
     @model_validator(mode="after")
     def _has_a_part(self) -> Self:
@@ -81,26 +100,52 @@ class Neumf(UserRowsBaseline):
     config: NeumfConfig
 
     def fit(self, histories: Histories) -> None:
-        """Train from fresh parameters."""
-        config, liked = self.config, histories.csr()
+        """Train from fresh parameters, or from those of the parts."""
+        config = self.config
         self.fitted = histories
-        generator = torch_stream(config.seed, "baseline-neumf")
+        users = self._joined(histories) if config.pretrain_epochs else self._start(histories)
+        part = "joined" if config.pretrain_epochs else "neumf"
+        random = stream(config.seed, f"baseline-{part}-triples")
+        self._train(users, Triples(histories.csr(), "pairs", random))
+
+    def _start(self, histories: Histories) -> Tensor:
+        """Draws all parameters; the users' rows are returned."""
+        generator = torch_stream(self.config.seed, "baseline-neumf")
         users = self._fresh_rows(histories.num_users, generator)
         self._parameters = self.fresh(generator)
         self._parameters["items"] = self._fresh_rows(histories.num_items, generator)
-        trained = [users, *self._parameters.values()]
-        adam = torch.optim.Adam(
-            [one.requires_grad_() for one in trained], lr=config.learning_rate, fused=True
-        )
-        triples = Triples(liked, "pairs", stream(config.seed, "baseline-neumf-triples"))
+        return users
+
+    def _joined(self, histories: Histories) -> Tensor:
+        """Trains both parts alone and takes their parameters; the users' rows are returned."""
+        alone = {"epochs": self.config.pretrain_epochs, "pretrain_epochs": 0, "optimiser": "adam"}
+        product = Neumf(self.config.model_copy(update={**alone, "tower": ()}))
+        tower = Neumf(self.config.model_copy(update={**alone, "factors": 0}))
+        for part in (product, tower):
+            part.fit(histories)
+        share, ours, theirs = self.config.product_share, product._parameters, tower._parameters
+        self._parameters = theirs | {
+            "h": torch.cat([share * ours["h"], (1 - share) * theirs["h"]]),
+            "b": share * ours["b"] + (1 - share) * theirs["b"],
+            "items": torch.cat([ours["items"], theirs["items"]], dim=1),
+        }
+        return torch.cat([torch.from_numpy(part.own) for part in (product, tower)], dim=1)
+
+    def _train(self, users: Tensor, triples: Triples) -> None:
+        """All passes over the liked pairs, from the present parameters and the users' rows."""
+        config = self.config
+        trained = [one.requires_grad_() for one in (users, *self._parameters.values())]
+        if config.optimiser == "sgd":
+            optimiser: torch.optim.Optimizer = torch.optim.SGD(trained, lr=config.learning_rate)
+        else:
+            optimiser = torch.optim.Adam(trained, lr=config.learning_rate, fused=True)
         for _ in range(config.epochs):
             for own, good, other in triples.epoch(config.batch_size):
                 others = [other, *(triples.others(own) for _ in range(config.negatives - 1))]
                 items = torch.from_numpy(np.stack([good, *others], axis=1))
-                rows = users[torch.from_numpy(own)]
-                self._batch_loss(rows, items).backward()
-                adam.step()
-                adam.zero_grad()
+                self._batch_loss(F.embedding(torch.from_numpy(own), users), items).backward()
+                optimiser.step()
+                optimiser.zero_grad()
         self._parameters = {name: value.detach() for name, value in self._parameters.items()}
         self.own = users.detach().numpy()
 

@@ -4,6 +4,8 @@ factorization."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,47 @@ def test_propagation_is_that_of_pytorch_geometric(liked):
         expected = model.get_embedding(edges)
         found = Graph(liked.csr()).average(model.embedding.weight, 3)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_rows_of_half_the_size_differ_by_their_rounding(liked):
+    """bfloat16 has 8 bits: each of three layers rounds once by 2^-9 of what it has, the rows
+    before it another time."""
+    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    operator = dense(liked, 3)
+    found = Graph(liked.csr(), torch.bfloat16).average(rows, 3)
+    difference = (found.double() - operator @ rows.double()).abs()
+    assert found.dtype == torch.float32
+    assert 0 < difference.max() < 4 * 2**-8 * (operator @ rows.double().abs()).max()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_some_places_have_what_all_have(precision, liked):
+    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    graph, places = Graph(liked.csr(), precision), torch.tensor([[3, 129], [80, 3]])
+    torch.testing.assert_close(graph.average_at(places, rows, 3), graph.average(rows, 3)[places])
+
+
+def test_half_the_size_finds_the_same(taste):
+    whole, half = (
+        fitted(taste, epochs=30, precision=precision).scores(taste)
+        for precision in ("float32", "bfloat16")
+    )
+    assert not torch.equal(whole, half)
+    assert torch.corrcoef(torch.stack([whole.flatten(), half.flatten()]))[0, 1] > 0.99
+
+
+def test_steps_shrink_to_the_final_rate(taste):
+    """With gradients of one sign and size Adam moves by the rate: over n steps by their sum."""
+    moved = []
+
+    class Constant(Lightgcn):
+        def _gradient(self, first, rows):
+            moved.append(first.clone())
+            return torch.ones_like(first)
+
+    Constant(LightgcnConfig(factors=2, epochs=5, final_rate=0.2, learning_rate=0.1)).fit(taste)
+    steps = [float((before - after).mean()) for before, after in itertools.pairwise(moved)]
+    np.testing.assert_allclose(steps, [0.1, 0.08, 0.06, 0.04], rtol=1e-3)
 
 
 def test_the_gradient_is_that_of_automatic_differentiation(liked):

@@ -12,7 +12,9 @@ from fedrec.baselines.neural.gmf import Gmf
 from fedrec.baselines.neural.mf import Mf
 from fedrec.baselines.neural.mlp import Mlp
 from fedrec.baselines.neural.neumf import Neumf
+from fedrec.baselines.triples import Triples
 from fedrec.errors import ExperimentError
+from fedrec.rng import stream
 
 ALL = [Gmf, Mf, Mlp, Neumf]
 
@@ -92,6 +94,50 @@ def test_a_batchs_loss_is_cross_entropy(taste):
     torch.testing.assert_close(model._batch_loss(rows, items), expected)
 
 
+@pytest.mark.parametrize(("share", "part"), [(1.0, "product"), (0.0, "tower")])
+def test_joined_with_one_parts_share_it_is_that_part(share, part, liked):
+    """alpha = 1 is GMF as it is trained alone, alpha = 0 MLP: fitted by the baselines `gmf` and
+    `mlp`, which know nothing of pre-training."""
+    shared = {"learning_rate": 0.01, "regularisation": 0.01, "seed": 3}
+    joined = fitted(Neumf, liked, epochs=0, pretrain_epochs=4, product_share=share, **shared)
+    alone = fitted(Gmf if part == "product" else Mlp, liked, epochs=4, **shared)
+    torch.testing.assert_close(joined.scores(liked), alone.scores(liked), atol=1e-5, rtol=1e-4)
+
+
+def test_joined_it_is_the_weighted_mean_of_both_parts_logits(liked):
+    shared = {"learning_rate": 0.01, "factors": 6}
+    joined = fitted(Neumf, liked, epochs=0, pretrain_epochs=4, product_share=0.3, **shared)
+    parts = [
+        fitted(part, liked, epochs=4, learning_rate=0.01, **own)
+        for part, own in ((Gmf, {"factors": 6}), (Mlp, {}))
+    ]
+    product, tower = (part.scores(liked) for part in parts)
+    torch.testing.assert_close(
+        joined.scores(liked), 0.3 * product + 0.7 * tower, atol=1e-5, rtol=1e-4
+    )
+    rows = joined.folded_in(liked)
+    assert rows.shape == joined.own.shape == (80, 6 + 32)
+
+
+def test_after_pre_training_gradient_descent_goes_on(liked):
+    """One step of plain gradient descent over all pairs: each parameter less the rate times its
+    gradient, at the parameters that were joined."""
+    shared = {"pretrain_epochs": 2, "batch_size": 10_000}
+    start = fitted(Neumf, liked, epochs=0, **shared)
+    users = torch.from_numpy(start.own).requires_grad_()
+    start._parameters = {k: v.clone().requires_grad_() for k, v in start._parameters.items()}
+    triples = Triples(liked.csr(), "pairs", stream(0, "baseline-joined-triples"))
+    own, good, other = next(triples.epoch(10_000))
+    others = [other, *(triples.others(own) for _ in range(3))]
+    start._batch_loss(users[own], torch.from_numpy(np.stack([good, *others], 1))).backward()
+    one = fitted(Neumf, liked, epochs=1, optimiser="sgd", learning_rate=0.001, **shared)
+    expected = users - 0.001 * users.grad
+    torch.testing.assert_close(torch.from_numpy(one.own), expected.detach())
+    weights = start._parameters["W0"]
+    expected = weights - 0.001 * weights.grad
+    torch.testing.assert_close(one._parameters["W0"], expected.detach())
+
+
 def test_folded_in_users_are_served(planted):
     """Half of the users are not trained with; alone and in a block they get the same scores."""
     known = planted.known
@@ -128,6 +174,8 @@ def test_users_without_items_get_the_mean_row(taste):
         (Neumf, {"tower": [8]}, "at least one layer"),
         (Mlp, {"factors": 4}, "factors"),
         (Gmf, {"tower": [8, 4]}, "tower"),
+        (Gmf, {"pretrain-epochs": 2}, "both factors and a tower"),
+        (Neumf, {"epochs": 0}, "pretrain-epochs"),
     ],
 )
 def test_shapes_that_are_refused(baseline, settings, word):
