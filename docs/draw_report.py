@@ -52,9 +52,9 @@ def draw(result: Result, data: str) -> str:
     for place, (chart, name) in enumerate(zip(charts, names, strict=False)):
         x = 24 + place * (WIDTH // 2 - 12)
         parts.append(_text(x, top + 14, name, "name"))
-        size = f'<svg x="{x}" y="{top + 22}" width="440" height="206" viewBox='
+        size = f'<svg x="{x}" y="{top + 22}" width="440" height="238" viewBox='
         parts.append(chart.replace("<svg viewBox=", size, 1))
-    height = top + 262
+    height = top + 294
     parts.append(_text(24, height - 12, early_stopping_line(result), "tick"))
     return _coloured(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'

@@ -30,9 +30,17 @@ import torch
 from pydantic import Field
 
 from fedrec.baselines.factorisation._gram import Solution, noise_edge, solved_weights
+from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.models.item_weights import BIAS, WEIGHTS, chosen_items, item_scale
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.models.item_weights import (
+    BIAS,
+    WEIGHTS,
+    ItemScaleConfig,
+    chosen_items,
+    item_scale,
+)
 from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
@@ -108,5 +116,10 @@ class Gram(CohortStrategy):
         )
         biases = torch.from_numpy(np.array(bias[:, 0]))
         chosen = biases[chosen_items(biases, len(gram))]
-        scale = item_scale(chosen, float(self.step.get("exponent", 0.0)))
+        scale = item_scale(chosen, self._exponent())
         return (scale[:, None] * weights / scale).float().numpy()
+
+    def _exponent(self) -> float:
+        """By which the step scaled the items; a step without that setting counts all alike."""
+        settings = component_settings(registry.STEP, Section(**self.step))
+        return settings.exponent if isinstance(settings, ItemScaleConfig) else 0.0

@@ -22,17 +22,21 @@ from clients.local.sufficient_statistics import SufficientStatistics
 from clients.local.updates import Part
 from clients.step import StepConfig
 from fedrec.models.base import Model
-from fedrec.models.item_weights import BIAS, WEIGHTS, ItemWeights, chosen_items, item_scale
+from fedrec.models.item_weights import (
+    BIAS,
+    WEIGHTS,
+    ItemScaleConfig,
+    ItemWeights,
+    chosen_items,
+    item_scale,
+)
 
 
-class GramConfig(StepConfig):
+class GramConfig(StepConfig, ItemScaleConfig):
     """Settings of a client's products."""
 
     epochs: int = Field(default=1, ge=0)
     """0 sends nothing, any other number sends the products once."""
-    exponent: float = Field(default=0.0, ge=0)
-    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
-    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
 
 
 class Gram(SufficientStatistics):

@@ -60,7 +60,7 @@ class EvaluationConfig(Config):
     """Also rank each held-out positive among so many drawn never-seen items (99 in NCF), in
     expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: among all of them only."""
     inactive_below: int = Field(default=20, ge=0)
-    """Users with fewer known interactions than this form the group `activity=inactive`."""
+    """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders evaluated beside the system under the same protocol: names, or
     tables with settings such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` is what one

@@ -26,6 +26,15 @@ WEIGHTS = "item.weights"
 BIAS = "item.bias"
 
 
+class ItemScaleConfig(Config):
+    """Setting that a step which sends products of items shares with the strategy that solves for
+    the weights."""
+
+    exponent: float = Field(default=0.0, ge=0)
+    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
+    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
+
+
 class ItemWeightsConfig(Config):
     """Settings of the linear item-to-item model."""
 

@@ -35,6 +35,12 @@ class Sampler(ABC):
         round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
 
+    @property
+    def expected_cohort(self) -> float | None:
+        """Mean number of clients in a round, the same in every round; None where it is not known.
+        Audits need it."""
+        return None
+
     def refuse_more_than_there_are(self, cohort: float) -> None:
         """Raise an `ExperimentError` when a (mean) cohort is larger than the number of clients."""
         if cohort > len(self.clients):

@@ -32,6 +32,11 @@ class FixedSize(Sampler):
         super().__init__(config, clients, seed)
         self.refuse_more_than_there_are(config.cohort)
 
+    @property
+    def expected_cohort(self) -> float:
+        """Mean number of clients in a round."""
+        return float(self.config.cohort)
+
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients."""
         return random.choice(self.clients, size=self.config.cohort, replace=False)

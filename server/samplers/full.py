@@ -23,6 +23,11 @@ class Full(Sampler):
     Config = FullConfig
     config: FullConfig
 
+    @property
+    def expected_cohort(self) -> float:
+        """Mean number of clients in a round."""
+        return float(len(self.clients))
+
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients."""
         return self.clients

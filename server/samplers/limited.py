@@ -50,6 +50,11 @@ class Limited(Sampler):
             self._drawn.append(cohort)
         return self._drawn[round_number - 1]
 
+    @property
+    def expected_cohort(self) -> float:
+        """Clients of a round, as long as so many are left."""
+        return float(self.config.cohort)
+
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients."""
         left = self.clients[self._counts < self.config.participations]

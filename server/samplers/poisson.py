@@ -40,6 +40,11 @@ class Poisson(Sampler):
         """Probability q that a client takes part in a round."""
         return self.config.cohort / len(self.clients)
 
+    @property
+    def expected_cohort(self) -> float:
+        """Mean number of clients in a round."""
+        return self.config.cohort
+
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients."""
         return self.clients[random.random(len(self.clients)) < self.probability]

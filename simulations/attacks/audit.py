@@ -70,15 +70,14 @@ def audit_experiment(
     population = Population.of(experiment)
     clients = len(population.partition.training_clients) + canaries
     clip = claim_of(experiment, clients).clip if claim is None else claim.clip
-    runs, cohort = [], float(clients)
+    cohort = expected_cohort(experiment, clients)
+    runs = []
     for number in range(seeds):
         seed = seed_of(experiment, "audit-run", number)
         first = population.interactions.num_users
         plan = CanaryPlan(first=first, count=canaries, magnitude=overshoot * clip, seed=seed)
-        seen, cohort = _observe(
-            with_canaries(experiment, plan, seed), plan, output / f"run-{number + 1:02d}", callbacks
-        )
-        runs.append(seen)
+        audited = with_canaries(experiment, plan, seed)
+        runs.append(_observe(audited, plan, output / f"run-{number + 1:02d}", callbacks))
     claim = claim or claim_of(experiment, clients, runs[0].rounds)
     mechanism = claim.mechanism(cohort, min(1.0, cohort / clients), runs[0].rounds)
     return audit(runs, mechanism, significance=significance, seed=experiment.seed)
@@ -156,6 +155,24 @@ def server_rate(experiment: Experiment) -> Callable[[int], float]:
     return lambda round_number: strategy.server_rate(settings, round_number)
 
 
+def expected_cohort(experiment: Experiment, clients: int) -> float:
+    """Mean number of clients in each of an experiment's rounds, out of `clients`.
+
+    Raises:
+        ExperimentError: the sampler does not know it, or `clients` are too few for it.
+    """
+    sampler = resolve(SAMPLER, experiment.sampler.name)
+    drawn = sampler(experiment.settings(SAMPLER), np.arange(clients), experiment.seed)
+    if drawn.expected_cohort is None:
+        raise ExperimentError(
+            f"sampler {experiment.sampler.name!r} has no rate that an audit knows",
+            expected="a sampler that says how many clients a round has on average",
+            got=f"no `expected_cohort` in {sampler.__name__}",
+            fix="sampler full, fixed-size or poisson, or define that property",
+        )
+    return drawn.expected_cohort
+
+
 def resolve_tables(experiment: Experiment) -> Sequence[str]:
     """Names of the item tables of an experiment's model, which is a model with reserved rows."""
     base: dict[str, Any] = experiment.model.options["base"]
@@ -164,8 +181,8 @@ def resolve_tables(experiment: Experiment) -> Sequence[str]:
 
 def _observe(
     experiment: Experiment, plan: CanaryPlan, folder: Path, callbacks: Sequence[Callback]
-) -> tuple[Observations, float]:
-    """What an audited run showed, and the (expected) number of clients in each of its rounds."""
+) -> Observations:
+    """What an audited run showed."""
     watch = Watch(plan, experiment, folder / _FILE)
     run = run_once(experiment, folder, [watch, *callbacks])
     released = _released(folder / _FILE, plan.count)
@@ -185,8 +202,7 @@ def _observe(
         sampler.sample(number) for number in range(1, len(released) + 1)
     ]  # a budget may end a run early
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
-    cohort = float(experiment.sampler.options.get("cohort", len(clients)))
-    return Observations(released, taking_part, plan.signs()), cohort
+    return Observations(released, taking_part, plan.signs())
 
 
 def _released(file: Path, canaries: int) -> np.ndarray:
@@ -251,10 +267,4 @@ def _refuse(experiment: Experiment) -> None:
                 f" {experiment.strategy.options.get('anneal-rounds')}"
             ),
             fix=f"--set strategy.anneal-rounds={experiment.rounds}",
-        )
-    if "cohort" not in experiment.sampler.options and experiment.sampler.name != "full":
-        raise ExperimentError(
-            f"sampler {experiment.sampler.name!r} has no rate that an audit knows",
-            expected="the sampler 'full', or one with the setting 'cohort'",
-            got=", ".join(experiment.sampler.options) or "no settings",
         )

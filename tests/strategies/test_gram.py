@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedrec
+from clients.steps.gram import Gram, GramConfig
 from fedrec.baselines.factorisation.ease import item_weights
 from fedrec.data.cache import KEPT
 from fedrec.errors import ExperimentError
@@ -82,6 +83,23 @@ def test_scaled_products_are_solved_in_their_scale_and_returned_to_the_items_own
     solved = item_weights(torch.from_numpy(weighted.T @ weighted), 5.0).numpy()
     expected = scale[:, None] * solved / scale
     np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-4)
+
+
+class ScaledConfig(GramConfig):
+    exponent: float = 0.5
+
+
+class Scaled(Gram):
+    """A step whose own default scales the items."""
+
+    Config = ScaledConfig
+
+
+def test_the_scale_is_the_steps_also_where_the_experiment_does_not_name_it(table, tmp_path):
+    named = fedrec.run(table(step={"exponent": 0.5}), output=tmp_path / "named")
+    own = fedrec.run(table(step={"name": "test_gram:Scaled"}), output=tmp_path / "own")
+    weights = own.parameters["item.weights"]
+    np.testing.assert_allclose(weights, named.parameters["item.weights"], atol=1e-6)
 
 
 def test_cohorts_of_several_rounds_are_added_and_scaled_to_everybody(table, tmp_path):

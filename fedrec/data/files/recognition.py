@@ -162,7 +162,11 @@ def _by_content(
 ) -> None:
     """Users and items among what is left: the only column left, or of two the first one."""
     left = [name for name in names if name not in columns.values()]
-    ids = [name for name in left if 1 < frame[name].nunique() < len(frame[name]) or len(left) <= 2]
+    ids = [
+        name
+        for name in left
+        if len(left) <= 2 or (1 < frame[name].nunique() < len(frame[name]) and _whole(frame[name]))
+    ]
     missing = [role for role in ("user", "item") if role not in columns]
     if not missing:
         return
@@ -235,6 +239,11 @@ def _dates(column: pd.Series) -> bool:
     if some.empty or not some.str.match(r"\d{4}-\d{2}").all():
         return False
     return bool(pd.to_datetime(some, utc=True, errors="coerce", format="ISO8601").notna().all())
+
+
+def _whole(column: pd.Series) -> bool:
+    """Whether nothing in a column is a number with decimals, as prices are and ids are not."""
+    return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
 
 
 def _threshold(ratings: pd.Series) -> float | None:

@@ -193,4 +193,5 @@ def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str)
         f" {column.name!r}",
         expected=expected,
         got="nothing" if pd.isna(value) else repr(value),
+        fix="correct that row, or leave it out",
     )

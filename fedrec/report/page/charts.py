@@ -15,8 +15,8 @@ from html import escape
 
 import numpy as np
 
-_WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
+_WIDTH, _HEIGHT = 480, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 14, 48
 _POINTS = 200  # of a line; more cannot be told apart
 _TICKS = 5
 COLOURS = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrec.report.page.parts import Cell, Row, Table
+from fedrec.report.page.parts import Cell, Row, Table, run_label
 from fedrec.runs.result import Result
 
 _HEADS = ("run", "training", "evaluation", "baselines", "model", "sent in all", "peak memory")
@@ -47,7 +47,7 @@ def _row(result: Result) -> Row:
         cost.get(key) for key in ("parameter-bytes", "bytes-sent", "peak-memory-mib")
     )
     return Row(
-        f"{result.experiment.name}, seed {result.experiment.seed}",
+        run_label(result),
         (
             _seconds(seconds.get("training")),
             _seconds(seconds.get("evaluation")),
@@ -72,7 +72,7 @@ def repeats(results: Sequence[Result]) -> list[Repeat]:
         command = f"fedrec run {shlex.quote(str(result.folder / 'experiment.toml'))}"
         environment = f"Run {created}; Python {about.get('python')}, {packages}"
         machine = f"{about.get('processor')}, {about.get('cores')} cores"
-        name = f"{result.experiment.name}, seed {result.experiment.seed}"
+        name = run_label(result)
         toml = (result.folder / "experiment.toml").read_text(encoding="utf-8")
         found.append(Repeat(name, command, toml, f"{environment}; {machine}."))
     return found

@@ -27,6 +27,8 @@ from fedrec.report.page.results import (
 )
 from fedrec.runs.result import Result
 
+_SHOWN_NOTES = 5  # above the first section; the others are behind a click
+
 
 @dataclass(frozen=True)
 class Page:
@@ -100,7 +102,9 @@ def render(page: Page) -> str:
     values["privacy"] = [
         {**card.__dict__, "chart": Markup(card.chart)} for card in values["privacy"]
     ]
-    return environment.get_template("page.html.j2").render(page=values, style=Markup(style))
+    return environment.get_template("page.html.j2").render(
+        page=values, style=Markup(style), shown_notes=_SHOWN_NOTES
+    )
 
 
 def report(results: Sequence[Result], *, title: str | None = None) -> str:

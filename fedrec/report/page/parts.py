@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrec.metrics.bootstrap import Interval, bootstrap_intervals
+from fedrec.runs.result import Result
 
 _RESAMPLES = 2000
 
@@ -38,6 +39,12 @@ class Table:
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
 
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds sentences or names, and no numbers; column 0 names the rows."""
+        return column == 0 or any(
+            isinstance(cell := row.cells[column - 1], str) and cell != "" for row in self.rows
+        )
+
 
 @dataclass(frozen=True)
 class Note:
@@ -45,6 +52,11 @@ class Note:
 
     text: str
     warning: bool = False
+
+
+def run_label(result: Result) -> str:
+    """Name and seed of a run, by which a page tells runs apart."""
+    return f"{result.experiment.name}, seed {result.experiment.seed}"
 
 
 def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:

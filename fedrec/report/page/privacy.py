@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedrec.report.page.charts import Line, line_chart
+from fedrec.report.page.parts import run_label
 from fedrec.runs.result import Result
 
 RELEASE = "Simulation, not a release: the noise can be computed again from the seed."
@@ -44,8 +45,8 @@ def privacy_cards(results: Sequence[Result]) -> list[PrivacyCard]:
 
 
 def _card(result: Result) -> PrivacyCard:
-    privacy, experiment = result.experiment.privacy, result.experiment
-    name = f"{experiment.name}, seed {experiment.seed}"
+    privacy = result.experiment.privacy
+    name = run_label(result)
     if privacy is None:
         none = (
             ("epsilon", "∞: no differential privacy; the model may reveal anything about a user"),

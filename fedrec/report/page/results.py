@@ -12,7 +12,15 @@ from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
 from fedrec.report.page.charts import Line, histogram, line_chart
-from fedrec.report.page.parts import Cell, Note, Row, Table, interval_cells, number_cell
+from fedrec.report.page.parts import (
+    Cell,
+    Note,
+    Row,
+    Table,
+    interval_cells,
+    number_cell,
+    run_label,
+)
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
 from fedrec.report.summary import deciding_metric, early_stopping_line, summary_notes
@@ -28,25 +36,31 @@ _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 def notes(results: Sequence[Result]) -> list[Note]:
     """One sentence per federated system about popularity, and warnings."""
-    said = []
-    for result in results:
-        metric, kept = deciding_metric(result), early_stopping_line(result)
-        if kept:
-            said.append(Note(f"{result.experiment.name}: {kept}"))
-        popular = result.baselines.get("popularity", {}).get(metric or "")
-        if metric is None or not result.experiment.federated:
-            continue
-        warnings = summary_notes(result)
-        if popular is not None and not warnings:
-            said.append(
-                Note(
-                    f"{result.experiment.name}: {metric} {result.metrics[metric]:.4f}; recommending"
-                    f" the most popular items to everybody gives {popular:.4f}."
-                )
-            )
-        said += [Note(line, warning=True) for line in warnings]
+    said = [note for result in results for note in _notes(result, several=len(results) > 1)]
     together = shown_together([result.folder for result in results])
-    return [*said, *(Note(line, warning=True) for line in together)]
+    return list(dict.fromkeys([*said, *(Note(line, warning=True) for line in together)]))
+
+
+def _notes(result: Result, *, several: bool) -> Iterator[Note]:
+    """Those of one run, which name its seed where there are several."""
+    name = result.experiment.name
+    label = run_label(result) if several else name
+    kept = early_stopping_line(result)
+    if kept:
+        yield Note(f"{label}: {kept}")
+    metric = deciding_metric(result)
+    if metric is None or not result.experiment.federated:
+        return
+    warnings = summary_notes(result)
+    popular = result.baselines.get("popularity", {}).get(metric)
+    if popular is not None and not warnings:
+        yield Note(
+            f"{label}: {metric} {result.metrics[metric]:.4f}; recommending the most popular items"
+            f" to everybody gives {popular:.4f}."
+        )
+    for line in warnings:
+        named = line.startswith(name)
+        yield Note(label + line.removeprefix(name) if named else line, warning=True)
 
 
 def what(results: Sequence[Result]) -> Table:
@@ -65,9 +79,9 @@ def what(results: Sequence[Result]) -> Table:
                     one.split.name,
                     one.model.name if federated else "-",
                     one.strategy.name if federated else "centralised alone",
-                    _rounds(result),
-                    str(one.seed),
-                    f"{tested(result):,} ({one.evaluation.held_out})",
+                    Cell(_rounds(result)),
+                    Cell(str(one.seed)),
+                    Cell(f"{tested(result):,} ({one.evaluation.held_out})"),
                 ),
                 own=federated,
             )
@@ -120,7 +134,7 @@ def _results_table(
         )
         for label in systems
     )
-    caption = f"{result.experiment.name}: means over users, 95% bootstrap intervals below"
+    caption = f"{run_label(result)}: means over users, 95% bootstrap intervals below"
     return Table(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
 
 
@@ -137,11 +151,7 @@ def tests_table(results: Sequence[Result]) -> Table | None:
 
 def curves(results: Sequence[Result]) -> list[str]:
     """Charts of the metrics over the rounds, of runs with two evaluated rounds or more."""
-    named = [
-        (f"{result.experiment.name}, seed {result.experiment.seed}", result.rounds)
-        for result in results
-        if len(result.rounds) > 1
-    ]
+    named = [(run_label(result), result.rounds) for result in results if len(result.rounds) > 1]
     columns = dict.fromkeys(
         str(name)
         for _, rounds in named
@@ -169,7 +179,7 @@ def distributions(results: Sequence[Result]) -> list[str]:
         metric = deciding_metric(result)
         if metric is None or metric not in result.users:
             continue
-        systems = {result.experiment.name: result.users}
+        systems = {run_label(result): result.users}
         if not charts and "popularity" in result.baseline_users:
             systems["popularity"] = result.baseline_users["popularity"]
         for label, table in systems.items():
@@ -195,13 +205,14 @@ def groups(results: Sequence[Result]) -> list[Table]:
         rows = [
             Row(name, (Cell(str(int(row["count"]))), *(number_cell(row[c]) for c in columns)))
             for name, row in _records(result.groups)
+            if row["count"]
         ]
         gaps = result.gaps
         rows += [
             Row(f"gap by {name}", ("", *(number_cell(row[c]) for c in columns)))
-            for name, row in _records(gaps)
+            for name, row in _records(gaps.dropna(how="all"))
         ]
-        caption = f"{result.experiment.name} by groups of users"
+        caption = f"{run_label(result)}, by groups of users"
         tables.append(Table(caption, ("group", "users", *columns), tuple(rows)))
     return tables
 

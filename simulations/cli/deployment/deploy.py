@@ -274,4 +274,5 @@ def _follow(deployment, run_folder) -> None:
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
     result = launch.wait(deployment, run_folder, identifier)
     print_table(result)
+    typer.echo("Run folder:", err=True)
     typer.echo(result.folder)

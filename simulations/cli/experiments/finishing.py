@@ -87,6 +87,7 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
     if not quiet:
         print_table(result)
         _print_next(result)
+        typer.echo("Run folder:", err=True)
     typer.echo(result.folder)
     return result
 
@@ -103,7 +104,7 @@ def print_table(result: Result) -> None:
         if line:
             console.print(line, highlight=False)
     rounds = f", {len(result.rounds)} rounds" if result.experiment.federated else ""
-    console.print(f"{len(result.users)} users{rounds}. Run folder:", highlight=False)
+    console.print(f"{len(result.users)} users{rounds}.", highlight=False)
 
 
 def _print_next(result: Result) -> None:

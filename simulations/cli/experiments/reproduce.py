@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from simulations.reproduce.study import Study
 
+_FILE_WIDTH = 120  # columns of a table that goes into a file or a pipe
+
 
 def reproduce(
     paper: Annotated[
@@ -101,14 +103,16 @@ def _print(study: Study, table: pd.DataFrame, notes: list[str]) -> None:
 
     from simulations.reproduce.tables import cells_of
 
-    shown = Table(
-        "dataset", "model", "metric", title=f"{study.name}: {study.title}", title_justify="left"
-    )
+    several = len(set(table["dataset"])) > 1
+    named = ("dataset", "model", "metric") if several else ("model", "metric")
+    shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
     for column in ("published", "ours", "95 % interval"):
-        shown.add_column(column, justify="right")
+        shown.add_column(column, justify="right", no_wrap=True)
     for row in table.to_dict("records"):
-        shown.add_row(*cells_of(row))
+        shown.add_row(*cells_of(row)[0 if several else 1 :])
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
     console.print(shown)
     for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)

@@ -74,10 +74,10 @@ def _groups(name: str, experiment: str, model: str) -> Task:
     def work(job: Job) -> list[Found]:
         result = finished(job, experiment, ALONE)
         found = list(values(result, ML, {SYSTEM: model}, HITS))
-        for group in ("activity=inactive", "activity=active"):
+        for group in ("inactive", "active"):
             if group in result.groups.index:
                 own = result.groups.loc[group]
-                label = f"{model}, {group.partition('=')[2]} users"
+                label = f"{model}, {group} users"
                 found += [
                     Found(ML, label, theirs, float(own[ours])) for ours, theirs in HITS.items()
                 ]

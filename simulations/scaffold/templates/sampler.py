@@ -29,6 +29,11 @@ class Example(Sampler):
         super().__init__(config, clients, seed)
         self.refuse_more_than_there_are(config.cohort)
 
+    @property
+    def expected_cohort(self) -> float:
+        """Clients of a round, which audits need."""
+        return float(self.config.cohort)
+
     def sample(self, round_number: int) -> np.ndarray:
         """The cohort of a round, ascending: a function of the seed and the round, and of nothing
         remembered."""

@@ -141,7 +141,7 @@ def test_charts_are_empty_without_numbers_and_stand_constant_ones():
 def test_a_line_goes_from_its_first_to_its_last_point():
     chart = line_chart([Line("a", [0, 10], [0.0, 1.0])], title="t", x_label="x", y_label="y")
     (path,) = re.findall(r'class="line c0" d="(M[^"]+L[^"]+)"', chart)
-    assert path == "M62.0 256.0L626.0 14.0"
+    assert path == "M66.0 212.0L466.0 14.0"
 
 
 def test_the_picture_of_the_readme_can_be_drawn_of_any_run(run):

@@ -20,7 +20,7 @@ from fedrec.experiment.loading import load
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations import cli
-from simulations.attacks.audit import audit_experiment, with_canaries
+from simulations.attacks.audit import audit_experiment, expected_cohort, with_canaries
 from simulations.attacks.claims import Claim, claim_of
 from strategies.base import CohortStrategy
 
@@ -337,6 +337,18 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
 def test_what_cannot_be_audited_is_explained(tmp_path, override, problem):
     with pytest.raises(ExperimentError, match=problem):
         audit(tmp_path, override)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "clients"),
+    [
+        ({"name": "fixed-size"}, 20),
+        ({"name": "poisson", "cohort": 2.5}, 2.5),
+        ({"name": "full"}, 50),
+    ],
+)
+def test_the_rate_of_an_audit_is_the_samplers(sampler, clients):
+    assert expected_cohort(load({**AUDITED, "sampler": sampler}), 50) == clients
 
 
 from server.samplers.base import Sampler  # noqa: E402

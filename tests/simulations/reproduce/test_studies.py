@@ -75,6 +75,12 @@ def test_the_epsilons_of_table_4_come_out_as_printed(tmp_path):
     assert (counted["ours"] < 1.75).all() and len(counted) == 6
 
 
+def test_figure_8_tells_active_and_inactive_users_apart(tmp_path):
+    (study,) = find("privrec", "figure8")
+    ((_, found),) = reproduce(StudyFolder(tmp_path, study, quick=True), 1, only="privrec-sgd")
+    assert {"PrivRec-SGD", "PrivRec-SGD, inactive users"} <= {one.model for one in found}
+
+
 def test_every_shipped_row_of_a_study_is_one_of_the_papers_or_named_as_ours():
     """A misspelt row would stand below the table and leave its cell empty."""
     for study in studies():

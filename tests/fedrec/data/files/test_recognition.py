@@ -69,6 +69,13 @@ def test_two_columns_without_known_names_are_users_and_items(written):
     assert found.columns == {"user": "a", "item": "b"}
 
 
+def test_prices_are_no_ids(written):
+    rows = [("k1", "s1", 1.5), ("k1", "s2", 9.99), ("k2", "s1", 1.5), ("k2", "s3", 2.0)]
+    found = recognise(written(("Kunde", "Artikel", "Preis"), rows))
+    assert found.columns == {"user": "Kunde", "item": "Artikel"}
+    assert found.ignored == ("Preis",)
+
+
 def test_columns_can_be_named(written):
     given = {"user": "item", "item": "user"}
     found = recognise(written(("user", "item", "rating", "time")), given)

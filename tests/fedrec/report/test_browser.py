@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report in a browser: silent, without requests, usable by keyboard, phone, screen reader, in
+print, in the dark, and quick to open."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+
+import pytest
+from browser import Browser, executable
+
+import fedrec
+from fedrec.report.page.page import report
+
+PATH = executable()
+pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium is installed")
+SCHEMES = ("light", "dark")
+PHONE, PAPER = 360, 718  # pixels; A4 within its margins
+FOCUSABLE = "a[href], summary, [tabindex='0']"
+
+CONTRAST = """(() => {
+  const parts = text => { const all = text.match(/[\\d.]+/g).map(Number);
+    return {rgb: all.slice(0, 3), alpha: all.length > 3 ? all[3] : 1}; };
+  const luminance = rgb => { const [r, g, b] = rgb.map(c => { c /= 255;
+    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ground = element => { for (let e = element; e; e = e.parentElement) {
+    const found = parts(getComputedStyle(e).backgroundColor);
+    if (found.alpha === 1) return found.rgb; }
+    return [255, 255, 255]; };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  for (let node; (node = walker.nextNode());) {
+    const element = node.parentElement, style = getComputedStyle(element);
+    if (!node.textContent.trim() || !element.checkVisibility()) continue;
+    const ink = parts(element.closest("svg") ? style.fill : style.color).rgb;
+    const pair = [luminance(ink), luminance(ground(element))].sort((a, b) => b - a);
+    found.push([(pair[0] + 0.05) / (pair[1] + 0.05), node.textContent.trim().slice(0, 40)]);
+  }
+  return found;
+})()"""
+
+OUTSIDE = """[...document.body.querySelectorAll("*")].filter(e => e.checkVisibility()
+  && !e.closest(".scroll table, pre, .skip") && e.getBoundingClientRect().right > innerWidth + 1
+  ).map(e => e.tagName + " " + e.textContent.slice(0, 40))"""
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_experiment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(name, **changes):
+        table = tiny_experiment() | changes | {"name": name}
+        table["evaluation"]["baselines"] = ["popularity"]
+        return fedrec.run(table, output=folder / f"{name}-{changes.get('seed', 0)}")
+
+    private = {"clip-norm": 1.0, "noise-multiplier": 1.0}
+    return [
+        run("plain", title="A plain run with a title that is longer than a phone is wide"),
+        run("a-private-run-with-a-name-longer-than-usual", privacy=private),
+        run("plain", seed=1),
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(report(runs), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def started():
+    browser = Browser(PATH)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(started, page):
+    started.show()
+    started.open(page)
+    return started
+
+
+def test_it_asks_for_nothing_and_complains_about_nothing(browser, page):
+    asked = [
+        one["params"]["request"]["url"]
+        for one in browser.events
+        if one["method"] == "Network.requestWillBeSent"
+    ]
+    complaints = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+    assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()]
+    assert [one for one in browser.events if one["method"] in complaints] == []
+
+
+def test_a_broken_page_would_be_noticed(started, tmp_path):
+    """The browser reports what the test above looks for."""
+    file = tmp_path / "broken.html"
+    file.write_text("<img src='none.png'><script>console.error('x'); undefined.y</script>")
+    started.open(file)
+    seen = {one["method"] for one in started.events}
+    assert {"Runtime.consoleAPICalled", "Runtime.exceptionThrown"} <= seen
+    assert any("none.png" in str(one) for one in started.events)
+
+
+def test_links_within_the_page_lead_to_their_sections(browser):
+    links = browser.evaluate("[...document.querySelectorAll('a')].map(a => a.hash)")
+    assert len(links) >= 7
+    for link in links:
+        browser.evaluate(f"document.querySelector('a[href=\"{link}\"]').click()")
+        assert browser.evaluate("location.hash") == link
+        top = browser.evaluate(f"document.querySelector('{link}').getBoundingClientRect().top")
+        at_end = browser.evaluate(
+            "scrollY + innerHeight >= document.documentElement.scrollHeight - 2"
+        )
+        assert abs(top) < 5 or at_end
+
+
+def test_the_tab_key_reaches_everything_and_shows_where_it_is(browser):
+    expected = browser.evaluate(
+        f'[...document.querySelectorAll("{FOCUSABLE}")].filter(e => e.checkVisibility()).length'
+    )
+    browser.evaluate(
+        f'[...document.querySelectorAll("{FOCUSABLE}")].forEach((e, i) => e.dataset.place = i)'
+    )
+    reached, outlines = [], []
+    for _ in range(expected + 5):
+        browser.press("Tab")
+        place = browser.evaluate("document.activeElement.dataset.place ?? null")
+        if place is None:
+            break
+        reached.append(int(place))
+        outlines.append(
+            browser.evaluate("parseFloat(getComputedStyle(document.activeElement).outlineWidth)")
+        )
+    assert len(reached) == expected and reached == sorted(reached)
+    assert min(outlines) >= 2
+
+
+def test_the_first_link_skips_to_the_content(browser):
+    browser.press("Tab")
+    left = browser.evaluate("document.activeElement.getBoundingClientRect().left")
+    browser.press("Enter")
+    assert left >= 0 and browser.evaluate("location.hash") == "#content"
+
+
+def test_a_screen_reader_is_told_what_everything_is(browser):
+    nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
+    named = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""), node)
+        for node in nodes
+        if not node["ignored"]
+    ]
+    for role in ("image", "table", "region", "link", "navigation"):
+        names = [
+            name for kind, name, _ in named if kind in (role, "img" if role == "image" else "")
+        ]
+        assert names and all(names), role
+    levels = [
+        prop["value"]["value"]
+        for kind, _, node in named
+        if kind == "heading"
+        for prop in node["properties"]
+        if prop["name"] == "level"
+    ]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", [PHONE, 1280])
+def test_texts_stand_out_from_what_is_behind_them(browser, scheme, width):
+    browser.show(width=width, scheme=scheme)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    found = browser.evaluate(CONTRAST)
+    assert len(found) > 200
+    assert [(ratio, text) for ratio, text in found if ratio < 4.5] == []
+    dark = (
+        browser.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    )
+    assert dark == (scheme == "dark")
+
+
+@pytest.mark.parametrize("width", [PHONE, 768, 1280])
+def test_nothing_stands_out_of_the_window(browser, width):
+    browser.show(width=width, height=740)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(OUTSIDE) == []
+
+
+def test_texts_in_charts_can_be_read(browser):
+    for width in (PHONE, 1280):
+        browser.show(width=width, height=740)
+        heights = browser.evaluate(
+            "[...document.querySelectorAll('svg .tick')].map(e => e.getBoundingClientRect().height)"
+        )
+        assert min(heights) >= 11
+
+
+def test_on_paper_everything_is_said_in_black_on_white(browser):
+    browser.show(width=PAPER, scheme="dark", media="print")
+    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert browser.evaluate("document.documentElement.scrollWidth") <= PAPER
+    assert browser.evaluate(OUTSIDE.replace(".scroll table, pre,", "")) == []
+    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    shown = "[...document.querySelectorAll('.said li')].map(e => e.checkVisibility())"
+    assert browser.evaluate(shown) and all(browser.evaluate(shown))
+    printed = base64.b64decode(browser.send("Page.printToPDF", printBackground=True)["data"])
+    assert printed.startswith(b"%PDF") and len(printed) > 20_000
+
+
+def test_twenty_runs_open_in_a_second(started, runs, tmp_path):
+    file = tmp_path / "twenty.html"
+    file.write_text(report(([*runs] * 7)[:20]), encoding="utf-8")
+    assert file.stat().st_size < 2_000_000
+    started.show()
+    assert min(started.open(file) for _ in range(3)) < 1
