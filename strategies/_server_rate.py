@@ -16,9 +16,13 @@ class ServerRate(Config):
     anneal_rounds: int | None = Field(default=None, ge=1)
     """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`,
     none after T."""
+    anneal_after: int = Field(default=0, ge=0)
+    """Rounds at the whole rate before it begins to fall, such as those of a stage before this one;
+    rounds are counted from the experiment's first."""
 
     def rate(self, round_number: int) -> float:
         """The server rate of a round, from 1."""
-        whole = self.anneal_rounds
-        left = 1.0 if whole is None else max(0.0, 1.0 - (round_number - 1) / whole)
-        return self.server_lr * left
+        if self.anneal_rounds is None:
+            return self.server_lr
+        falling = max(0, round_number - 1 - self.anneal_after)
+        return self.server_lr * max(0.0, 1.0 - falling / self.anneal_rounds)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contrastive loss on masked views (PrivRec equations 8 to 10), written once for a leading
-cohort dimension.
+cohort dimension, for either kind of encoder.
 
 Where this differs from the paper:
 
@@ -8,35 +8,81 @@ Where this differs from the paper:
 - Their normalising sum runs over the negatives alone, which has no bound. Here the true item or
   segment is in it too, as in InfoNCE (van den Oord et al. 2018), which the paper cites; the loss is
   then a cross-entropy and at least 0.
+- A temperature divides the inner products, as is usual where they are cosines (Chen et al. 2020,
+  SimCLR); 1 is the paper's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedrec.pretext.encoder import encode_items, encode_sessions
+from fedrec.pretext.mean_encoder import mean_directions, unit_rows
 from fedrec.pretext.views import ViewLayout
 
+EncoderName = Literal["gru", "mean"]
 
-def info_nce(query: Tensor, candidates: Tensor) -> Tensor:
+
+class Contrast(NamedTuple):
+    """How sessions and items are encoded and compared.
+
+    Attributes:
+        encoder: `gru` with a feed-forward network for items (paper), or `mean`, directions of the
+            embeddings themselves.
+        temperature: what inner products are divided by, > 0.
+    """
+
+    encoder: EncoderName = "gru"
+    temperature: float = 1.0
+
+    def sessions(
+        self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
+    ) -> Tensor:
+        """Encoded sessions `[C, n, h]` of embeddings `[C, n, T, d]`, see `encode_sessions`."""
+        return _SESSIONS[self.encoder](parameters, embeddings, present)
+
+    def items(self, parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
+        """Encoded items `[C, ..., h]` of embeddings `[C, ..., d]`."""
+        if self.encoder == "mean":
+            return unit_rows(embeddings)
+        return encode_items(parameters, embeddings)
+
+
+_SESSIONS: dict[EncoderName, Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]] = {
+    "gru": encode_sessions,
+    "mean": lambda _, embeddings, present: mean_directions(embeddings, present),
+}
+
+
+PAPER = Contrast()
+"""As in the paper."""
+
+
+def info_nce(query: Tensor, candidates: Tensor, temperature: float = 1.0) -> Tensor:
     """Minus the log-probability of the first candidate, by inner products with the query.
 
     Args:
         query: `[..., h]`.
         candidates: `[..., K, h]`, the true one first.
+        temperature: what the inner products are divided by.
 
     Returns:
         `[...]`.
     """
-    scores = (candidates * query.unsqueeze(-2)).sum(-1)
+    scores = (candidates @ query.unsqueeze(-1)).squeeze(-1) / temperature
     return torch.logsumexp(scores, -1) - scores[..., 0]
 
 
 def item_loss(
-    parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor, layout: ViewLayout
+    parameters: Mapping[str, Tensor],
+    embeddings: Tensor,
+    present: Tensor,
+    layout: ViewLayout,
+    contrast: Contrast = PAPER,
 ) -> Tensor:
     """Equation 8: mean over the views of each client.
 
@@ -47,6 +93,7 @@ def item_loss(
         present: `bool [C, V, layout.width]`, false for padding; a view without any item does not
             count.
         layout: how a view lies in a row.
+        contrast: how sessions and items are encoded and compared.
 
     Returns:
         `[C]`; 0 for a client without views.
@@ -54,13 +101,19 @@ def item_loss(
     masked, candidates, *_ = embeddings.split(layout.widths, 2)
     real = present.split(layout.widths, 2)[0]
     losses = info_nce(
-        encode_sessions(parameters, masked, real), encode_items(parameters, candidates)
+        contrast.sessions(parameters, masked, real),
+        contrast.items(parameters, candidates),
+        contrast.temperature,
     )
-    return _mean(losses, real[..., 0])
+    return _mean(losses, real.any(-1))
 
 
 def segment_loss(
-    parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor, layout: ViewLayout
+    parameters: Mapping[str, Tensor],
+    embeddings: Tensor,
+    present: Tensor,
+    layout: ViewLayout,
+    contrast: Contrast = PAPER,
 ) -> Tensor:
     """Equation 9: mean over the views of each client that have negative segments; see
     `item_loss`."""
@@ -68,14 +121,12 @@ def segment_loss(
     *_, real, in_segments = present.split(layout.widths, 2)
     cohort, views, _, width = masked.shape
     shape = cohort, views * (1 + layout.segment_negatives), layout.segment
-    candidates = encode_sessions(
+    candidates = contrast.sessions(
         parameters, segments.reshape(*shape, width), in_segments.reshape(shape)
     )
-    queries = encode_sessions(parameters, masked, real)
-    return _mean(
-        info_nce(queries, candidates.unflatten(1, (views, 1 + layout.segment_negatives))),
-        real[..., 0],
-    )
+    queries = contrast.sessions(parameters, masked, real)
+    candidates = candidates.unflatten(1, (views, 1 + layout.segment_negatives))
+    return _mean(info_nce(queries, candidates, contrast.temperature), real[..., 0])
 
 
 def _mean(losses: Tensor, counted: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
 from fedrec.nn.layers import gather_rows
-from fedrec.pretext.contrast import item_loss, segment_loss
+from fedrec.pretext.contrast import Contrast, EncoderName, item_loss, segment_loss
 from fedrec.pretext.encoder import initial_encoder
 from fedrec.pretext.views import ViewLayout, draw_views
 
@@ -31,6 +31,9 @@ class SessionConfig(Config):
     """Which training rows form the sequence: those of positive items, or all."""
     masks: int = Field(default=4, ge=1)
     """Pairs of views (one item-masked, one segment-masked) that each session gives in an epoch."""
+    masked_place: Literal["negative", "empty"] = "negative"
+    """What an item-masked session has in the place of the true item: a negative one (paper), or
+    nothing."""
     item_negatives: int = Field(default=16, ge=1)
     """Negative items per item-masked session."""
     segment_length: int = Field(default=4, ge=1)
@@ -41,8 +44,15 @@ class SessionConfig(Config):
     """Weight of the item-masked loss (lambda_IM, eq. 10)."""
     lambda_sm: float = Field(default=1.0, ge=0)
     """Weight of the segment-masked loss (lambda_SM, eq. 10)."""
+    encoder: EncoderName = "gru"
+    """`gru`: a recurrent network on sessions and a feed-forward one on items (paper); `mean`: a
+    session is the direction of the mean of its items' unit embeddings, an item its own direction,
+    and nothing but the item embedding learns."""
     hidden: int = Field(default=64, ge=1)
-    """Width of the encodings of sessions and items."""
+    """Width of the encodings of sessions and items by `gru`."""
+    temperature: float = Field(default=1.0, gt=0)
+    """What scores are divided by before the softmax; with `mean` scores are cosines, and 1 hardly
+    tells them apart."""
     item_table: str = "item.id"
     """The model's item embedding that is learned."""
 
@@ -76,9 +86,11 @@ class SessionTask:
         self.layout = ViewLayout(
             config.session_length,
             config.item_negatives,
-            config.segment_length,
+            config.segment_length if config.lambda_sm else 0,
             config.segment_negatives,
+            config.masked_place == "empty",
         )
+        self._contrast = Contrast(config.encoder, config.temperature)
 
     @property
     def silent(self) -> bool:
@@ -86,7 +98,10 @@ class SessionTask:
         return not (self.config.lambda_im or self.config.lambda_sm)
 
     def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Fresh parameters of the encoders, in addition to those of the `model`."""
+        """Fresh parameters of the encoders, in addition to those of the `model`; `mean` has
+        none."""
+        if self.config.encoder == "mean":
+            return {}
         return initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
 
     def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
@@ -118,7 +133,9 @@ class SessionTask:
             (self.config.lambda_sm, segment_loss),
         ):
             if weight:
-                loss = loss + weight * measure(parameters, embeddings, present, self.layout)
+                loss = loss + weight * measure(
+                    parameters, embeddings, present, self.layout, self._contrast
+                )
         return loss
 
     def loss_from_table(self, parameters: Mapping[str, Tensor], views: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ Where this differs from the paper:
 - The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the
   session.
 - Negative items are drawn outside the user's own sequence, the paper's from "the item sets".
-- The replacement in a view is the first of its negatives.
+- The replacement in a view is the first of its negatives; or there is none, and the place stays
+  empty (`ViewLayout.empty`).
 """
 
 from __future__ import annotations
@@ -32,21 +33,25 @@ class ViewLayout:
     Attributes:
         session: largest number of items of a session, >= 2.
         item_negatives: negative items per view, >= 1.
-        segment: largest number of items of a segment, >= 1.
+        segment: largest number of items of a segment, >= 1; 0: there are no segment-masked views.
         segment_negatives: negative segments per view, >= 1.
+        empty: whether the place of a masked item stays empty, -1, instead of holding a negative
+            one.
     """
 
     session: int
     item_negatives: int
     segment: int
     segment_negatives: int
+    empty: bool = False
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
         """Widths of the four parts: item-masked session, true and negative items, segment-masked
         session, segments."""
         segments = (1 + self.segment_negatives) * self.segment
-        return self.session, 1 + self.item_negatives, self.session, segments
+        masked = self.session if self.segment else 0
+        return self.session, 1 + self.item_negatives, masked, segments
 
     @property
     def width(self) -> int:
@@ -83,6 +88,8 @@ def draw_views(
         return np.zeros((0, layout.width), dtype=np.int64)
     whole = _window(sequence, starts[session], lengths[session], layout.session)
     items = _item_views(whole, lengths[session], np.unique(sequence), layout, num_items, random)
+    if not layout.segment:
+        return np.concatenate(items, axis=1)
     segments = _segment_views(sequence, whole, (starts, lengths), session, layout, random)
     return np.concatenate([*items, *segments], axis=1)
 
@@ -116,7 +123,7 @@ def _item_views(
     )
     candidates = np.concatenate([whole[place][:, None], drawn], axis=1)
     masked = whole.copy()
-    masked[place] = drawn[:, 0]
+    masked[place] = -1 if layout.empty else drawn[:, 0]
     return masked, candidates
 
 

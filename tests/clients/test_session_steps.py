@@ -44,6 +44,9 @@ SETTINGS = {
     "large-batches": {"batch-size": 100},
     "no-epoch": {"epochs": 0},
     "silent": {"lambda-im": 0.0, "lambda-sm": 0.0},
+    "directions": {"encoder": "mean", "temperature": 0.2, "masked-place": "empty"},
+    "directions-of-items": {"encoder": "mean", "temperature": 0.5, "lambda-sm": 0.0},
+    "empty": {"masked-place": "empty", "temperature": 0.5},
 }
 JOINT_ONLY = {
     "low-rated": {"low-rated": "negative", "sessions-of": "all", "lambda-dssm": 0.3},
@@ -193,6 +196,13 @@ def test_contrastive_training_moves_the_item_embedding_and_the_encoders_alone(ma
     update = step.update(parameters, population.client(1), stream(0, "client", 1, 1))
     moved = {name for name, delta in update.delta.items() if delta.any()}
     assert moved == {"item.id", *(name for name in parameters if name.startswith("session."))}
+
+
+def test_directions_have_no_encoders_and_move_the_item_embedding_alone(make):
+    step, parameters, population = make(Contrastive, ContrastiveConfig, encoder="mean")
+    assert not any(name.startswith("session.") for name in parameters)
+    update = step.update(parameters, population.client(1), stream(0, "client", 1, 1))
+    assert {name for name, delta in update.delta.items() if delta.any()} == {"item.id"}
 
 
 def test_local_sgd_leaves_the_encoders_alone(make):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedrec.pretext.contrast import info_nce, item_loss, segment_loss
+from fedrec.pretext.contrast import Contrast, info_nce, item_loss, segment_loss
 from fedrec.pretext.encoder import initial_encoder
 from fedrec.pretext.views import ViewLayout
 
@@ -113,6 +113,53 @@ def test_clients_do_not_see_each_other(setting):
             own, table[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT
         )
         torch.testing.assert_close(found[client], alone[0])
+
+
+@pytest.mark.parametrize(("measure", "temperature"), [(item_loss, 0.2), (segment_loss, 0.7)])
+def test_directions_are_compared_by_torchs_cosines(setting, measure, temperature):
+    _, table, views = setting
+    own = table.clone().requires_grad_()
+    contrast = Contrast("mean", temperature)
+    rows = own[views.clamp(min=0)].unsqueeze(0)
+    found = measure({}, rows, (views >= 0).unsqueeze(0), LAYOUT, contrast)
+    found.sum().backward()
+    plain = table.clone().requires_grad_()
+    expected = cosine_loss(plain, measure is item_loss, temperature)
+    expected.backward()
+    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own.grad, plain.grad, rtol=1e-4, atol=1e-5)
+    assert own.grad.abs().max() > 1e-3
+
+
+def cosine_loss(table, of_items, temperature):
+    """Equation 8, or 9, with cosines of mean directions, one view after the other."""
+
+    def direction(items):
+        return sum(table[item] / table[item].norm() for item in items if item != NONE)
+
+    losses = []
+    for masked, candidates, replaced, segments in VIEWS[: 3 if of_items else 2]:
+        query = direction(masked if of_items else replaced)
+        others = [[item] for item in candidates]
+        if not of_items:
+            others = [segments[start : start + 2] for start in range(0, 8, 2)]
+        scores = [F.cosine_similarity(query, direction(one), dim=0) for one in others]
+        scores = torch.stack(scores).unsqueeze(0) / temperature
+        losses.append(F.cross_entropy(scores, torch.tensor([0])))
+    return torch.stack(losses).mean()
+
+
+def test_an_empty_place_is_as_if_the_item_had_never_been_there(setting):
+    """Whichever place it is, the first among them."""
+    _, table, _ = setting
+    contrast = Contrast("mean", 0.5)
+    sessions = [[NONE, 1, 2, 3], [1, NONE, 2, 3], [1, 2, 3, NONE]]
+    views = [[*session, 5, 6, 7, *([NONE] * 12)] for session in sessions]
+    rows = torch.tensor(views)[:, None, None]
+    found = [
+        item_loss({}, table[row.clamp(min=0)], row >= 0, LAYOUT, contrast).item() for row in rows
+    ]
+    assert found == pytest.approx([found[0]] * 3) and found[0] > 0
 
 
 def test_without_views_the_loss_is_zero(setting):

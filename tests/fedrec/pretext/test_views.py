@@ -85,6 +85,20 @@ def test_every_view_hides_one_item_and_one_segment_of_its_session():
             )
 
 
+def test_a_masked_place_may_stay_empty():
+    """The same draws but for the replacement; without segments nothing else is there."""
+    sequence = np.random.default_rng(0).permutation(27)
+    kept = LAYOUT.widths[0] + LAYOUT.widths[1]
+    replaced, emptied = (
+        draw_views(sequence, ViewLayout(6, 3, segment, 4, empty), 5, 200, np.random.default_rng(1))
+        for segment, empty in ((2, False), (0, True))
+    )
+    assert emptied.shape[1] == kept < replaced.shape[1]
+    changed = emptied != replaced[:, :kept]
+    assert (changed.sum(axis=1) == 1).all() and (emptied[changed] == -1).all()
+    assert (replaced[:, :kept][changed] == replaced[:, LAYOUT.session + 1]).all()
+
+
 def test_segments_and_negatives_are_drawn_uniformly():
     """Sessions 0-4 and 5-9, segments of two items: given the true segment, all windows off it are
     equally likely."""

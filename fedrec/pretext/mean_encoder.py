@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders without parameters: directions of the item embeddings themselves.
+
+A session is the mean of its items' unit embeddings, scaled to length 1, so that its inner product
+with an item's unit embedding is a cosine. What is learned then is what an item-kNN on cosines ranks
+by. A recurrent network and a network for items (PrivRec's f_Sigma and f_Psi) can instead keep in
+themselves what is common to items, and leave embeddings whose own cosines say little.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def unit_rows(embeddings: Tensor) -> Tensor:
+    """Embeddings `[..., d]` scaled to length 1; zeros stay zeros."""
+    return F.normalize(embeddings, dim=-1)
+
+
+def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
+    """The direction of the mean of sessions' unit embeddings.
+
+    Args:
+        embeddings: `[..., T, d]`, sessions of at most T items.
+        present: `bool [..., T]`; an item that is not does not count.
+
+    Returns:
+        `[..., d]`, of length 1; zeros for a session without items.
+    """
+    own = unit_rows(embeddings) * present.unsqueeze(-1)
+    return unit_rows(own.sum(-2))
