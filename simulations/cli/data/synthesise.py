@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec synthesise`: write what a perturbation makes of the training rows, and measure what that
-still tells."""
+"""`fedrec synthesise`: write the perturbed training rows, and measure what they reveal of the real
+ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from simulations.cli.data.perturb import (
 
 def synthesise(
     experiment: Named,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the table goes: .csv, or .parquet.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file: .csv or .parquet.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the synthetic training rows as a table, with measures of how much they tell of the real
+    """Write the synthetic training rows as a table, and measure what they reveal of the real
     ones."""
     from fedrec.data.perturbation import perturbation_of
     from fedrec.experiment.loading import load

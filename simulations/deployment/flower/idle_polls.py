@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to nodes that ask for a message while there is none, without the database.
+"""Fast replies to nodes that poll while they have no message, without using the database.
 
 Most calls to a SuperLink with many nodes are of this kind. In Flower each passes nine middlewares
 and two threads, and marks a message as delivered in a write to the database that finds none: some
 10 ms of the one core that a SuperLink can use. Here the same authentication comes first; then the
-SuperLink's memory of nodes without messages answers, and every call that it cannot answer goes
-Flower's way.
+call is answered from a cache of nodes without messages, or passed on to Flower.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PULL = "/v1/fleet/pull-messages"
-"""Path of the call by which a node asks for a message."""
+"""Path of the call with which a node polls for a message."""
 BELIEVED = 15.0
 """Seconds after which the database is asked again whether there is a message for a node."""
 
 
 class EmptyQueues:
-    """Nodes for which the database was seen to hold no message, until one is stored for them.
+    """Nodes without a message in the database, until one is stored for them.
 
     Args:
         clock: monotonic seconds.
@@ -53,19 +52,19 @@ class EmptyQueues:
             self._until.pop(node, None)
 
     def messages(self, node: int) -> int:
-        """How many messages have been stored for a node: asked before the database is."""
+        """Number of messages stored for a node so far; read before the database is queried."""
         return self._stored[node]
 
     def none_found(self, node: int, messages: int) -> None:
-        """The database held no message for a node; nothing is concluded where one was stored since
-        `messages` were counted, as it may have come too late to be found."""
+        """Record that the database has no message for a node; ignored if one was stored since
+        `messages` was read, because the query may have missed it."""
         with self._lock:
             if self._stored[node] == messages:
                 self._until[node] = self._clock() + BELIEVED
 
 
 class AnswerIdleNodes:
-    """ASGI middleware: nodes without a message are answered, all other calls are passed on.
+    """ASGI middleware that answers polls of nodes without a message and passes on all other calls.
 
     Args:
         app: what it passes on to; its link state has `empty_queues`, an `EmptyQueues`.
@@ -88,8 +87,7 @@ class AnswerIdleNodes:
 
 
 def _has_nothing(request: Request, body: bytes) -> bool:
-    """Whether a genuine node asks, and nothing waits for it. What is wrong with a call is answered
-    by Flower."""
+    """Whether an authenticated node polls and has no message. Flower answers invalid calls."""
     try:
         asked = PullMessagesRequest.FromString(body)
         if asked.node.node_id not in get_linkstate(request).empty_queues:  # type: ignore[attr-defined]

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 FIRST_PULL_WAIT, LONGEST_PULL_WAIT = 0.05, 1.0
-"""Seconds before a piece of a message that was announced and is not there yet is asked for again
-(Flower: 1 and 10)."""
+"""Seconds before a missing piece of an announced message is requested again (Flower: 1 and 10)."""
 
 
 def quick(pull: Callable[..., Any], **settings: float) -> Callable[..., Any]:
