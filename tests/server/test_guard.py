@@ -560,7 +560,7 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
         accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
     )  # within the digits of the grid
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
-    with pytest.raises(ComponentError, match=r"accountant .* is wrong: an attack reaches more"):
+    with pytest.raises(ComponentError, match=r"accountant .* is wrong: the best known attack exceeds"):
         accountant.epsilon(1e-5, attack=True)
 
 

@@ -313,7 +313,7 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
             {"step": {"name": "sgd"}, "strategy": {"name": "reptile"}},
             "need parameters that the server generates",
         ),
-        ({"model": {"name": "privrec"}}, "no parameters to generate others from"),
+        ({"model": {"name": "privrec"}}, "cannot generate parameters"),
     ],
     ids=["unknown users", "other strategy", "other step", "model alone", "other model"],
 )

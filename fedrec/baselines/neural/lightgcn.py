@@ -41,21 +41,21 @@ class LightgcnConfig(UserRowsConfig):
     """Settings of LightGCN."""
 
     factors: int = Field(default=64, ge=1)
-    """Width of the rows."""
+    """Width of the embeddings."""
     layers: int = Field(default=3, ge=0)
-    """K, how many steps over the graph; 0: matrix factorization."""
+    """Number of propagation layers K; 0: matrix factorization."""
     epochs: int = Field(default=100, ge=1)
-    """Passes; each has as many triples as there are liked pairs. The paper has 1000."""
+    """Epochs; each has as many triples as there are liked pairs. The paper has 1000."""
     batch_size: int = Field(default=2048, ge=1)
     """Triples per step."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     decay: float = Field(default=1e-4, ge=0)
-    """Weight of the squared norms of a triple's rows."""
+    """L2 penalty on the rows of a triple."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial rows."""
     draw: Literal["users", "pairs"] = "users"
-    """What is drawn uniformly: a user and one of its items (`users`), or a liked pair (`pairs`)."""
+    """Uniform sampling of a user and one of its items (`users`), or of a liked pair (`pairs`)."""
 
 
 class Lightgcn(UserRowsBaseline):

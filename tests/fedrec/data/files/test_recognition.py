@@ -72,7 +72,7 @@ def test_two_columns_without_known_names_are_users_and_items(written):
 def test_columns_can_be_named(written):
     given = {"user": "item", "item": "user"}
     found = recognise(written(("user", "item", "rating", "time")), given)
-    assert (found.columns["user"], found.reasons["user"]) == ("item", "as you said")
+    assert (found.columns["user"], found.reasons["user"]) == ("item", "as given")
     with pytest.raises(DataError, match="no column 'nobody'"):
         recognise(written(("user", "item", "rating", "time")), {"user": "nobody"})
 
