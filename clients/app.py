@@ -40,8 +40,8 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Decodes messages to a real node, and lets replies leave it but no texts of errors: an error
-    may quote the node's files, or reveal which there are, so its text stays in the node's log."""
+    """Decodes messages to a real node, and removes error texts from its replies: an error may quote
+    the node's files, or reveal which files exist, so its text stays in the node's log."""
     real = is_real(context)
     if not real and not context.run_config.get("deployment"):
         return call_next(message, context)
@@ -56,7 +56,9 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
         if not real:
             raise
         log.error("a message failed", exc_info=error)
-        raise ClientError("the node failed at this message", fix="its own log says why") from None
+        raise ClientError(
+            "the node failed to process this message", fix="see the node's own log"
+        ) from None
     if answer.has_content():
         for_the_network(answer.content)
     return answer
@@ -77,7 +79,7 @@ app = ClientApp(mods=[_at_the_border])
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Say which clients this node hosts."""
+    """Reply with the clients that this node hosts."""
     node = node_of(context)
     presence = Presence(
         node.partition,
@@ -93,8 +95,8 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.query("initial")
 def initial(message: Message, context: Context) -> Message:
-    """Give fresh parameters: a function of the experiment and its seed, so it does not matter which
-    node is asked."""
+    """Reply with initial parameters: a function of the experiment and its seed, the same on every
+    node."""
     fresh = node_of(context).initial()
     return Message(
         pack_parameters({name: value.numpy() for name, value in fresh.items()}), reply_to=message
@@ -103,7 +105,8 @@ def initial(message: Message, context: Context) -> Message:
 
 @app.query("items")
 def items(message: Message, context: Context) -> Message:
-    """Say which items' rows the named clients need, before parameters are generated for them."""
+    """Reply with the items whose rows the named clients need, before parameters are generated for
+    them."""
     order, node = unpack_item_query(message.content), node_of(context)
     node.refuse_generated()
     return Message(pack_item_requests(requested_items(node, order)), reply_to=message)
@@ -111,28 +114,29 @@ def items(message: Message, context: Context) -> Message:
 
 @app.query("secure_channel")
 def secure_channel(message: Message, context: Context) -> Message:
-    """Say with which key other nodes can write to this one."""
+    """Reply with the public channel key, with which other nodes encrypt messages to this one."""
     return Message(pack_channel(*channel_key(node_of(context))), reply_to=message)
 
 
 @app.query("secure_shares")
 def secure_shares(message: Message, context: Context) -> Message:
-    """Begin a session of secure aggregation: shares of the node's secrets for the others."""
+    """Begin a session of secure aggregation: reply with shares of the node's secrets for the other
+    nodes."""
     order = unpack_words(ShareOrder, message.content)
     return Message(pack_words(share(node_of(context), order)), reply_to=message)
 
 
 @app.query("secure_unmask")
 def secure_unmask(message: Message, context: Context) -> Message:
-    """End a session: shares with which the sum of its nodes is unmasked."""
+    """End a session: reply with shares that unmask the sum of its nodes."""
     order = unpack_words(UnmaskOrder, message.content)
     return Message(pack_words(unmask(node_of(context), order)), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train the named clients and answer with a sum, or with each one's own; or all, in Flower's
-    standard form."""
+    """Train the named clients and reply with their sum or with single updates; without names, train
+    all and reply in Flower's standard form."""
     node, order = node_of(context), unpack_train_order(message.content)
     node.check_train(order, array_names(message.content))
     arrays = (
@@ -154,7 +158,8 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the named clients and answer with a table; or all of them, and answer with means."""
+    """Evaluate the named clients and reply with a table; without names, evaluate all and reply with
+    means."""
     arrays, order = unpack_evaluate(message.content)
     node = node_of(context)
     node.check_evaluate(order)

@@ -2,9 +2,9 @@
 """Evaluation on one node: fine-tune on each client's known rows, then test on its held-out rows
 (PrivRec section 3.3).
 
-The answer is one row per client: its metrics, and one 0/1 column `group:NAME` for each group that
-some client belongs to, so that the server can average over groups without ever seeing a feature.
-Metrics are not private; they are for simulations.
+The reply is one row per client: its metrics, and one 0/1 column `group:NAME` for each group with a
+member, so that the server can average over groups without seeing features. Metrics are not private;
+they are for simulations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CELLS_PER_BLOCK = (
     1_000_000  # users times items whose masks and scores are in memory at a time, about 20 MiB
 )
 _SCORED_AT_ONCE = (
-    20_000  # users times items pushed through the network at once; their activations stay in cache
+    20_000  # users times items per forward pass, so that the activations stay in cache
 )
 
 
@@ -94,7 +94,7 @@ def _table(
 def _generated_table(
     node: Node, step: Step, given: Generated, held_out: HeldOutPart
 ) -> pd.DataFrame:
-    """Metrics under parameters that were generated for each client; nothing is trained."""
+    """Metrics under parameters that were generated for each client, without training."""
     if step.config.epochs:
         raise ExperimentError(
             "generated parameters are not fine-tuned on the device",
@@ -183,15 +183,14 @@ def client_scores(
 def _history_scores(
     node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray
 ) -> Tensor:
-    """Scores `[clients, items]` under one slice of parameters, `[1, ...]` each."""
+    """Scores `[clients, items]` under the parameters of one client, `[1, ...]` each."""
     histories = torch.from_numpy(node.population.histories(clients, model.rated)).to(node.device)
     return model.history_scores(parameters, histories.unsqueeze(0))[0]
 
 
 @torch.no_grad()
 def _shared_scores(node: Node, parameters: dict[str, Tensor], clients: np.ndarray) -> Tensor:
-    """Scores under the shared parameters; clients with equal features are scored once, as nothing
-    else differs."""
+    """Scores under the shared parameters; clients with equal features are scored once."""
     if isinstance(node.model, HistoryModel):
         return _history_scores(node, node.model, _slices(parameters, 1), clients)
     codes = node.population.feature_codes(clients)
@@ -278,8 +277,8 @@ def _rating_errors(
 
 
 def _all_alike(step: Step, parameters: dict[str, Tensor]) -> bool:
-    """Whether every client is evaluated with the same parameters: no fine-tuning and nothing
-    private."""
+    """Whether all clients are evaluated with the same parameters: no fine-tuning, no private
+    parameters."""
     return step.config.epochs == 0 and not step.private_names(list(parameters))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's work for clients whose parameters the server generates: item requests and gradients.
 
-Parameters and gradients of all clients of a message are stacked arrays. Each
-client's gradient is its own; nothing is added up here, because the server's generator needs each
-one. What is private to a client is not among them: it starts as it is in a fresh model, and stays.
+Parameters and gradients of all clients of a message are stacked arrays. Gradients are not summed,
+because the server's generator needs each client's. Private parameters of clients are not among
+them: they start with the values of a new model and stay on the node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedrec.rng import stream
 
 
 def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
-    """The items that clients touch in a round, or those of their held-out rows."""
+    """The items that clients need in a round, or those of their held-out rows."""
     clients = np.sort(order.clients)
     if order.purpose != "train":
         validates = order.purpose == "validate"
@@ -50,8 +50,8 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     it.
 
     Raises:
-        ClientError: a client's work failed, or the parameters are not those that its data need.
-        ExperimentError: the step is not made for generated parameters.
+        ClientError: a client's work failed, or the parameters do not match its data.
+        ExperimentError: the step does not support generated parameters.
     """
     step = _generated_step(node.step(Section.model_validate(order.step)).in_round(order.round))
     given = Generated.read(arrays)
@@ -170,7 +170,7 @@ def _touched(batches: Batches) -> np.ndarray:
 
 
 def _fresh_private(node: Node, step: GeneratedStep) -> dict[str, Tensor]:
-    """The private parameters of somebody who was never in a round: those of a fresh model."""
+    """Private parameters of a client that was never in a round: those of a new model."""
     if not step.keeps:
         return {}
     fresh = node.fresh
@@ -178,7 +178,7 @@ def _fresh_private(node: Node, step: GeneratedStep) -> dict[str, Tensor]:
 
 
 def _empty(step: GeneratedStep, given: Generated) -> Generated:
-    """Room for the gradients that are sent."""
+    """Arrays for the gradients that are sent."""
     sent = step.sent([*given.values, *given.rows])
     return Generated(
         given.requests,
@@ -202,20 +202,19 @@ def _mismatch(clients: np.ndarray, round_: int) -> ClientError:
     return ClientError(
         f"the parameters of round {round_} are not those that the clients need",
         expected="the rows of the items that they named",
-        got=f"others, for some of the clients {', '.join(map(str, clients.tolist()))}",
-        fix="let the server ask for the round's items before it generates parameters",
+        got=f"other rows, for some of the clients {', '.join(map(str, clients.tolist()))}",
+        fix="request the round's items from the nodes before generating parameters",
     )
 
 
 def _blame(node: Node, step: GeneratedStep, own: Generated, round_: int) -> FedrecError:
-    """The error of the client that makes a block fail, found by training them one after the
-    other."""
+    """The error of the client that makes a block fail, found by training the clients one by one."""
     try:
         _one_by_one(node, step, own, round_)
     except FedrecError as error:
         return error
     return ClientError(
-        f"step {type(step).__name__!r} failed for a block of clients, and for none of them alone"
+        f"step {type(step).__name__!r} failed for a block of clients, but for none of them alone"
         f" (round {round_})",
         expected=f"gradients of clients {', '.join(map(str, own.requests.clients.tolist()))}",
         got="an error in the block",

@@ -14,8 +14,8 @@ from fedrec.experiment.loading import from_run_config
 
 
 def is_real(context: Context) -> bool:
-    """Whether a context is that of a real node, which the node's own configuration says, and no
-    server."""
+    """Whether a context is that of a real node; determined by the node's own configuration, not by
+    the server."""
     return "private-dir" in context.node_config
 
 

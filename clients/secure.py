@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's part in secure aggregation: its keys, shares of its secrets, a masked sum, and shares of
+"""A node's side of secure aggregation: its keys, shares of its secrets, a masked sum, and shares of
 others' secrets.
 
 The node does not trust the server with more than the sum over a quorum of nodes. In each session,
-which it begins once only, it masks one sum and answers one question about shares, with one kind of
-share for each node, and forgets its secrets with the answer. It counts the quorum itself, from the
-list of nodes that it was shown and the experiment's settings. What else the sum hangs on, how many
-clients each node is asked for and where the point stands, it checks too, and binds to what it sends
-the others: a server that tells nodes different things gets no sum. A real node takes channel keys
-only from nodes that the deployment's authority has certified.
+which it begins only once, it masks one sum and answers one request for shares, with one kind of
+share for each node, and then deletes its secrets. It counts the quorum itself, from the list of
+nodes that it received and the experiment's settings. It also checks the other terms of the sum, the
+number of clients of each node and the fixed-point precision, and binds them to its messages to
+other nodes: a server that sends different terms to different nodes gets no sum. A real node takes
+channel keys only from nodes that the deployment's authority has certified.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _PLACE_BYTES = 4
 
 
 def channel_key(node: Node) -> tuple[bytes, bytes]:
-    """The node's public channel key of this run, and a proof that it is this node's; empty if it
-    cannot prove it.
+    """The node's public channel key of this run, and a proof that it is this node's; empty without
+    a certificate.
 
     Raises:
         ClientError: the run has no secure aggregation.
@@ -59,7 +59,7 @@ def channel_key(node: Node) -> tuple[bytes, bytes]:
 
 
 def share(node: Node, order: ShareOrder) -> ShareReply:
-    """Begin a session: fresh secrets, and shares of them for each node, sealed.
+    """Begin a session: new secrets, and encrypted shares of them for each node.
 
     Raises:
         ClientError: the order is not one of a sound session, or of one that was begun before.
@@ -99,7 +99,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
 
 
 def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> np.ndarray:
-    """Train the clients of an order; their sum and its counts, masked, `uint64 [n]`.
+    """Train the clients of an order; returns their masked sum and counts, `uint64 [n]`.
 
     Raises:
         ClientError: the order is not one of the node's present session, a sum was masked in it
@@ -108,10 +108,10 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     secure = order.secure
     if secure is None:
         raise RefusalError(
-            "this run has secure aggregation, and the order wants a bare sum",
+            "this run has secure aggregation, but the order asks for an unmasked sum",
             expected="a session of secure aggregation",
             got="none",
-            fix="none; the server must ask as the experiment says",
+            fix="none; the server must follow the experiment",
         )
     secrets = node.session_secrets.look(secure.session)
     place, mask_keys = _read(secrets["place"]), there(pieces(secure.mask_keys, KEY_BYTES))
@@ -126,8 +126,8 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:
         raise _unsound(
-            f"an order in which {reply.clients} of its clients take part: the sum is the others'"
-            " alone"
+            f"an order in which {reply.clients} of its clients take part: the sum would have only"
+            " other nodes' clients"
         )
     numbers = vector.encoded(reply, arrays, shapes, bits, len(counts))
     numbers += masks.own_mask(secrets["self-seed"], len(numbers))
@@ -165,8 +165,8 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
 def _received(
     node: Node, order: MaskOrder, secrets: Mapping[str, bytes], mask_keys: Mapping[int, bytes]
 ) -> dict[str, bytes]:
-    """What is kept of a session once a sum is masked in it: its place, and shares of each node's
-    two secrets."""
+    """State of a session after its sum is masked: the node's place, and shares of each node's two
+    secrets."""
     channels, sealed = pieces(secrets["channels"], KEY_BYTES), pieces(order.sealed, SEALED_BYTES)
     place, nodes = _read(secrets["place"]), len(channels)
     sound = (
@@ -206,18 +206,18 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
             proofs = zip(unlisted(order.proofs), channels, strict=True)
             authors = {node.identity.author(proof, _statement(node, key)) for proof, key in proofs}
         except ValueError as error:
-            raise _unsound(f"keys that are not their nodes': {error}") from None
+            raise _unsound(f"keys without a valid proof of their nodes: {error}") from None
         if len(authors) < len(channels):
             raise _unsound(f"{len(channels)} channel keys of {len(authors)} nodes")
     return channels
 
 
 def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
-    """Refuse a session in which others have nothing to add, or the point stands where nothing is
-    left of them."""
+    """Refuse a session in which other nodes contribute nothing, or the precision would round their
+    sums away."""
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
-        raise _unsound("nodes of whose clients none is asked for")
+        raise _unsound("nodes that contribute no client")
     if not 0 <= order.bits <= fixed_point.MOST_BITS:
         raise _unsound(f"{order.bits} binary digits")
 
@@ -225,8 +225,8 @@ def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
 def _refuse_other_order(
     node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
 ) -> None:
-    """Refuse an order on other terms than the session began on, or terms that do not follow from
-    the experiment."""
+    """Refuse an order whose terms differ from those of the session, or do not follow from the
+    experiment."""
     if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
         raise _unsound(
             f"an order for other clients than the {counts[place]} that the other nodes were given"
@@ -238,12 +238,12 @@ def _refuse_other_order(
 
 
 def _terms(order: ShareOrder) -> bytes:
-    """Digest of what all nodes of a session must have been given alike, 32 bytes."""
+    """Digest of the terms that must be the same for all nodes of a session, 32 bytes."""
     return masks.digest(b"terms", order.session, order.channels, order.counts, _number(order.bits))
 
 
 def _statement(node: Node, key: bytes) -> bytes:
-    """What a node proves: that a channel key is its own in this run."""
+    """The statement that a node signs: this channel key is its own in this run."""
     return b"fedrec secure aggregation: channel key" + listed([node.run.encode(), key])
 
 
@@ -259,7 +259,7 @@ def _settings(node: Node) -> SecureAggregationConfig:
             "this run has no secure aggregation",
             expected="an experiment with secure-aggregation = true",
             got="an order of secure aggregation",
-            fix="none; the server must ask as the experiment says",
+            fix="none; the server must follow the experiment",
         )
     return settings
 
@@ -268,16 +268,16 @@ def _quorum(node: Node, nodes: int) -> int:
     quorum = _settings(node).quorum(nodes)
     if quorum < node.least_nodes:
         raise _unsound(
-            f"sums of {quorum} nodes, where this node's owner wants {node.least_nodes} at least"
+            f"sums of {quorum} nodes, where this node's owner requires at least {node.least_nodes}"
         )
     return quorum
 
 
 def _unsound(got: str) -> RefusalError:
     return RefusalError(
-        "this node refuses a step of secure aggregation",
+        "this node refuses a message of secure aggregation",
         expected=(
-            "different nodes with this one among them, as many as the experiment wants, each with"
+            "distinct nodes including this one, as many as the experiment requires, each with"
             " its own keys"
         ),
         got=got,

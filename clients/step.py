@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a step: what one client does with its own data in one round."""
+"""The interface of steps: what a client does with its own data in one round."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from fedrec.privacy.adjacency import Contributions
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What one client's local work gives.
+    """The result of one client's local training.
 
     Attributes:
         delta: `theta_local - theta_global` per parameter, on the step's device.
-        examples: number of examples the client learned from in one epoch (its rows and its
-            negatives).
-        loss: mean loss over the last epoch; NaN when the client had nothing to learn from.
+        examples: number of examples in one epoch (rows and negatives).
+        loss: mean loss over the last epoch; NaN without examples.
     """
 
     delta: dict[str, Tensor]
@@ -55,10 +54,10 @@ class Step(ABC):
     state between calls.
 
     Attributes:
-        contributions: what its updates are, which says how much noise replacing a client costs.
-            `non-negative` only where any two clients' updates have an inner product of at least 0
-            by construction, whatever their data (`fedrec.privacy.adjacency`). A subclass with
-            another `update` is `signed` again unless it says so itself.
+        contributions: kind of its updates, which determines the sensitivity to replacing a client.
+            `non-negative` only if any two clients' updates have an inner product of at least 0 by
+            construction, for all data (`fedrec.privacy.adjacency`). A subclass with another
+            `update` is `signed` unless it declares otherwise.
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
@@ -83,22 +82,24 @@ class Step(ABC):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains beside those of the `model`; none by default."""
+        """Initial values of additional parameters that this step trains with those of the `model`;
+        none by default."""
         return {}
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """Which step trains which of a round's clients, `int64` each; this one trains all by
-        default."""
+        """Steps and the clients of a round that each trains, `int64`; by default this step trains
+        all."""
         yield self, clients
 
     def in_round(self, round_number: int) -> Step:
-        """The step for a training round, from 1; itself, unless settings change over the rounds."""
+        """The step for a training round, from 1; the step itself unless settings change over the
+        rounds."""
         return self
 
     @property
     def uploads(self) -> int | None:
-        """In how many rounds a client may take part at most; its device refuses more. None: in any
-        number."""
+        """Largest number of rounds that a client may take part in, which its device enforces; None:
+        any number."""
         return None
 
     def private_names(self, names: list[str]) -> list[str]:
@@ -108,14 +109,14 @@ class Step(ABC):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one; none by
+        """Patterns of private parameter names, each of which must match a parameter; none by
         default."""
         return ()
 
     @property
     def keeps(self) -> bool:
-        """Whether something stays on the device: some parameters (unless a subclass knows better,
-        whether it says which), or the number of rounds that it took part in."""
+        """Whether state stays on the device: private parameters (by default, whether the class
+        defines any), or the number of rounds that it took part in."""
         return type(self).private_names is not Step.private_names or self.uploads is not None
 
 
@@ -148,14 +149,13 @@ class CohortStep(Step):
         Args:
             parameters: the global ones, without cohort dimension, unchanged.
             block: the clients.
-            own: what the clients have kept of their private parameters, `[C, ...]` each, unchanged;
-                they start from these instead. Never item tables. Given where `private_names` names
-                some.
+            own: the clients' saved private parameters, `[C, ...]` each, unchanged, from which they
+                start instead of the global ones; never item tables. Passed if `private_names` is
+                not empty.
         """
 
     def kernel_refusal(self) -> str | None:
-        """Why native code cannot take this step, in a few words; None: it can, and
-        `train_in_kernel` does it."""
+        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return f"step {type(self).__name__} has no kernel"
 
     def train_in_kernel(
@@ -164,25 +164,26 @@ class CohortStep(Step):
         block: Block,
         own: Mapping[str, Tensor] | None = None,
     ) -> Outcome:
-        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
+        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         raise NotImplementedError
 
     def declared_refusal(self) -> str | None:
-        """What `kernel_refusal` says, unless a subclass changed what the kernel would do."""
+        """The result of `kernel_refusal`, unless a subclass overrides a method that the kernel
+        replaces."""
         none = type(self).train_in_kernel is CohortStep.train_in_kernel
         if none or speaks_for(
             type(self), "train_in_kernel", ("update", "batches", "block", "train_block")
         ):
             return self.kernel_refusal()
-        return f"step {type(self).__name__} changes what the kernel of its base class does"
+        return f"step {type(self).__name__} overrides what the kernel of its base class replaces"
 
 
 class GeneratedStep(Step):
-    """A step whose clients start from parameters that the server made for each of them, and answer
-    with gradients, or with what local training changed under the opposite sign.
+    """A step whose clients start from parameters that the server generated for each of them, and
+    reply with gradients, or with the negative change of local training.
 
     Its `update` gets one client's generated parameters, item tables at full size, and gives minus
-    the gradient of the client's mean loss: the reference that `gradients` is compared with.
+    the gradient of the client's mean loss: the reference for `gradients`.
     """
 
     @abstractmethod
@@ -212,8 +213,8 @@ class GeneratedStep(Step):
 
         Returns:
             The gradient of each client's mean loss over all its batches together, in the same
-            shapes, and these losses, `[C]`; NaN without examples. What is private is kept on the
-            device minus its gradient.
+            shapes, and these losses, `[C]`; NaN without examples. Private parameters are updated on
+            the device by minus their gradient.
         """
 
     def sent(self, names: list[str]) -> list[str]:

@@ -58,8 +58,7 @@ class Config(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def seeded(self, seed: int) -> Self:
-        """The same settings, with seeds of their own that were left out taken from the experiment's
-        seed."""
+        """The same settings; seeds that are not set are derived from the experiment's seed."""
         return self
 
     def files(self) -> Iterator[str]:
@@ -86,16 +85,14 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A sentence that offers the known words nearest to `word`, or lists them all when none is
-    near."""
+    """A suggestion of the known words most similar to `word`, or a list of all if none is
+    similar."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(repr(name) for name in near) + "?"
     return (
-        "known: " + ", ".join(repr(name) for name in known)
-        if known
-        else "nothing is known under this heading"
+        "known: " + ", ".join(repr(name) for name in known) if known else "this table has no keys"
     )
 
 
@@ -117,7 +114,7 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
             f"missing key {key!r}{more}", expected=f"a value for {key!r}", fix=f"set {key} = ..."
         )
     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    problem = f"wrong value for {key!r}{more}" if key else f"settings do not fit together{more}"
+    problem = f"wrong value for {key!r}{more}" if key else f"inconsistent settings{more}"
     return ExperimentError(
         problem, expected=expected, got=_shown(fault["input"]), fix=_meaning(cls, path)
     )
@@ -135,7 +132,7 @@ def _keys_at(cls: type[Config], path: list[str]) -> list[str]:
 
 
 def _config_in(annotation: object) -> type[Config] | None:
-    """The configuration class that a field holds, be it only sometimes (`Config | None`)."""
+    """The configuration class of a field, also for optional ones (`Config | None`)."""
     for one in (annotation, *(get_args(annotation) if isinstance(annotation, UnionType) else ())):
         if isinstance(one, type) and issubclass(one, Config):
             return one

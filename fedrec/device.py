@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device the local work runs on, and in which precision.
+"""Device and precision of local training.
 
 With `bf16` the matrix products of local training take bfloat16 inputs (`torch.autocast`).
 Parameters stay float32, and so do losses, sums of updates, norms, clipping and noise, and
@@ -47,7 +47,7 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Where the matrix products of local training are taken in a precision."""
-    # Nothing may be cached: parameters change in place, and their copies in bfloat16 would stay as
+    # No caching: parameters change in place, and their cached bfloat16 copies would be outdated.
     # they were.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors a user can fix.
-
-Every error says what was expected, what came, and how to fix it. The command line prints these
-three without a traceback and exits with `exit_code`; any other exception is a defect of fedrec or
-of a plug-in.
+"""Errors that a user can fix. Every error states what was expected, what was found, and how to fix
+it. The command line prints these three without a traceback and exits with `exit_code`; any other
+exception is a defect of fedrec or of a plug-in.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ class FedrecError(Exception):
     """Base of all errors that a user can fix.
 
     Args:
-        problem: one sentence that names the thing at fault (a key, a file, a client).
+        problem: one sentence that names the cause (a key, a file, a client).
         expected: what would have been right.
-        got: what came instead.
+        got: what was found instead.
         fix: what to do about it.
     """
 
@@ -45,7 +43,7 @@ class FedrecError(Exception):
         )
 
     def about(self, subject: str) -> FedrecError:
-        """The same error of the same kind, with what it is about named before it."""
+        """The same error with a prefix that names its subject."""
         return _rebuild(type(self), f"{subject}: {self.problem}", self.expected, self.got, self.fix)
 
 
@@ -78,10 +76,8 @@ class ClientError(FedrecError):
 
 
 class RefusalError(ClientError):
-    """A node does not do what its server asks.
-
-    Its text says nothing but what the server had said before, or what the node's owner tells
-    everybody: it is the only error whose text leaves a real node.
+    """A node refuses an order. The text contains only what the server sent or what the node's owner
+    makes public: it is the only error whose text leaves a real node.
     """
 
     exit_code = 8
@@ -94,6 +90,6 @@ class EngineError(FedrecError):
 
 
 class ComponentError(FedrecError):
-    """A component, ours or a plug-in's, did what its contract forbids."""
+    """A component, built-in or a plug-in, violated its contract."""
 
     exit_code = 7

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several tables in one, told apart by what their names begin with."""
+"""Several tables of named arrays in one, distinguished by prefixes of the names."""
 
 from __future__ import annotations
 

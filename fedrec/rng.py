@@ -3,10 +3,9 @@
 
 Every random decision of an experiment draws from a stream that is addressed by a name and integers,
 such as `stream(seed, "cohort", round)` or `stream(seed, "client", client, round)`. A stream is a
-function of its address alone: it does not matter in which process, order or engine it is opened,
-which is what makes a resumed run equal to an unbroken one and the three engines equal to each
-other. The addresses are hashed into numpy's `SeedSequence`, whose entropy mixing keeps streams
-independent (numpy NEP 19, SPEC 7).
+function of its address alone: process, order and engine do not matter, so a resumed run equals an
+uninterrupted one, and the three engines agree. The addresses are hashed into numpy's
+`SeedSequence`, whose entropy mixing keeps streams independent (numpy NEP 19, SPEC 7).
 """
 
 from __future__ import annotations

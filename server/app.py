@@ -2,8 +2,8 @@
 """The Flower ServerApp: runs the experiment that the run configuration names, on Flower's own grid.
 
 Run configuration: `experiment` (TOML file or shipped name), `overrides` (like `--set`, separated by
-`;`), `output` (an absolute run folder: a new one, or one that is to be continued; default: below
-the runs directory).
+`;`), `output` (absolute path of the run folder, new or to be continued; default: below the runs
+directory).
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ from server.callbacks.callback_list import CallbackList
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
 Measured = tuple[dict[str, float], pd.DataFrame, dict[str, float]]
-"""Means over users, a table of users, and seconds by what they were spent on."""
+"""Means over users, one row per user, and seconds by activity."""
 _TOGETHER = (
-    "Each of these is for one system alone; whoever publishes several of them spends their sum."
+    "Each of these epsilons is for one system alone; publishing several systems costs their sum."
 )
 
 
@@ -80,7 +80,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
 
 
 def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
-    """What the private ones among the baselines cost, one paragraph per line; empty without any."""
+    """Privacy cost of the private baselines, one paragraph per line; empty without any."""
     found = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
     said = tuple(line for kept in found for line in kept.get("privacy", {}).get("in words", ()))
     return (*said, _TOGETHER) if len(said) > 1 else said
@@ -127,7 +127,7 @@ def refuse_central(experiment: Experiment) -> None:
 
 
 class _Bench(ABC):
-    """What all baselines of a run are measured on.
+    """The data and protocol that all baselines of a run are evaluated on.
 
     Args:
         experiment: the resolved experiment.
@@ -145,7 +145,7 @@ class _Bench(ABC):
     def measure(
         self, run: RunFolder, label: str, options: Mapping[str, Any], callback_list: CallbackList
     ) -> dict[str, Any]:
-        """Fit and measure one baseline, and keep what was found."""
+        """Fit and evaluate one baseline, and save its results."""
         baseline = make_baseline(label, options, seed=self.experiment.seed, device=self._device)
         ledger = None
         if isinstance(baseline, PrivateBaseline):
@@ -162,7 +162,7 @@ class _Bench(ABC):
 
     @abstractmethod
     def _measured(self, baseline: Baseline, callback_list: CallbackList) -> Measured:
-        """Fit a baseline and measure it."""
+        """Fit a baseline and evaluate it."""
 
 
 class _RankingBench(_Bench):
@@ -181,8 +181,8 @@ class _RankingBench(_Bench):
         )
 
     def that_fit(self, callback_list: CallbackList) -> Settings:
-        """Settings of the systems to measure, by label; those for which the data are too large are
-        left out, with a line in the log."""
+        """Settings of the systems to evaluate, by label; systems for which the data are too large
+        are skipped, with a line in the log."""
         training = self._protocol.training
         return settings_that_fit(
             super().that_fit(callback_list),
@@ -263,7 +263,7 @@ class _Charges:
 
 
 def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:
-    """What a private baseline has spent by its ledger, as JSON values."""
+    """Privacy cost of a private baseline by its ledger, as JSON values."""
     report: Report = ledger.spent(baseline.config.delta)
     epsilon: float | str = report.epsilon if math.isfinite(report.epsilon) else "inf"
     line = f"{label}, {baseline.config.adjacency}: {sentence(report, baseline.config.adjacency)}"

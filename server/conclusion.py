@@ -113,7 +113,7 @@ def _in_words(lines: list[str]) -> Said:
 
 
 def _said(experiment: Experiment, state: State) -> list[str]:
-    """What the strategy says of itself."""
+    """The remarks of the strategy."""
     strategy = resolve(STRATEGY, experiment.strategy.name)
     if not issubclass(strategy, CohortStrategy):
         return []

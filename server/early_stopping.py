@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that ends when validation users gain no more; the run then has the parameters of its
-best round (Prechelt 1998).
+"""Early stopping on validation users; the run then has the parameters of its best round (Prechelt
+1998).
 
-After every so many rounds a metric of validation users is measured, as in the last evaluation
-(with on-device fine-tuning where the experiment has it). Test users are never looked at: their
-metrics would no longer measure what was picked by them. The best parameters so far are in each
-checkpoint, so a resumed run keeps and ends as an unbroken one would. Where the strategy has phases,
-evaluations without improvement are counted in the last one only: what a first phase learns need not
-show in recommendations yet.
+A metric of the validation users is evaluated every few rounds, in the same way as in the final
+evaluation (with on-device fine-tuning if the experiment has it). Test users are never used, because
+their metrics would be biased by the selection. Each checkpoint contains the best parameters so far,
+so a resumed run selects the same round as an uninterrupted one. If the strategy has phases,
+evaluations without improvement are counted in the last phase only, because the first phases need
+not improve recommendations yet.
 
-Under differential privacy a round that is not run is not charged. Training users pay for nothing
-else: the parameters of every round are releases that were charged, and to pick one of them by other
-users' metrics is post-processing. The metrics have no noise and are not charged; the report says
-whom that concerns.
+Under differential privacy a round that is not run is not charged. The selection costs training
+users nothing: the parameters of every round were charged, and selecting one of them by other users'
+metrics is post-processing. The metrics have no noise and are not charged; the report states whose
+data this concerns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PARAMETERS = "parameters/"
 
 
 class EarlyStopping(RunExtension):
-    """Watches validation users, and remembers the best parameters.
+    """Evaluates validation users and keeps the best parameters.
 
     Args:
         experiment: the resolved experiment, with `[early-stopping]`.
@@ -71,7 +71,7 @@ class EarlyStopping(RunExtension):
         self._last: dict[str, float] = {}
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Evaluate, where an evaluation is due, and remember parameters that are better."""
+        """Evaluate if an evaluation is due, and keep the parameters if they are better."""
         self._last = {}
         if round_number % self.config.every:
             return
@@ -86,7 +86,7 @@ class EarlyStopping(RunExtension):
             self._waited += 1
 
     def why_stop(self, round_number: int) -> str:
-        """Whether validation users have gained nothing for too long."""
+        """The reason to stop if the metric has not improved for too long; else empty."""
         if self._waited < self.config.patience:
             return ""
         return (
@@ -95,7 +95,7 @@ class EarlyStopping(RunExtension):
         )
 
     def columns(self) -> dict[str, float]:
-        """The metric that was watched, in rounds with an evaluation."""
+        """The validation metric, in rounds with an evaluation."""
         return self._last
 
     def memory(self) -> dict[str, np.ndarray]:
@@ -131,7 +131,7 @@ class EarlyStopping(RunExtension):
         return self._sign * (value - self._best) > self.config.min_improvement
 
     def _words(self, rounds: int) -> list[str]:
-        """What has to stand beside an epsilon; nothing without one."""
+        """Remarks to be reported with epsilon; none without privacy."""
         privacy, planned = self.experiment.privacy, self.experiment.rounds
         if privacy is None:
             return []
@@ -158,7 +158,7 @@ class EarlyStopping(RunExtension):
 
 
 def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStopping | None:
-    """What ends the training of a run early; None without an `[early-stopping]` table.
+    """The early stopping of a run; None without an `[early-stopping]` table.
 
     Raises:
         ExperimentError: see `EarlyStopping`.
@@ -168,8 +168,8 @@ def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStop
 
 
 def ending(state: State) -> tuple[int, dict[str, np.ndarray]]:
-    """Round and parameters that a run ends with after a state: of its best round where validation
-    users were watched, else of its last."""
+    """Round and parameters that a run ends with: of its best round with early stopping, else of its
+    last."""
     memory = under(f"{NAME}:", state.strategy)
     best = under(_PARAMETERS, memory)
     return (int(memory["numbers"][1]), best) if best else (state.round, state.parameters)
@@ -200,26 +200,26 @@ def _refuse_what_does_not_fit(
             evaluator.untrusted,
             "early stopping is not available on real clients",
             "an experiment without [early-stopping]",
-            "users whose owners allow a few evaluations (most-evaluations)",
-            "set rounds, chosen in a simulation",
+            "users whose owners allow only a few evaluations (most-evaluations)",
+            "set the number of rounds, chosen in a simulation",
         ),
         (
             not len(evaluator.roster.validated),
-            "there are no validation users to end training by, and test users are never watched",
+            "early stopping needs validation users; test users are never used",
             "a split that holds out validation rows",
             f"split.name = {experiment.split.name!r} without any",
             "--set split.validation-users=0.1, or --set split.validation=0.1 with split 'ratio'",
         ),
         (
             config.every > experiment.rounds,
-            "early stopping would never look",
+            "early stopping would never evaluate",
             f"early-stopping.every of at most rounds = {experiment.rounds}",
             f"early-stopping.every = {config.every}",
-            "look more often",
+            "set a smaller early-stopping.every",
         ),
         (
             secure and of_training > 0,
-            "a release cannot be chosen by its training users without noise",
+            "a release cannot be selected by noiseless metrics of its training users",
             "validation users who do not train, with privacy.mode = 'secure'",
             f"{of_training} validation users who train",
             "set split.name = 'user-holdout' with validation-users, or leave [early-stopping] out",

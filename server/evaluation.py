@@ -27,10 +27,9 @@ from server.exchange.replies import answers
 from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")
-FINE_TUNED_WAVE = (
-    64  # clients per node and message, so that progress is seen and a message stays short
-)
-# without fine-tuning a client costs little, and clients with equal features are scored once
+# Clients per node and message; more without fine-tuning, where a client costs little and clients
+# with equal features are scored once.
+FINE_TUNED_WAVE = 64
 SHARED_WAVE = 4096
 
 
@@ -58,8 +57,7 @@ class Evaluator:
         self.generating, self.untrusted = generating, untrusted
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
-        """A sample of the clients with held-out rows, the same each time, `int64`, ascending;
-        None takes all."""
+        """A fixed sample of the clients with held-out rows, `int64`, ascending; None: all."""
         return sample_clients(self.roster.evaluated, count, self.experiment.seed)
 
     def evaluate(
@@ -105,7 +103,7 @@ class Evaluator:
                 progress(sum(len(table) for table in tables), len(clients))
         if not tables and self.untrusted and len(clients):
             log.warning(
-                "no metrics after round %d: no owner allows more evaluations, or nobody answered",
+                "no metrics after round %d: no owner allows more evaluations, or no node answered",
                 round_number,
             )
             return pd.DataFrame(index=pd.Index([], name="client", dtype=np.int64))
@@ -159,8 +157,8 @@ class Evaluator:
             node = reply.metadata.src_node_id
             try:
                 table = unpack_table(reply.content)
-                found = evaluated(table, asked.pop(node), columns)  # a second answer is none
-                if len(found):  # none are left of clients whose owners allow no more evaluations
+                found = evaluated(table, asked.pop(node), columns)  # a second reply is ignored
+                if len(found):  # empty if the owners of all clients allow no more evaluations
                     yield found
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: its metrics are left out: %s", node, error)
@@ -226,8 +224,8 @@ def means(table: pd.DataFrame) -> dict[str, float]:
 
 
 def grouped(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over each group of users, one row per group, by name: nodes reply in any order and know
-    different groups."""
+    """Means over each group of users, one row per group, sorted by name, because nodes reply in any
+    order and know different groups."""
     columns = sorted(column for column in table if column.startswith(GROUP))
     members: dict[str, Any] = {
         column.removeprefix(GROUP): table[column].to_numpy() > 0 for column in columns
@@ -248,9 +246,9 @@ def _refuse_unknown(clients: np.ndarray, training: np.ndarray) -> None:
     unknown = np.setdiff1d(clients, training)
     if len(unknown):
         raise ExperimentError(
-            "the server has learned nothing about some of the users who are to be tested",
+            "the server has no parameters for some of the test users",
             expected=(
-                "held-out rows of training users, because parameters are generated from user ids"
+                "held-out rows of training users only, as parameters are generated from user ids"
             ),
             got=f"{len(unknown)} of {len(clients)} users who never train",
             fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of extensions, which the loop calls at fixed points of each round.
-
-The privacy guard, the accounts of users with noise of their own and early stopping are such
-extensions.
+"""The interface of extensions, which the loop calls at fixed points of each round. The privacy
+guard, the budgets of users who add their own noise, and early stopping are extensions.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ class RunExtension:
     """Called by the loop at fixed points of each round; every method does nothing by default."""
 
     name = ""
-    """Of its table in the result, and of its arrays in a checkpoint."""
+    """Name of its table in the result and of its arrays in a checkpoint."""
     costly = False
-    """Whether a round that is lost costs more than time, so that each is on the disk before the
+    """Whether losing a round costs more than time; then each round is written to disk before the
     next one starts."""
 
     @property
     def hides_updates(self) -> bool:
-        """Whether the server must not see a client's update without noise; then there is no time
-        estimate."""
+        """Whether the server must not see updates without noise; then there is no time estimate."""
         return False
 
     def begin(self, rounds: int) -> None:
@@ -44,14 +41,14 @@ class RunExtension:
         return []
 
     def why_stop(self, round_number: int) -> str:
-        """Why a round may not start, in words; empty if it may."""
+        """The reason why a round may not start; empty if it may."""
         return ""
 
     def before_upload(self, round_number: int) -> None:
-        """The strategy has made its messages, and no client has been asked yet."""
+        """Called after the strategy has made its messages and before they are sent."""
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """A round's parameters are there; they may be changed in place by the next round."""
+        """Called with the parameters after a round, which the next round may change in place."""
 
     def columns(self) -> dict[str, float]:
         """Values for the row of a completed round."""
@@ -62,5 +59,5 @@ class RunExtension:
         return {}
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """The run is over after so many rounds: its report in words, and as JSON values."""
+        """The report after the last round, as sentences and as JSON values."""
         return [], {}

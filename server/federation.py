@@ -26,14 +26,14 @@ class Federation:
     """
 
     untrusted = False
-    """Whether a node may be anybody's."""
+    """Whether nodes are untrusted."""
 
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
         self.experiment, self.grid = experiment, grid
         self.timeout = experiment.engine.timeout
         self.roster = self._first_roster()
         self.secure = secure_sums(experiment, grid, self.roster)
-        """Secure aggregation; None where nodes send their sums bare."""
+        """Secure aggregation; None if nodes send their sums unmasked."""
 
     @property
     def members(self) -> Roster:
@@ -64,7 +64,7 @@ class Federation:
             name: value if value.flags.writeable else value.copy()
             for name, value in share(parameters).items()
         }
-        release_free_heap()  # of the replies that the parameters came in
+        release_free_heap()  # frees the replies that held the parameters
         return shared
 
     def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
@@ -97,5 +97,5 @@ class Federation:
         replies: list[Message],
         theta: Mapping[str, np.ndarray],
     ) -> list[Message]:
-        """The replies that may be aggregated; those of trusted nodes all are."""
+        """The replies to aggregate; all, as the nodes are trusted."""
         return replies

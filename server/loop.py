@@ -39,7 +39,7 @@ from server.strategy_state import as_before, own_memory, restore_strategy, strat
 
 log = logging.getLogger("fedrec")
 _LARGE = 2**22  # numbers in a table
-_STALE = 1.0  # seconds; rounds may be shorter than it takes to write the table of all of them
+_STALE = 1.0  # seconds between writes of the tables, which may take longer than a round
 
 
 class Loop:
@@ -112,7 +112,8 @@ class Loop:
         return state
 
     def _remaining(self, state: State) -> tuple[State, bool]:
-        """The rounds that are left; the state after them, and whether a callback ended the run."""
+        """Run the remaining rounds; returns the state after them, and whether a callback ended the
+        run."""
         stop = False
         try:
             while state.round < self.experiment.rounds and not stop and self._goes_on(state.round):
@@ -125,7 +126,7 @@ class Loop:
                 stop = self.callbacks.after_round(state.rounds[-1], seconds)
             self.checkpoints.finish()
         except BaseException:
-            with suppress(RunError):  # what broke the round off matters more
+            with suppress(RunError):  # the error that ended the round matters more
                 self.checkpoints.finish()
                 self._write(state)
             raise
@@ -133,16 +134,16 @@ class Loop:
         return state, stop
 
     def _goes_on(self, rounds: int) -> bool:
-        """Whether another round may follow; if not, says why."""
+        """Whether another round may follow; if not, reports why."""
         reason = next(filter(None, (one.why_stop(rounds + 1) for one in self.extensions)), "")
         if reason:
             self._tell(f"{reason} after {rounds} rounds")
         return not reason
 
     def _forecast(self, state: State) -> None:
-        """Pass the estimated time to the callbacks, if one of them shows it. There is no trial
-        where the server must not see its reply (updates without noise, one node's sum), nor where
-        the global parameters never leave the server."""
+        """Pass the estimate of time and memory to the callbacks. There is no estimate if the server
+        must not see the reply to a trial (updates without noise, one node's sum), nor if the global
+        parameters never leave the server."""
         left = self.experiment.rounds - state.round
         hidden = self.federation.secure is not None or self.evaluator.generating is not None
         if not left or not self.callbacks or hidden:
@@ -178,7 +179,8 @@ class Loop:
         arrays, metrics = self._train(number, to_record(state.parameters))
         trained = time.perf_counter()
         arrays, parameters = as_before(arrays, state.parameters)
-        # Large tables are checked only in rounds that are kept: it takes as long as a short round.
+        # Large tables are checked only in rounds with a checkpoint: a check takes as long as a
+        # short round.
         checked = {n: v for n, v in parameters.items() if self._due(number) or v.size < _LARGE}
         refuse_non_finite(checked, number, self.strategy)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
@@ -204,11 +206,11 @@ class Loop:
         grid = self.federation.grid
         with strategy_errors(self.strategy, f"in round {number}, before training"):
             messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), grid))
-        theta = zero_copy_arrays(arrays)  # before the arrays leave, and become bytes
+        theta = zero_copy_arrays(arrays)  # before the arrays are sent, and converted to bytes
         for extension in self.extensions:
             extension.before_upload(number)
         replies = self.federation.train(messages, theta)
-        self.checkpoints.finish()  # a strategy may use the parameters up that are being written
+        self.checkpoints.finish()  # the strategy may change in place what is being written
         with strategy_errors(self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, replies)
             found = arrays if updated is None else updated

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One execution of a run folder on a grid: baselines, rounds, evaluation, and an honest status
-whatever happens."""
+"""One execution of a run folder on a grid: baselines, rounds, evaluation, and the final status,
+also after errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
     """
     with _status(run):
         callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
-        # First, as it refuses what does not fit before a baseline is fitted.
+        # First, because it rejects inconsistent settings before baselines are fitted.
         loop = Loop(run, grid, callback_list)
         return loop.execute(run_baselines(run, callback_list))
 
@@ -49,7 +49,7 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Set the number of torch's threads, which the systems compute with."""
+    """Set torch's number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -60,7 +60,7 @@ def _threads(number: int | None) -> Iterator[None]:
 
 @contextmanager
 def _status(run: RunFolder) -> Iterator[None]:
-    """Lock the folder, write its log, and record at the end how the run ended."""
+    """Lock the folder, write its log, and record the final status."""
     with run.lock(), _log_to(run), _signals():
         run.set_status("running", run.status()["round"])
         try:
@@ -76,7 +76,7 @@ def _status(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt a run as Ctrl-C does, so that its folder says so.
+    """SIGTERM and SIGHUP interrupt a run as Ctrl-C does, so that the run folder records it.
 
     Existing handlers stay, except Ray's, which only ends the process: Flower's processes use theirs
     to unregister from the SuperLink.

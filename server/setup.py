@@ -30,8 +30,8 @@ class Setup:
 
     Attributes:
         federation: the nodes.
-        cohorts: who takes part in a round.
-        strategy: makes messages of parameters, and parameters of replies.
+        cohorts: the cohort of each round.
+        strategy: creates the messages of a round and aggregates the replies.
         evaluator: evaluates parameters on the nodes.
         extensions: called in each round, in this order.
     """

@@ -37,7 +37,7 @@ def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
 def refuse_non_finite(
     parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy
 ) -> None:
-    """Refuse parameters that are no numbers after a round.
+    """Refuse parameters with NaN or infinity after a round.
 
     Raises:
         ClientError: NaN or infinity is in one of them.
@@ -50,7 +50,7 @@ def refuse_non_finite(
                 got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
                 fix=(
                     "lower step.learning-rate or strategy.server-lr, or fix that file; "
-                    "the checkpoint of the round before is intact"
+                    "the previous checkpoint is intact"
                 ),
             )
 

@@ -87,7 +87,7 @@ def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
 def own_memory(
     memory: Mapping[str, np.ndarray], owner: str, extensions: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
-    """What a checkpoint holds of an extension by its name, or, for an empty one, of the
+    """The state of the extension of this name in a checkpoint; for an empty name, that of the
     strategy."""
     found: dict[str, np.ndarray] = {}
     for key, array in memory.items():

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing a run that has begun: more rounds, and settings that do not change what is learned.
-
-A run folder says what was run. So nothing may change that would make its earlier rounds other ones;
-while no round is done, everything may. The digest of each earlier version stays in run.json,
-because checkpoints carry it.
+"""Changes to a started run: more rounds, and settings that do not affect training. A run folder
+documents its run, so settings that would have changed its completed rounds are fixed; before the
+first round, all settings may change. The digests of earlier versions stay in run.json, because
+checkpoints contain them.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ CHANGEABLE = (
     "engine.threads",
     "engine.device",
 )
-"""Keys that may change once a round is done."""
+"""Keys that may change after the first round."""
 
 
 def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
-    """A run with some settings changed, ready to resume; a finished one continues with the rounds
-    that are added.
+    """A run with some settings changed, ready to resume; a finished run continues with the added
+    rounds.
 
     Args:
         run: the run folder.
@@ -61,12 +60,12 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
 
 
 def write_amended(run: RunFolder, experiment: Experiment) -> None:
-    """Change the experiment of a run that has begun; its result is taken back."""
+    """Change the experiment of a started run; its result is removed."""
     about = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
     earlier = [digest for digest in run.digests if digest != experiment.digest()]
     about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
     (run.path / "result.json").unlink(missing_ok=True)
-    # First what accepts both versions, so that a crash between the files leaves the earlier.
+    # First the file that accepts both versions, so that a crash in between leaves the earlier one.
     write_atomically(run.path / "run.json", json.dumps(about, indent=2) + "\n")
     write_atomically(run.path / "experiment.toml", experiment.toml())
     run.set_status("interrupted", run.status()["round"])
@@ -94,7 +93,7 @@ def _refuse_fixed(text: str) -> None:
     key = text.partition("=")[0].strip()
     if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
         raise ExperimentError(
-            f"{key!r} cannot change any more: rounds of this run are done",
+            f"{key!r} cannot be changed after the first round of a run",
             expected="one of " + ", ".join(CHANGEABLE),
             got=text,
             fix="start another run with `fedrec run`",
@@ -105,7 +104,7 @@ def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) 
     done = run.status()["round"]
     if after.rounds < done:
         raise ExperimentError(
-            "rounds cannot be taken back",
+            "completed rounds cannot be removed",
             expected=f"rounds = {done} or more",
             got=f"rounds = {after.rounds}",
             fix="start another run with `fedrec run`",
@@ -113,7 +112,7 @@ def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) 
     privacy = before.privacy
     if privacy is not None and privacy.epsilon is not None and after.rounds != before.rounds:
         raise ExperimentError(
-            "more rounds would need more noise in the rounds that are done",
+            "more rounds would have required more noise in the completed rounds",
             expected="privacy.noise-multiplier in a run that is extended",
             got=f"privacy.epsilon = {privacy.epsilon:g}, to which the noise of all rounds was "
             "calibrated",
@@ -125,7 +124,7 @@ def _refuse_less_patience(before: Experiment, after: Experiment) -> None:
     one, other = before.early_stopping, after.early_stopping
     if one is not None and other is not None and other.patience < one.patience:
         raise ExperimentError(
-            "with less patience this run would have ended before",
+            "with less patience this run would have ended earlier",
             expected=f"early-stopping.patience = {one.patience} or more",
             got=f"early-stopping.patience = {other.patience}",
             fix="start another run with `fedrec run`",
@@ -141,6 +140,6 @@ def _refuse_to_forget(run: RunFolder) -> None:
         raise RunError(
             f"{run.path} holds the ledger of a release",
             expected="a simulation, or a run without privacy",
-            got="mode = 'secure', so that its ledger says what was really spent",
+            got="mode = 'secure', whose ledger records a real release",
             fix="choose another --output, and keep this folder",
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fedrec is for, in one command: a federated recommender, the same under differential privacy,
-and a page about both.
+"""The demonstration: a federated recommender without and with differential privacy, and a report of
+both.
 
 Both runs are of the linear item-to-item model on synthetic data: one without privacy beside
 popularity and centralised EASE, one at epsilon 5 for each user beside private popularity.
@@ -27,7 +27,7 @@ def demo(
     overrides: Sequence[str] = (),
     show: Callable[[Result], None] = lambda result: None,
 ) -> Path:
-    """Run both experiments and write the page.
+    """Run both experiments and write the report.
 
     Args:
         output: a folder; each run gets a folder below it.

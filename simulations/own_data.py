@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sensible experiment for somebody's own table of interactions.
-
-Data without side features leave a model that knows users by features nothing to learn. Here a user
-is what it likes: a linear item-to-item model, found by two federated rounds in which every client
-uploads once each (counts, then products), beside popularity and centralised EASE. A fifth of the
-users are tested, each on a random half of its items; a tenth are held out for choosing settings
-(`--set evaluation.held-out=validation`), and by them training ends (`[early-stopping]`): should
-popularity serve them better than the linear model, popularity is kept.
+"""The experiment of `fedrec try` for the user's own table of interactions. Models that represent
+users by features have nothing to learn from data without side features. The linear item-to-item
+model represents a user by its items; it is computed in two federated rounds in which every client
+uploads once each (counts, then products), and compared with popularity and centralised EASE. A
+fifth of the users are test users, each with a random half of its items held out; a tenth are
+validation users for tuning (`--set evaluation.held-out=validation`) and for early stopping
+(`[early-stopping]`): if popularity scores better on them than the linear model, popularity is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FEWEST_USERS = 20
 def own_experiment(
     path: Path, found: Recognised, *, epsilon: float | None = None
 ) -> dict[str, Any]:
-    """The table of an experiment on a table of interactions.
+    """The experiment on a table of interactions, as a TOML table.
 
     Args:
         path: the table.

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each user of an experiment with noise of their own really spends, known before anything
-runs.
-
-Everything follows from the experiment alone: budgets from their seed, cohorts from seed and round.
-Nothing is charged less for a user who was drawn and failed: being drawn counts.
+"""The true epsilon of each user in experiments whose users add their own noise, computed before
+training. It follows from the experiment: budgets from their seed, cohorts from seed and round. A
+sampled user is charged even if its upload fails.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def personal_noise(experiment: Experiment) -> PersonalNoise:
     if isinstance(settings, PersonalNoise):
         return settings
     raise ExperimentError(
-        "users have no budgets of their own with this step",
+        "users have no personal budgets with this step",
         expected="step dpvae or dpsgd",
         got=experiment.step.name,
     )

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and recommendations of a finished run, in the ids of its data.
 
-A user is scored as in the run's last evaluation: with what its training rows say and, where the
-experiment has on-device fine-tuning, with parameters tuned on these rows; private parameters are
-those that its node kept. Recommended are items that the user has no row about, in whatever part of
-the data.
+A user is scored as in the run's final evaluation: from its training rows and, if the experiment has
+on-device fine-tuning, with parameters tuned on these rows; private parameters are those saved by
+its node. Items with a row of the user in any part of the data are not recommended.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def with_parameters(result: Result) -> Result:
 
 
 def keep_ids(run: RunFolder) -> None:
-    """Write the data's ids into a run folder, where this process has read the data."""
+    """Write the ids of the data into a run folder, if this process has read the data."""
     population = KEPT.cached(run.experiment)
     if population is not None:
         write_ids(run.path, population.interactions)
@@ -78,12 +77,12 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
 
 
 def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
-    """The best k items of each user that it has no row about.
+    """The best k items of each user, without items that the user has a row for.
 
     Args:
         result: of a finished run.
         users: ids as in the data; None: all users.
-        k: >= 1; users who know nearly everything get fewer.
+        k: >= 1; users with few unknown items get fewer.
 
     Returns:
         One row per recommendation, by user and rank: `user`, `rank` (from 1), `item`, `score`.
@@ -131,7 +130,7 @@ def _population(result: Result) -> Population:
         ):
             if own.astype(str).tolist() != kept.tolist():
                 raise DataError(
-                    f"the data are not those that {result.folder} was run on",
+                    f"the data have changed since {result.folder} was run on",
                     expected=f"the {len(kept):,} {name} of the run",
                     got=f"{len(own):,} {name}, or others",
                     fix="restore the data as they were, or run again",

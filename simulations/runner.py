@@ -36,8 +36,8 @@ def run(
         callbacks: called on each event of the run.
 
     Raises:
-        FedrecError: something that you can fix; the message says how. Where settings or data are
-            at fault, and nothing was done yet, the run folder is removed again.
+        FedrecError: something that you can fix; the message says how. If settings or data are wrong
+            and no work was done yet, the run folder is removed.
     """
     source = experiment.table() if isinstance(experiment, Experiment) else experiment
     settled = settle(with_private_popularity(load(source, overrides)))
@@ -53,7 +53,7 @@ def run(
 def resume(
     folder: str | Path, overrides: Iterable[str] = (), *, callbacks: Sequence[Callback] = ()
 ) -> Result:
-    """Continue a run from its newest checkpoint; a finished run gives its result again.
+    """Continue a run from its newest checkpoint; for a finished run, return its result.
 
     Args:
         folder: the run folder.
@@ -73,7 +73,7 @@ def resume(
 
 
 def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run what is left of a run folder on the engine that its experiment names; centralised systems
+    """Run the remaining part of a run folder on the engine of its experiment; centralised systems
     in this process."""
     result = _executed(folder, callbacks)
     from simulations.recommending import keep_ids
@@ -102,10 +102,9 @@ def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
 
 
 def with_private_popularity(experiment: Experiment) -> Experiment:
-    """The same experiment with private popularity beside a private system of a target epsilon.
-
-    It is the bar that such a system has to pass; popularity itself is not private. Nothing is added
-    where no baselines are wanted, or where it is among them.
+    """The same experiment with private popularity as an additional baseline for a private system
+    with a target epsilon, because popularity itself is not private. Nothing is added if the
+    experiment has no baselines or already has it.
     """
     privacy, evaluation = experiment.privacy, experiment.evaluation
     if privacy is None or privacy.epsilon is None or experiment.task != "ranking":
@@ -133,7 +132,7 @@ def settle(experiment: Experiment) -> Experiment:
     engine = experiment.engine
     cores = len(os.sched_getaffinity(0))
     device = engine.device
-    if engine.ray_address is None:  # a cluster may have devices that this machine has not
+    if engine.ray_address is None:  # a cluster may have devices that this machine does not have
         resolved = resolve_device(device, engine.precision)
         device = resolved.type if device == "auto" else device
     alone = engine.name == "serial" or not experiment.federated

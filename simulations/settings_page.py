@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation page of all settings, made from the code: `python -m simulations.settings_page
-docs/settings.md`."""
+"""The documentation page of all settings, generated from the code: `python -m
+simulations.settings_page docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _table(settings: Iterable[Setting]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the page to the file that is named."""
+    """Write the page to a file."""
     Path(sys.argv[1]).write_text(page().rstrip() + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of PyTorch's optimisers over named arrays that live elsewhere, with a memory that can be
-saved."""
+"""A PyTorch optimiser over named numpy arrays, with a state that can be saved."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Optimiser:
         rates: Mapping[str, float],
         decays: Mapping[str, float],
     ) -> None:
-        """Move values in place, each at its own rate and with its own L2 penalty, which is added to
+        """Update values in place, each with its own learning rate and L2 penalty, which is added to
         the gradient."""
         groups: list[dict[str, Any]] = []
         for name, value in values.items():
@@ -54,7 +53,7 @@ class Optimiser:
         }
 
     def state(self) -> dict[str, np.ndarray]:
-        """What it remembers, as named arrays."""
+        """The optimiser's state as named arrays."""
         return {
             f"{name}/{key}": v.numpy()
             for name, own in self._memory.items()
@@ -62,7 +61,7 @@ class Optimiser:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._memory = {}
         for key, array in state.items():
             name, _, part = key.rpartition("/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step size on the server that may fall over the rounds."""
+"""A server learning rate that may decay over the rounds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fedrec.config import Config
 
 
 class ServerRate(Config):
-    """Settings of every strategy whose server takes steps of a size of its own."""
+    """Settings of strategies with a server learning rate."""
 
     server_lr: float = Field(default=1.0, gt=0)
-    """Step size of the server."""
+    """Server learning rate."""
     anneal_rounds: int | None = Field(default=None, ge=1)
-    """T, over which the server rate falls linearly: round t has `server-lr * (1 - (t - 1) / T)`,
-    none after T."""
+    """Number of rounds T over which the server rate falls linearly to zero: `server-lr * (1 - (t -
+    1) / T)` in round t, and 0 after T."""
     anneal_after: int = Field(default=0, ge=0)
-    """Rounds at the whole rate before it begins to fall, such as those of a stage before this one;
-    rounds are counted from the experiment's first."""
+    """Rounds at the full rate before it begins to fall, such as those of an earlier phase; rounds
+    are counted from the experiment's first."""
 
     def rate(self, round_number: int) -> float:
         """The server rate of a round, from 1."""

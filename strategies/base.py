@@ -2,8 +2,8 @@
 """Flower strategies that train a cohort of clients per round, one message per node.
 
 A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message
-(the parameters are shared between the messages) and answers with one sum. The sums are added in
-node order, and the rule of the subclass applies them.
+(all messages share the parameters) and replies with one sum. The sums are added in node order, and
+the rule of the subclass applies them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from strategies.dp import DpFedAvg
 
 
 class Cohorts(Protocol):
-    """The clients as a strategy sees them: who is in a round, and which node hosts whom."""
+    """The clients as a strategy sees them: the cohort of each round, and the node of each
+    client."""
 
     clients: np.ndarray
-    """`int64`, ascending: all who may be sampled."""
+    """`int64`, ascending: all clients that may be sampled."""
     section: Section
     """Name and settings of the sampler."""
 
@@ -55,8 +56,7 @@ class Cohorts(Protocol):
     def item_requests(
         self, groups: Mapping[int, np.ndarray], round_number: int
     ) -> dict[int, ItemRequests]:
-        """By node, the items that its clients touch in a round; asked of the nodes, and without
-        those that failed."""
+        """By node, the items that its clients need in a round, without nodes that failed."""
         ...
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
@@ -82,12 +82,12 @@ class Aggregate:
     round: int
 
     def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The sums as whole arrays, float64; `theta` are the parameters that the clients started
-        from."""
+        """The sums as whole arrays, float64; `theta` are the parameters at the start of the
+        round."""
         return {name: dense_change(change, theta[name]) for name, change in self.changes.items()}
 
     def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
-        """`theta + rate * sum`; uses `theta` up, see
+        """`theta + rate * sum`; may change `theta` in place, see
         `fedrec.protocol.sparse_update.apply_changes`."""
         return apply_changes(theta, self.changes, rate)
 
@@ -117,9 +117,9 @@ class CohortStrategy(Strategy):
 
     @classmethod
     def server_rate(cls, config: Any, round_number: int) -> float:
-        """Factor of the mean update in a round, for these settings: their `rate`, else their
-        constant `server_lr`, else 1. Accounting and audits use it; a strategy that scales
-        differently overrides it.
+        """Factor that multiplies the mean update in a round: the settings' `rate`, else their
+        constant `server_lr`, else 1. Accounting and audits use it; a strategy with another scale
+        overrides it.
 
         Args:
             config: settings of this strategy.
@@ -152,7 +152,7 @@ class CohortStrategy(Strategy):
     def said(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
-        """What must stand beside the results of a run, one paragraph each; nothing by default.
+        """Remarks to be reported with the results of a run, one paragraph each; none by default.
 
         Args:
             config: settings of this class.
@@ -165,13 +165,13 @@ class CohortStrategy(Strategy):
     @property
     def parts(self) -> dict[str, CohortStrategy]:
         """The strategies that send orders and aggregate, by phase. A strategy that contains others
-        overrides this with all of theirs, at any depth; clip and noise are set on these."""
+        overrides this to return all of theirs, at any depth; clip and noise are set on these."""
         return {self.phase(1): self}
 
     @property
     def volunteers(self) -> dict[str, str]:
-        """By phase without noise, in words, the clients who agreed to that and who alone take part
-        in it; empty by default."""
+        """For each phase without noise, a description of the clients who agreed to it and are its
+        only participants; empty by default."""
         return {}
 
     @abstractmethod
@@ -215,9 +215,8 @@ class CohortStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the nodes' sums in node order and apply them; without any client the parameters stay.
-
-        Under differential privacy the sums are applied whoever answered, so that the release does
-        not depend on it.
+        Under differential privacy the sums are applied whichever nodes answered, so that the
+        release does not depend on it.
         """
         good = [reply for reply in replies if not reply.has_error()]
         sums = [unpack_sum(reply.content) for reply in good]
@@ -232,7 +231,7 @@ class CohortStrategy(Strategy):
         if self.privacy is not None:
             asked = [
                 self._asked.pop(reply.metadata.src_node_id, 0) for reply in good
-            ]  # a second answer counts for none
+            ]  # a second reply is ignored
             answers = list(zip(sums, asked, strict=True))
             changes = self.privacy.release(server_round, self._theta, answers)
             denominator = self.privacy.plan.denominator
@@ -261,7 +260,7 @@ class CohortStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: evaluation is the server loop's, the same for every strategy."""
+        """None, because the server loop evaluates all strategies in the same way."""
         return []
 
     def aggregate_evaluate(
@@ -271,13 +270,12 @@ class CohortStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Flower's hook for log lines; the run folder holds the settings."""
+        """Flower's hook for log lines; the run folder has the settings."""
 
 
 class GeneratingStrategy(CohortStrategy):
-    """Base of strategies whose server generates the parameters of each client.
-
-    The global parameters never leave the server, neither for training nor for evaluation.
+    """Base of strategies whose server generates the parameters of each client. The global
+    parameters never leave the server.
     """
 
     @abstractmethod

@@ -7,10 +7,10 @@ on every coordinate, and the noisy sum over a fixed denominator is what the stra
 learning rate scales signal and noise alike, which costs no privacy. Each round is charged before
 its noise is drawn.
 
-What fails counts as a zero update: a client whose update is not a number, a node that does not
-answer in time or sends no numbers. The denominator stays and nobody is drawn in its place. A node's
-sum is bounded once more on the server, to the clip norm times the clients that it was asked for
-(one, for a phone), so that no node moves the sum further than its clients may.
+Failures count as zero updates: a client whose update is not finite, a node that does not reply in
+time or sends no numbers. The denominator stays the same, and no other client is sampled instead.
+The server also bounds a node's sum, to the clip norm times the number of its clients in the cohort
+(one, for a phone), so that no node changes the sum by more than its clients may.
 
 Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning
 rate, and `fedrec.privacy.clipping` for where the clip stands.
@@ -42,8 +42,8 @@ class DpFedAvg:
         plan: sampler, clip, noise and denominator.
         phase: the stage of training that this is for.
         source: where noise comes from.
-        charge: pays for a round; called before the server draws its noise. Where clients add the
-            noise, the guard charges instead, before they are asked.
+        charge: charges a round; called before the server draws its noise. If clients add the noise,
+            the guard charges instead, before their messages are sent.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class DpFedAvg:
             sums: what each node answered, with the number of clients that it was asked for, in node
                 order.
         """
-        if not self.plan.client_noise_scale:  # else it was charged before anything left the clients
+        if (
+            not self.plan.client_noise_scale
+        ):  # else the guard has charged it before the messages were sent
             self.charge(round_number, self.plan.event(self.phase))
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
@@ -105,7 +107,7 @@ class DpFedAvg:
         return {"clip-norm": np.asarray(self.plan.clip_norm)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
 
     def _noisy(
@@ -115,8 +117,8 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         answered: int,
     ) -> Mapping[str, Change]:
-        """The sums with the server's noise on every coordinate; where it adds none, as they are,
-        rows alone too."""
+        """The sums with the server's noise on every coordinate; without server noise unchanged, and
+        still sparse."""
         plan, missing = self.plan, self.plan.missing_noise_std(answered)
         if not plan.server_noise_scale and not missing:
             return total
@@ -140,15 +142,14 @@ class DpFedAvg:
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
-        """Say once which parameters get noise and nothing else; not in secure mode, as sums are
-        data."""
+        """Warn once about parameters that get noise but no updates; not in secure mode, because
+        sums are private."""
         idle = [name for name, change in total.items() if not _moves(change)]
         if idle and not self._warned and self.plan.config.mode == "reproducible":
             self._warned = True
             log.warning(
-                "round %d, phase %r: no client changed %s, which are released with noise for"
-                " nothing; leave them out of privacy.parameters (or of"
-                " privacy.phases.%s.parameters)",
+                "round %d, phase %r: no client changed %s, which get noise but no signal; leave"
+                " them out of privacy.parameters (or of privacy.phases.%s.parameters)",
                 round_number,
                 self.phase,
                 ", ".join(idle),
@@ -162,8 +163,8 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         asked: int,
     ) -> Mapping[str, Change]:
-        """A node's sum with the norm that its clients' clipped updates can have at most; zero if it
-        is no such sum."""
+        """A node's sum, scaled down to the largest norm that its clients' clipped updates can have;
+        zero if it is invalid."""
         if not asked or not all(
             name in total and is_change(total[name], theta[name]) for name in names
         ):
@@ -173,7 +174,7 @@ class DpFedAvg:
             return {name: _nothing(theta[name]) for name in names}
         own = {name: total[name] for name in names}
         if self.plan.client_noise_scale:
-            return own  # the clients' noise has no bound
+            return own  # with the clients' noise the norm has no bound
         return _scaled(own, theta, self.plan.clip.at(self.plan.clip_norm * asked))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
@@ -196,7 +197,7 @@ def _within(said: int, most: int) -> int:
 
 
 def is_change(change: Change, table: np.ndarray) -> bool:
-    """Whether a change fits a table and is made of numbers."""
+    """Whether a change has the shape of a table and finite values."""
     if not isinstance(change, SparseUpdate):
         return (
             change.shape == table.shape

@@ -10,9 +10,9 @@ Clients run the step `als` on the model `ials`. With N training clients and mean
 g_i is the gradient of the loss of implicit matrix factorization by y_i, at the users' factors that
 were solved for.
 
-Where this differs from the paper: g_i is added up over the whole catalogue from the users' second
-moments and the rows of the items that they like, which has the same sum as a gradient per user and
-item; a cohort that is not everybody is scaled up to all clients, so that lambda keeps its meaning.
+Where this differs from the paper: g_i is computed from the users' second moments and the rows of
+the items that they like, which gives the same sum as one gradient per user and item; the sums of a
+cohort are scaled up to all clients, so that lambda keeps its meaning.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class FcfConfig(ServerRate):
     server_lr: float = Field(default=0.05, gt=0)
     """Step size of Adam."""
     regularisation: float = Field(default=10.0, ge=0)
-    """Lambda, of the items' factors."""
+    """Regularisation lambda of the items' factors."""
     beta1: float = Field(default=0.1, ge=0, lt=1)
-    """How slowly the mean of the gradients moves."""
+    """Decay rate of the first moment (beta1), in [0, 1)."""
     beta2: float = Field(default=0.99, ge=0, lt=1)
-    """How slowly the mean of their squares moves."""
+    """Decay rate of the second moment (beta2), in [0, 1)."""
 
 
 class Fcf(CohortStrategy):
-    """Adam on the items' factors, with the gradient that clients' sums add up to."""
+    """Adam on the items' factors, with the gradient computed from the clients' sums."""
 
     Config = FcfConfig
     paper = "FCF (Ammad-ud-din et al. 2019), eq. 7-10"
@@ -76,7 +76,7 @@ class Fcf(CohortStrategy):
         return with_factors(theta, moved)
 
     def gradient(self, factors: np.ndarray, sums: dict[str, np.ndarray]) -> np.ndarray:
-        """Of the loss by the items' factors, `float64 [items, d]`."""
+        """Gradient of the loss by the items' factors, `float64 [items, d]`."""
         gram = (sums[GRAM] + sums[GRAM].T) / 2  # noise is not symmetric
         return 2 * (factors @ gram - sums[RIGHT] + self.config.regularisation * factors)
 
@@ -87,7 +87,7 @@ class Fcf(CohortStrategy):
         return {"first": self._first, "second": self._second, "steps": np.asarray(self._steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         if state:
             self._first, self._second = state["first"], state["second"]
             self._steps = int(state["steps"])
@@ -115,7 +115,7 @@ def refuse_other_models(theta: dict[str, np.ndarray], *, moments: bool) -> None:
     needed = {FACTORS, GRAM, RIGHT, "item.gram"}
     if needed - set(theta) or (MOMENTS in theta) != moments:
         raise ExperimentError(
-            "the items' factors cannot be found from what these clients send",
+            "the items' factors cannot be computed from the updates of these clients",
             expected=f"model.name = 'ials' with model.moments = {str(moments).lower()}",
             got=f"a model with {', '.join(theta)}",
             fix=(

@@ -7,8 +7,8 @@ clients.
     v     <- b2 v + (1 - b2) D^2
     theta <- theta + server-lr * m / (sqrt(v) + tau)
 
-Flower's own FedAdam averages whole nodes; this one samples clients, and may run under differential
-privacy, because it uses nothing but the mean.
+Flower's own FedAdam averages nodes; this one samples clients, and may run under differential
+privacy, because it uses only the mean.
 
 Where this differs from the paper: eta may fall linearly to zero (`anneal-rounds`), and
 `bias-correction` divides m and v by 1 - b^t as Adam (Kingma and Ba 2015) does, where algorithm 2
@@ -32,15 +32,15 @@ class FedAdamConfig(ServerRate):
     """Settings of FedAdam."""
 
     server_lr: float = Field(default=0.001, gt=0)
-    """Step size on the server (eta)."""
+    """Server learning rate (eta)."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """How slowly the mean of the updates moves."""
+    """Decay rate of the first moment (beta1), in [0, 1)."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """How slowly the mean of their squares moves."""
+    """Decay rate of the second moment (beta2), in [0, 1)."""
     tau: float = Field(default=1e-8, gt=0)
-    """Added to the root of the squares; the larger, the less adaptive."""
+    """Added to the square root of the second moment (tau); the larger, the less adaptive."""
     bias_correction: bool = True
-    """Whether both means are corrected for having started at zero."""
+    """Whether both moments are corrected for their start at zero, as in Adam."""
 
 
 class FedAdam(CohortStrategy):
@@ -79,12 +79,12 @@ class FedAdam(CohortStrategy):
         return moved
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the strategy remembers between rounds. Both means and the number of steps."""
+        """State between rounds: both moments and the number of steps."""
         means = together({"first/": self._first, "second/": self._second})
         return {**means, "steps": np.array(self._steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._steps = int(state["steps"])
         self._first = {name: v.copy() for name, v in under("first/", state).items()}
         self._second = {name: v.copy() for name, v in under("second/", state).items()}

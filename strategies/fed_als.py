@@ -6,13 +6,13 @@ Clients run the step `als` on the model `ials` with `moments = true`. With sums 
 
     y_i = (user.gram + (c - 1) item.moments_i + lambda I)^-1 c item.right_i
 
-One round with everybody is one sweep of implicit ALS (Hu et al. 2008): the baseline `ials` from the
-same start. A cohort that is not everybody is scaled up to all clients.
+One round with all clients is one sweep of implicit ALS (Hu et al. 2008): the baseline `ials` from
+the same initial factors. The sums of a smaller cohort are scaled up to all clients.
 
 Under differential privacy the sums are noisy; matrices are then projected onto the positive
 semi-definite ones before they are solved with, which is post-processing. Where this differs from
-the paper: one clip norm is for a user's whole message, where the paper clips x_u and gives each of
-a user's items a weight of its own.
+the paper: a user's whole message has one clip norm, where the paper clips x_u and weights each of a
+user's items.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fedrec.factors.packed import unpacked
 from strategies.base import Aggregate, CohortStrategy
 from strategies.fcf import GRAM, MOMENTS, RIGHT, refuse_other_models, summed, with_factors
 
-_NUMBERS_AT_ONCE = 4_000_000  # of the items' matrices that are solved with at once
+_NUMBERS_AT_ONCE = 4_000_000  # numbers in the items' matrices that are solved at once
 
 
 class FedAlsConfig(Config):
-    """Settings of solving for items; `weight` is to be that of the step."""
+    """Settings of solving for items; `weight` must be that of the step."""
 
     weight: float = Field(default=8.0, ge=1)
-    """c, the weight of a liked item, where that of any other is 1."""
+    """Weight c of a liked item; that of all others is 1."""
     regularisation: float = Field(default=10.0, gt=0)
-    """Lambda, of the items' factors."""
+    """Regularisation lambda of the items' factors."""
 
 
 class FedAls(CohortStrategy):
@@ -74,7 +74,7 @@ class FedAls(CohortStrategy):
 
 def _semidefinite(matrices: Tensor, noisy: bool) -> Tensor:
     """The nearest positive semi-definite matrices to symmetric `[..., d, d]`; without noise they
-    are such already."""
+    are unchanged."""
     if not noisy:
         return matrices
     values, vectors = torch.linalg.eigh(matrices)

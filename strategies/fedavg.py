@@ -19,12 +19,12 @@ class FedAvgConfig(Config):
     """Settings of FedAvg."""
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """What a client counts: its number of examples (n_k), or the same for all, as differential
-    privacy needs it."""
+    """Weight of a client: its number of examples (n_k), or uniform, which differential privacy
+    requires."""
 
 
 class FedAvg(CohortStrategy):
-    """Averages over examples, or over clients."""
+    """Averages the clients' parameters, weighted by examples or uniformly."""
 
     Config = FedAvgConfig
     paper = "FedAvg (McMahan et al. 2017), algorithm 1"

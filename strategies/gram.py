@@ -4,7 +4,7 @@
     B_ij = -P_ij / P_jj,  P = (G + lambda I)^-1,  G = sum over clients of (D x)(D x)^T     (Steck
     2019, eq. 8)
 
-The server needs the sum alone, so secure aggregation hides every client's products, and one
+The server needs only the sum, so secure aggregation can hide every client's products, and a single
 Gaussian release makes the model private. With every client in the round and no noise the weights
 are those of the centralised EASE. Cohorts of several rounds are added up and scaled to the whole
 population.
@@ -13,11 +13,11 @@ population.
     name = "popularity-start"
     main = { name = "gram" }
 
-counts the items first: then the weights are of the most popular items and the others follow in the
-order of their popularity, which catalogues beyond the model's `items` need.
+counts the items first. The most popular items then have weights and the others follow in the order
+of their popularity, which is necessary for catalogues of more than the model's `items`.
 
-Where this differs from the papers: they solve it in one place. Under noise the eigenvalues below
-the noise edge are cut first, and lambda grows with it (`fedrec.baselines.factorisation._gram`).
+Where this differs from the papers: they solve it centrally. Under noise the eigenvalues below the
+noise edge are cut first, and lambda grows with it (`fedrec.baselines.factorisation._gram`).
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
 class GramConfig(Config):
-    """Settings of the linear model that is solved for."""
+    """Settings of the linear model."""
 
     solution: Solution = "ease"
-    """`ease`, or `puresvd`, which keeps the leading eigenvectors and stands more noise."""
+    """`ease`, or `puresvd`, which keeps the leading eigenvectors and is more robust to noise."""
     regularisation: float = Field(default=300.0, gt=0)
-    """Lambda of `ease`, > 0; about 100 to 1000."""
+    """Regularisation lambda of `ease`, > 0; about 100 to 1000."""
     factors: int = Field(default=12, ge=1)
-    """Most eigenvectors of `puresvd`; those below the noise edge are left out anyhow."""
+    """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
+    case."""
     ridge: float = Field(default=1.0, ge=0)
-    """What is added to lambda under noise, in units of the noise edge."""
+    """Amount added to lambda under noise, in units of the noise edge."""
 
 
 class Gram(CohortStrategy):
-    """Adds products up and solves for the weights."""
+    """Sums the products and solves for the weights."""
 
     Config = GramConfig
     paper = "EASE (Steck 2019), equation 8"
@@ -91,12 +92,12 @@ class Gram(CohortStrategy):
         return {**theta, WEIGHTS: self._solved(theta[BIAS])}
 
     def state(self) -> dict[str, np.ndarray]:
-        """The sum so far, the clients in it, and the variance of its noise."""
+        """The sum so far, the number of clients in it, and the variance of its noise."""
         numbers = np.array([self._clients, self._variance])
         return {"total": self._total, "numbers": numbers}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._total = np.asarray(state["total"], dtype=np.float64)
         self._clients, self._variance = (float(number) for number in state["numbers"])
 

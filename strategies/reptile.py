@@ -6,7 +6,7 @@
 Every client counts the same, however much data it has. M is the number of clients that answered.
 
 Where this differs from the paper: alpha2 may fall linearly to zero, as in the experiments of Nichol
-et al.; the paper keeps it, and says not what it is.
+et al.; in the paper it is constant, and its value is not given.
 """
 
 from __future__ import annotations

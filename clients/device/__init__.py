@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real node: its own users' rows, and its owner's policy."""
+"""A real node: the data of its users, and its owner's policy."""

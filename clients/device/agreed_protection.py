@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a training order protects clients as its experiment says. An order with less protection
-is refused: the node does not train for it."""
+"""Checks that a training order protects clients as its experiment specifies. The node rejects
+orders with less protection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def refuse_less_protection(
         if ordered is not None:
             raise _other("a protection that the experiment does not have")
         return
-    if ordered is None or order.clients is None:  # an order for all clients gets a plain mean
+    if (
+        ordered is None or order.clients is None
+    ):  # the reply to an order for all clients is a plain mean
         raise _other("none")
     own = privacy.in_phase(phase.name)
     clip = own.clip(contributions_of(phase.step["name"]))
@@ -64,8 +66,8 @@ def refuse_less_protection(
 
 
 def _refuse_other_kind(ordered: Protection, privacy: PrivacyConfig, clip: Clip) -> None:
-    """Refuse what differs in anything but the noise scale, the parameters and an adaptive clip
-    norm, which follows a count that only the server knows."""
+    """Refuse a protection that differs in more than the noise scale, the parameters and an adaptive
+    clip norm, which depends on a count that only the server knows."""
     adaptive = privacy.adaptive_clip is not None
     if not 0 < ordered.clip_norm < math.inf or (ordered.clip_norm != clip.norm and not adaptive):
         raise _other(f"clip norm {ordered.clip_norm}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node of a deployment: its own users' data, and its protection against the server.
 
-The server chooses the experiment, and the node decides which parts it carries out. Its data are the
+The server chooses the experiment, and the node decides which orders it executes. Its data are the
 file that its owner named, never the experiment's `[dataset]`. It trains its own users only, each no
 more often than its owner allows. Its noise comes from the operating system, as the server knows the
 experiment's seed. It does not report its users' groups. `clients.device.policy` decides which
@@ -73,7 +73,7 @@ class DeviceNode(Node):
         if not self.memory.accept(run, experiment.digest()):
             raise RefusalError(
                 "the run is of another experiment",
-                expected="the one that it began with",
+                expected="the experiment that the run began with",
                 got=f"run {run} with another",
                 fix="start a new run",
             )
@@ -157,8 +157,7 @@ class DeviceNode(Node):
             " clients",
             expected="a strategy that sends all clients the same parameters",
             got=(
-                "a question for the items that clients train on, or are tested on: those are their"
-                " data"
+                "a request for the items that clients train on or are tested on, which are private"
             ),
             fix="run the experiment as a simulation",
         )
@@ -175,7 +174,7 @@ class DeviceNode(Node):
             return self.memory.numbers(names)
         if not all(name.isdigit() and int(name) < 2**62 for name in names):
             raise ClientError(
-                "a user's name is no number",
+                "a user's name is not a number",
                 expected="whole numbers",
                 fix="leave out numbers = true",
             )
@@ -186,13 +185,13 @@ def _identity(join: Path | None) -> Identity:
     found = None if join is None else Identity.read(join)
     if found is None:
         raise RefusalError(
-            "this node cannot prove itself to other nodes",
+            "this node has no certificate for other nodes",
             expected=(
                 f"{KEY} and {CERTIFICATE} in the folder that it joined with, for secure aggregation"
             ),
             fix=(
-                "the operator makes what an older version did not: fedrec deploy add-nodes"
-                " DEPLOYMENT 0, and hands both files over"
+                "the operator creates missing files with fedrec deploy add-nodes DEPLOYMENT 0 and"
+                " transfers both"
             ),
         )
     return found

@@ -6,7 +6,7 @@ feature (several values separated by `|`), or none; and, if the data are already
 `train`, `tune` (what a test user's device may learn from), `validation` or `test`. Without it the
 experiment's split divides the node's own rows.
 
-Interactions with items outside the catalogue are left out. Nothing here is ever sent.
+Interactions with items outside the catalogue are ignored. None of this is ever sent.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def own_population(
         experiment: the experiment.
         data: the CSV file.
         catalogue: the operator's catalogue.
-        numbers_of_users: gives `int64` numbers for the users' names, the same ones each time.
+        numbers_of_users: returns a fixed `int64` number for each user name.
 
     Raises:
         DataError: a file is missing or malformed, or no user has anything to learn from.
@@ -152,10 +152,8 @@ def own_population(
 
 
 def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:
-    """Interactions of a node's users, the users' names, and the part of each row if the file says
-    it.
-
-    Kept in this process until one of the files changes.
+    """Interactions of a node's users, the users' names, and the part of each row if the file has
+    this column. Cached until one of the files changes.
 
     Raises:
         DataError: see `own_population`.
@@ -167,7 +165,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
     except OSError:
-        return None  # reading it says what is wrong
+        return None  # reading it raises the error
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 

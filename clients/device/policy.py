@@ -3,8 +3,8 @@
 or trained.
 
 The server writes the experiment. The node's owner decides by a few settings which experiments the
-node takes part in. Then every order must agree with the experiment: a round that exists, the step
-of its phase, at least its protection. No setting may name a file of the node. The text of a
+node takes part in. Every order must then agree with the experiment: an existing round, the step of
+its phase, and at least its protection. No setting may name a file of the node. The text of a
 refusal contains only what the server sent.
 """
 
@@ -36,22 +36,22 @@ _FLOWERS = "flwr.serverapp.strategy:"
 
 
 class Policy(Config):
-    """What a node's owner decides; keys of `node.toml` and of `fedrec client --set`."""
+    """Settings of a node's owner, in `node.toml` and by `fedrec client --set`."""
 
     most_rounds: int | None = Field(default=None, ge=0)
     """Rounds that a user may take part in, over all runs; default: any number."""
     most_evaluations: int = Field(default=10, ge=0)
-    """Evaluations of a user, over all runs: each tells the server how well parameters of its choice
+    """Evaluations of a user, over all runs; each reveals how well parameters chosen by the server
     fit the user."""
     plugins: str = ""
-    """Packages beside fedrec's own whose components may run here, with commas between them."""
+    """Packages other than fedrec whose components may run here, separated by commas."""
     least_nodes: int = Field(default=0, ge=0)
-    """Nodes that a sum must have before its part of it leaves the node, by secure aggregation; 0:
-    its own may leave."""
+    """Smallest number of nodes in a sum to which this node contributes, by secure aggregation; 0:
+    it may send its own sum."""
     least_noise: float = Field(default=0.0, ge=0)
-    """Noise that a user's device must add itself: its scale / clip norm. 0: none."""
+    """Smallest noise that a user's device must add: noise scale / clip norm; 0: none."""
     opted_in: bool = False
-    """Whether its users take part in phases without noise that learn from volunteers alone."""
+    """Whether its users take part in phases without noise that train only on volunteers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -75,7 +75,7 @@ class Policy(Config):
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
         asked = self._runs(
             registry.STRATEGY, experiment.strategy.name
-        )  # else only the server runs it
+        )  # otherwise it runs only on the server
         if asked:
             self._examine("strategy", registry.STRATEGY, experiment.strategy)
         phases = phases_of(experiment, nested=asked)
@@ -87,12 +87,12 @@ class Policy(Config):
             )
         if self.least_nodes and not experiment.secure_aggregation:
             raise RefusalError(
-                "this node gives no sum of its own",
+                "this node does not send its own sum",
                 expected=(
                     f"secure-aggregation = true, with sums of at least {self.least_nodes} nodes"
                 ),
                 got="an experiment without secure aggregation",
-                fix="ask the operator for it, or start the client without least-nodes",
+                fix="ask the operator to enable it, or start the client without least-nodes",
             )
         if any(phase.volunteers for phase in phases) and not self.opted_in:
             raise RefusalError(
@@ -101,7 +101,7 @@ class Policy(Config):
                     "an experiment without a phase for volunteers, such as stage-one.clients ="
                     " 'opted-in'"
                 ),
-                fix="whoever wants to take part in it starts the client with --set opted-in=true",
+                fix="to take part, start the client with --set opted-in=true",
             )
         for phase in phases:
             self._refuse_little_noise(experiment, phase)
@@ -114,7 +114,7 @@ class Policy(Config):
         order: TrainOrder,
         names: Iterable[str],
     ) -> None:
-        """Refuse a training order that is not one of the experiment's.
+        """Refuse a training order that does not belong to the experiment.
 
         Args:
             experiment: an accepted experiment.
@@ -140,7 +140,7 @@ class Policy(Config):
             raise self._too_little(f"{ordered.noise_scale / ordered.clip_norm:.4g}")
 
     def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
-        """Refuse an evaluation that is not one of an accepted experiment's.
+        """Refuse an evaluation that does not belong to an accepted experiment.
 
         Raises:
             RefusalError: its round or its step is another.
@@ -158,14 +158,14 @@ class Policy(Config):
             raise _no_step(order.step, "that of fine-tuning, or none")
 
     def _examine(self, at: str, kind: registry.Kind, section: Section) -> None:
-        """Refuse a component from a package that the owner did not name, one with a file in its
-        settings, and those within it; none is imported before its name is checked."""
+        """Refuse a component (or one within it) from a package that the owner did not allow, or
+        with a file in its settings; none is imported before its name is checked."""
         if not self._runs(kind, section.name):
             raise RefusalError(
                 f"this node does not run {section.name!r} ({at})",
                 expected="a component of fedrec, or of a package that its owner allows",
                 got=repr(section.name),
-                fix="its owner starts the client with --set plugins=PACKAGE",
+                fix="the owner of the node starts the client with --set plugins=PACKAGE",
             )
         config_class = getattr(registry.resolve(kind, section.name), "Config", None)
         if config_class is None:
@@ -174,9 +174,7 @@ class Policy(Config):
         for file in settings.files():
             raise RefusalError(
                 f"a setting of {at} names a file",
-                expected=(
-                    "settings that mean the same on every machine; no server reads a node's files"
-                ),
+                expected=("settings without files: a server must not read a node's files"),
                 got=repr(file),
                 fix="run it as a simulation, or choose another source",
             )
@@ -201,7 +199,7 @@ class Policy(Config):
         own = step if isinstance(step, PersonalNoise) else None
         if own is not None and own.noise == "reproducible":
             raise RefusalError(
-                "noise from the experiment's seed hides nothing from the server",
+                "noise from the experiment's seed gives no protection from the server",
                 expected="step.noise = 'secure'",
                 got="step.noise = 'reproducible'",
                 fix="--set step.noise=secure",
@@ -210,9 +208,9 @@ class Policy(Config):
             return
         privacy = experiment.privacy
         if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
-            return  # the scale stands in the orders
+            return  # the noise scale is checked in each order
         if own is None or own.mode != "sound" or _least_multiplier(own) < self.least_noise:
-            raise self._too_little("less, or noise of the server's")
+            raise self._too_little("less, or noise added by the server")
 
     def _too_little(self, got: str) -> RefusalError:
         return RefusalError(
@@ -289,7 +287,7 @@ def _no_step(step: Mapping[str, Any], expected: str) -> RefusalError:
         "the order's step is not a step of the experiment",
         expected=expected,
         got=json.dumps(step)[:300],
-        fix="start a run of its own for another step",
+        fix="start a separate run for another step",
     )
 
 

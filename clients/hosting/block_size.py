@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many clients are trained at once."""
+"""Number of clients that are trained at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedrec.cohort.batches import Batches
 
-_ALL_TOGETHER = 16  # clients on a processor; more no longer fit its cache, and run slower
-_ONE_BY_ONE = 32  # the same in the kernel, which needs one client's parameters after the other
-_COPIES = 4  # of a client's parameters: values, gradients, momentum, and what autograd keeps
+_ALL_TOGETHER = 16  # clients on a CPU; more do not fit into its cache and are slower
+_ONE_BY_ONE = 32  # the same in the kernel, which processes one client after the other
+_COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 
 
 def largest_block(device: torch.device, path: str) -> int | None:
@@ -40,8 +40,8 @@ def cut_blocks(
         memory_gib: GiB that one block may take.
         largest: clients per block at most; None: as many as fit the memory.
 
-    Yields:
-        Places in `batches`; every place once. A block always has one client, whatever it takes.
+    Yields: Places in `batches`; every place once. A block has at least one client, even if it
+    exceeds the memory.
     """
     width = [batch.items.shape[1] for batch in batches]
     order = sorted(

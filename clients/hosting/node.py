@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node: the clients that it hosts, with their data, model and private state.
 
-A phone hosts one client; a simulation worker hosts thousands. Client c is on node c mod n, so it is
-on the same node in every round and its private state can stay there.
+A phone hosts one client; a simulation worker hosts thousands. Client c is on node c mod n, the same
+node in every round, so its private state can stay there.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ class Node:
         experiment: the resolved experiment.
         partition: this node's place, in `[0, nodes)`.
         nodes: number of nodes.
-        private: folder of the private state; None keeps none (parameters then cannot be private).
+        private: folder of the private state; None: no private state (parameters then cannot be
+            private).
     """
 
     run = ""
-    """What the run goes by on real nodes."""
+    """Key of the run on real nodes."""
     least_nodes = 0
-    """Nodes that a sum must have before its part of it leaves the node; 0: its own sum may leave
-    bare."""
+    """Smallest number of nodes in a sum to which this node contributes; 0: it may send its own sum
+    unmasked."""
     least_clients = 0
-    """Clients that must take part in a masked sum."""
+    """Smallest number of its clients in a masked sum."""
     identity: Identity | None = None
-    """What it proves itself to other nodes with, and judges them by."""
+    """Its certificate for other nodes, and the authority that it checks theirs with."""
 
     def __init__(
         self, experiment: Experiment, partition: int, nodes: int, private: Path | None
@@ -74,15 +75,15 @@ class Node:
         if experiment.engine.threads is not None:
             torch.set_num_threads(
                 experiment.engine.threads
-            )  # so that nodes do not fight over cores
+            )  # so that nodes do not compete for cores
 
     @property
     def steps(self) -> list[Section]:
-        """Every local step that its clients may be ordered to run."""
+        """All local steps that its clients may be ordered to run."""
         return self.experiment.steps()
 
     def path(self, step: Step) -> TrainingPath:
-        """How it trains the clients of a step."""
+        """The training path of a step."""
         return training_path(step, self.model, self.experiment.engine)
 
     def blocks(
@@ -92,18 +93,18 @@ class Node:
         item_tables: Sequence[str],
         path: PathName = "blocks",
     ) -> Iterator[list[int]]:
-        """Which clients are trained at once, see `cut_blocks`: as many as fit this node's memory,
-        or its cache."""
+        """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
+        this node's memory, or its cache."""
         memory, largest = self.experiment.engine.memory_gib, largest_block(self.device, path)
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
-        """A context for training: matrix products have the precision of the experiment."""
+        """A context in which matrix products have the precision of the experiment."""
         return products_in(self.experiment.engine.precision, self.device)
 
     @cached_property
     def population(self) -> Population:
-        """The clients' data; one copy per process, which its nodes share."""
+        """The clients' data; the nodes of a process share one copy."""
         return KEPT.population(self.experiment)
 
     @cached_property
@@ -126,25 +127,23 @@ class Node:
 
     @property
     def validated(self) -> np.ndarray | None:
-        """`int64`, ascending: hosted clients that have validation rows; None where training never
-        ends by them."""
+        """`int64`, ascending: hosted clients that have validation rows; None without early
+        stopping."""
         if self.experiment.early_stopping is None:
             return None
         return self._hosted(self.population.evaluated_clients("validation"))
 
     @property
     def work(self) -> np.ndarray | None:
-        """`int64`, number of training rows of each client that it hosts for training, if others may
-        train them.
-
-        Others may if no private state of a client stays on its node between rounds.
+        """`int64`, number of training rows of each hosted training client, if other nodes may train
+        it: if no private state of a client stays on its node between rounds.
         """
         keeps = any(self.step(section).keeps for section in self.steps)
         return None if keeps else self.population.learned_counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:
-        """How it trains the clients of each of the experiment's steps, by the step's name."""
+        """The training path of each of the experiment's steps, by the step's name."""
         return {section.name: str(self.path(self.step(section))) for section in self.steps}
 
     @property
@@ -163,11 +162,11 @@ class Node:
         """Refuse an evaluation, likewise."""
 
     def accept(self, order: TrainOrder) -> TrainOrder:
-        """The order as the node carries it out; in a simulation, as it came."""
+        """The order as the node executes it; in a simulation, unchanged."""
         return order
 
     def refuse_generated(self) -> None:
-        """Refuse to report which items a client needs; nodes of a simulation report it."""
+        """Refuse to report the items that a client needs; nodes of a simulation report them."""
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
         """The evaluated clients among some of its clients, or among all, ascending."""
@@ -181,8 +180,7 @@ class Node:
         )
 
     def initial(self) -> dict[str, Tensor]:
-        """Fresh global parameters: the model's, and those that the experiment's steps train beside
-        them.
+        """Initial global parameters: the model's, and those that the experiment's steps add.
 
         Raises:
             ExperimentError: two steps train a parameter of one name and different shapes, or a
@@ -210,7 +208,7 @@ class Node:
 
     @cached_property
     def fresh(self) -> dict[str, Tensor]:
-        """What `initial` gives; not to be changed."""
+        """The result of `initial`; must not be changed."""
         return self.initial()
 
     @cached_property
@@ -232,7 +230,7 @@ class Node:
             step: Step = step_class(settings, self.model, self.device)
         if step.uploads is not None and self.experiment.engine.precision != "float32":
             raise ExperimentError(
-                f"step {section.name!r} clips what it uploads, and rounding could take it beyond"
+                f"step {section.name!r} clips its uploads, and rounding could take them beyond"
                 " the clip norm",
                 expected="engine.precision = 'float32'",
                 got=f"engine.precision = {self.experiment.engine.precision!r}",

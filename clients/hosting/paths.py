@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the three training paths a node takes for a step.
+"""The training path that a node takes for a step: one of three.
 
-- `kernel`: native code takes all steps of a client in one call, for models that declare what they
-  are.
+- `kernel`: native code takes all steps of a client in one call, for models that declare a kernel.
 - `blocks`: many clients at once, by autograd over a leading cohort dimension.
-- `reference`: one client after the other, with full tables. All others are tested against it.
+- `reference`: one client after the other, with full tables. The other paths are tested against it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class TrainingPath:
 
     Attributes:
         name: `kernel`, `blocks` or `reference`.
-        reason: why it is not a faster one; empty if it is the fastest, or was requested.
+        reason: why no faster path was taken; empty if it is the fastest, or was requested.
     """
 
     name: PathName

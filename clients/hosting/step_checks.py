@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a step and a model in use, whose errors name the file of the component.
+"""Checks of a step and a model during training, whose errors name the file of the component.
 
-Without protection a client whose update is not a number ends the round; under differential privacy
-it counts as a zero update (`clients.training.update_sum`), so that the release does not reveal it.
+Without differential privacy, an update that is not finite is an error; with it, the update counts
+as zero (`clients.training.update_sum`), so that the release does not reveal it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEP = "step"
 def refuse_wrong_update(
     step: Step, update: object, parameters: Mapping[str, Tensor], doing: str
 ) -> None:
-    """Refuse an answer that is not an update of these parameters.
+    """Refuse a result that is not an update of these parameters.
 
     Raises:
         ComponentError: it is not.
@@ -109,13 +109,13 @@ class Versions:
 
 
 def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
-    """Detects writes that bypass torch, too; for plug-in steps only, as it reads all parameters
-    once a round."""
+    """Also detects writes that bypass torch; for plug-in steps only, because it reads all
+    parameters once per round."""
     return Unchanged({} if registry.ours(registry.STEP, type(step)) else arrays)
 
 
 def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
-    """Refuse sums that are not numbers.
+    """Refuse sums with NaN or infinity.
 
     Raises:
         ClientError: they are not; names the step, its file and the clients.
@@ -131,13 +131,13 @@ def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round
                 expected="finite updates",
                 got=f"NaN or infinity in {name!r} from {named(STEP, step)}, {whose}",
                 fix="lower step.learning-rate or strategy.server-lr, or fix that file; "
-                "the checkpoint of the round before is intact",
+                "the previous checkpoint is intact",
             )
 
 
 def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
-    """Refuse a pattern of private parameters that fits none: what was meant to stay on the device
-    would be sent.
+    """Refuse a pattern of private parameters that matches none: the intended parameters would be
+    sent.
 
     Raises:
         ExperimentError: there is one.
@@ -153,7 +153,7 @@ def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
 
 
 def tried(model: Model) -> Model:
-    """A model that is not ours, after one trial: initial parameters and a few predictions.
+    """A plug-in model, tested once: initial parameters and a few predictions.
 
     Raises:
         ComponentError: shapes or numbers are wrong, or predicting changed the parameters.

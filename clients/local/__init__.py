@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What local steps share: examples, descent, histories, per-example gradients, noise of a user's
-own."""
+"""Shared code of local steps: examples, descent, histories, per-example gradients, a user's own
+noise."""

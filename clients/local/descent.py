@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient descent on one client's parameters, in place: the reference that training in blocks is
-compared with."""
+"""Gradient descent on one client's parameters, in place: the reference for training in blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from fedrec.cohort.sgd import SgdSettings
 
 
 class DescentConfig(StepConfig):
-    """Settings of every step that goes down a gradient in batches."""
+    """Settings of steps with mini-batch gradient descent."""
 
     learning_rate: float = Field(default=0.1, gt=0)
-    """Step size (alpha1 in PrivRec)."""
+    """Learning rate (alpha1 in PrivRec)."""
     batch_size: int = Field(default=32, ge=1)
     """Examples per gradient step; the last batch of an epoch may be smaller."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -28,11 +27,10 @@ class DescentConfig(StepConfig):
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty added to the gradient."""
     proximal_mu: float = Field(default=0.0, ge=0)
-    """Weight of FedProx's pull towards the global parameters; a server may also send it as
-    `proximal-mu`."""
+    """Weight of FedProx's proximal term; a server may also send it as `proximal-mu`."""
 
     def sgd(self) -> SgdSettings:
-        """The settings in the form that training in blocks takes."""
+        """The settings for training in blocks."""
         return SgdSettings(self.learning_rate, self.momentum, self.weight_decay, self.proximal_mu)
 
 
@@ -60,7 +58,7 @@ class LocalDescent:
         """One gradient step on `loss`, a function of the parameters; returns its value before the
         step.
 
-        The parameters that are `held` stay as they are; their momentum gathers all the same.
+        The parameters that are `held` stay unchanged, but their momentum is updated.
         """
         leaves = {name: value.requires_grad_() for name, value in self.values.items()}
         measured = loss(leaves).sum()

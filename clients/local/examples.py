@@ -27,7 +27,7 @@ def labelled(
         data: one client's own.
         schema: its task says what a label is: a rating, or 1 and 0.
         negatives: unobserved items per positive (ranking only).
-        low_rated: what a row that is not positive counts as (ranking only).
+        low_rated: how rows that are not positive are used (ranking only).
         random: source of the negatives.
     """
     items, labels = data.items, data.labels
@@ -54,7 +54,7 @@ def shuffled_epochs(
         data: one client's own.
         schema: its task says what a label is: a rating, or 1 and 0.
         negatives: unobserved items per positive, drawn once for all epochs.
-        epochs: how many; with 0 nothing is drawn.
+        epochs: number of epochs; with 0 nothing is drawn.
         random: source of the negatives and of each epoch's order.
     """
     if not epochs:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches and blocks of clients that are trained on whole histories instead of on items one by
-one."""
+"""Batches and blocks of clients that are trained on whole histories instead of single items."""
 
 from __future__ import annotations
 
@@ -109,8 +108,8 @@ class HistoryBlock(Block):
         device: torch.device,
         model: Vae | None = None,
     ) -> Self:
-        """Put clients together. The batches are `HistoryBatches`, and the model says how many items
-        and numbers there are."""
+        """Make a block of clients from `HistoryBatches`; the model determines the number of items
+        and of random numbers."""
         own = [batch for batch in batches if isinstance(batch, HistoryBatches)]
         if model is None or len(own) != len(batches):
             raise TypeError("Expected HistoryBatches and the model that they are for.")
@@ -151,8 +150,9 @@ class HistoryBlock(Block):
     def parts(
         self, model: Vae, parameters: Mapping[str, Tensor], tap: Tap
     ) -> tuple[Tensor, Tensor]:
-        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C,
-        B]`. For the first step of all clients under the same parameters: `[C, items]` and `[C]`."""
+        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
+        `[C, B]`. For the first step of all clients under the same parameters: `[C, items]` and
+        `[C]`."""
         shared = {name: value.unsqueeze(0) for name, value in parameters.items()}
         prior = (
             None if self.prior is None else Prior(self.prior.mean[:, 0], self.prior.variance[:, 0])
@@ -163,7 +163,7 @@ class HistoryBlock(Block):
 
 
 class HistoryObjective:
-    """Minus the evidence lower bound of each client, times a number of its own.
+    """Negative evidence lower bound of each client, times a factor per client.
 
     Args:
         model: the variational autoencoder.
@@ -189,7 +189,7 @@ class HistoryObjective:
         )
 
     def shares(self, block: HistoryBlock) -> Tensor:
-        """What each client's bound is multiplied by, `float32 [C]`."""
+        """Factor of each client's bound, `float32 [C]`."""
         counts = torch.tensor(
             [max(1, len(member.history)) for member in block.members], device=block.histories.device
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that train one kind of model only."""
+"""Checks for steps that train only one kind of model."""
 
 from __future__ import annotations
 

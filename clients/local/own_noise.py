@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One noisy gradient of a user, for any model: clip, mean, noise of the user's own (Fang et al.
-2022, algorithm 3).
-
-A step of this kind says what a user's gradients are; here is everything that stands between them
-and the server. What `mode` is worth says `clients.steps.dpvae`, and what uploads cost
-`fedrec.privacy.personal.noise`.
+"""One noisy gradient per user, for any model: clip, mean, and the user's own noise (Fang et al.
+2022, algorithm 3). A step of this kind computes a user's gradients; this module does everything
+between them and the server. `clients.steps.dpvae` documents the guarantee of each `mode`, and
+`fedrec.privacy.personal.noise` the privacy cost of uploads.
 """
 
 from __future__ import annotations
@@ -26,21 +24,20 @@ from fedrec.privacy.personal.noise import PersonalNoise
 
 # the shared parameter that holds the logarithm of a clip norm found under noise
 BOUND = "clip.log-norm"
-ROUNDING = 1 - 1e-6  # so that a clipped gradient's norm in float32 is not above the bound
+ROUNDING = 1 - 1e-6  # so that the norm of a clipped gradient in float32 is at most the bound
 
 
 class OwnNoiseConfig(StepConfig, PersonalNoise):
-    """Settings of every step whose upload is one gradient under the user's own noise."""
+    """Settings of steps whose upload is one gradient with the user's own noise."""
 
     examples: int = Field(default=10, ge=1)
-    """J, examples that a user draws in a round, without replacement."""
+    """Number of examples J that a user draws in a round, without replacement."""
     clip: Literal["examples", "user"] = "examples"
-    """What is clipped to S: each example's gradient (paper), or the mean of them."""
+    """What is clipped to S: each example's gradient (paper), or their mean."""
     weighting: Literal["uniform", "precision"] = "uniform"
-    """Whether all uploads count the same (paper), or by the precision of their noise, which is
-    public."""
+    """Weight of uploads: uniform (paper), or the precision of their noise, which is public."""
     learning_rate: float = Field(default=0.005, gt=0)
-    """Step size eta of what is uploaded (paper: 0.005)."""
+    """Learning rate eta of the upload (paper: 0.005)."""
 
     @model_validator(mode="after")
     def _paper_clips_examples(self) -> Self:
@@ -59,15 +56,15 @@ class OwnNoiseStep(Step):
 
     @property
     def uploads(self) -> int | None:
-        """In how many rounds a client may take part at most; its device refuses more. None: in any
-        number."""
+        """Largest number of rounds that a client may take part in, which its device enforces; None:
+        any number."""
         return self.config.participations if self.config.epochs else None
 
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """The logarithm of the clip norm where it follows a quantile, else nothing; trained beside
-        the parameters of the `model`."""
+        """The logarithm of the clip norm if it follows a quantile, else nothing; trained with the
+        parameters of the `model`."""
         return (
             {}
             if self.config.quantile is None
@@ -75,15 +72,16 @@ class OwnNoiseStep(Step):
         )
 
     def budget(self, client: int) -> PersonalBudget:
-        """What a user asked for."""
+        """The epsilon that a user requested."""
         return self.config.budget(client)
 
     def noise_multiplier(self, client: int) -> float:
-        """Standard deviation / S of noise that alone costs what a whole upload may cost."""
+        """Standard deviation / S of noise that costs the whole budget of an upload."""
         return self.config.noise_multiplier(client)
 
     def shared_bound(self, parameters: Mapping[str, Tensor]) -> float:
-        """The clip norm that all share: given, or as the quantile has led it."""
+        """The clip norm of all users: the setting, or the current value that follows the
+        quantile."""
         return (
             self.config.clip_norm if BOUND not in parameters else math.exp(float(parameters[BOUND]))
         )
@@ -108,12 +106,11 @@ class OwnNoiseStep(Step):
     def uploaded(
         self, mean: Tensor, bound: float, norms: Tensor, client: int, random: np.random.Generator
     ) -> dict[str | None, np.ndarray]:
-        """What leaves the device, `float32`: the network's change `[l]`, and under `BOUND` that of
-        the bound.
+        """The upload, `float32`: the network's change `[l]`, and under `BOUND` that of the bound.
 
         Args:
             mean: `[l]`, mean of the clipped gradients.
-            bound: what they were clipped to.
+            bound: their clip norm.
             norms: `[J]`, their norms before.
             client: whose they are.
             random: source of the noise, where that is reproducible.
@@ -123,7 +120,7 @@ class OwnNoiseStep(Step):
         weight = config.weight(client) if config.weighting == "precision" else 1.0
         noisy = normal(
             len(mean)
-        )  # in place from here on: this is most of the time that an upload takes
+        )  # in place from here on, because this takes most of the time of an upload
         noisy *= config.gradient_multiplier(client) * bound
         noisy += mean.cpu().numpy()
         noisy *= -config.learning_rate * weight

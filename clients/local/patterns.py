@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that are given for parameters by patterns of their names, such as `layer*`."""
+"""Settings for parameters by patterns of their names, such as `layer*`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedrec.errors import ExperimentError
 
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name fits one of some patterns."""
+    """Whether a name matches one of some patterns."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def refuse_idle(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
-    """Refuse a pattern that no name fits.
+    """Refuse a pattern that no name matches.
 
     Raises:
         ExperimentError: there is one; names the setting, `step.KEY`.
@@ -31,7 +31,7 @@ def refuse_idle(names: Iterable[str], patterns: Iterable[str], key: str) -> None
 
 
 def rates_by_name(names: Iterable[str], rates: Mapping[str, float]) -> dict[str, float]:
-    """Factor on the learning rate of each parameter; 1 where no pattern fits.
+    """Factor on the learning rate of each parameter; 1 if no pattern matches.
 
     Args:
         names: of the parameters.

@@ -3,11 +3,11 @@
 matrices.
 
 An affine layer `y = x W + b` that sees an example once has the gradient `x^T g` in W and `g` in b,
-where g is the gradient of the example's loss in y. So the gradients of all examples of all clients
-come out of one backward pass through the outputs of the layers, and norms, clipped means and L1
-distances are had without ever making them: squared norm `(|x|^2 + 1) |g|^2`, L1 norm
-`(|x|_1 + 1) |g|_1` (Goodfellow 2015, Efficient per-example gradient computations). A client's
-examples share x here, because each has the client's whole history at the encoder.
+where g is the gradient of the example's loss in y. So one backward pass to the outputs of the
+layers gives the gradients of all examples of all clients, and norms, clipped means and L1 distances
+are computed without materialising them: squared norm `(|x|^2 + 1) |g|^2`, L1 norm `(|x|_1 + 1)
+|g|_1` (Goodfellow 2015, Efficient per-example gradient computations). A client's examples share x
+here, because the encoder's input is the client's whole history.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class FactoredGradients:
         """Each client's gradients times `weights [J, C]`, added up: `float32 [C, ...]` for each
         parameter.
 
-        An example of weight 0 adds nothing, whatever its gradient holds. Parameters that are of no
-        layer get zeros.
+        An example of weight 0 adds nothing, even if its gradient is not finite. Parameters outside
+        of layers get zeros.
         """
         clients, found = weights.shape[1], {}
         for name, (inputs, weighted) in self.weighted(weights).items():
@@ -68,12 +68,12 @@ class FactoredGradients:
         return found
 
     def rows(self, client: int, examples: int) -> tuple[Tensor, Tensor]:
-        """One client's first examples with all layers end to end, and what enters the layers, norm
-        by norm.
+        """One client's first examples with all layers concatenated, and the norms of the layers'
+        inputs.
 
         Returns:
-            `float64 [examples, m]`, the gradients g; and `float64 [2, m]`: by how much the squares
-            and the magnitudes of each column count in squared L2 and in L1 norms of whole
+            `float64 [examples, m]`, the gradients g; and `float64 [2, m]`: the weights of the
+            squares and of the magnitudes of each column in squared L2 and L1 norms of whole
             gradients.
         """
         columns, counts = [], []
@@ -86,23 +86,23 @@ class FactoredGradients:
 
 
 class Recorder:
-    """A tap on the affine layers of a pass whose parameters need no gradients; gives the examples'
-    in factors."""
+    """A hook on the affine layers of a forward pass whose parameters need no gradients; returns the
+    examples' gradients as factors."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
 
     def __call__(self, name: str, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """See `fedrec.models.vae.Tap`; C is 1 and the clients lie in B."""
+        """Record the inputs of a layer and its outputs with C = 1 and the clients in dimension B,
+        see `fedrec.models.vae.Tap`."""
         if not outputs.requires_grad:
             outputs.requires_grad_()
         self.inputs[name], self.outputs[name] = inputs.detach()[0], outputs
         return outputs
 
     def gradients(self, losses: Tensor) -> FactoredGradients:
-        """From the examples' losses, `[C, J]`, of which those of a client depend on that client
-        alone."""
+        """The gradients of losses `[C, J]`, where those of a client depend on that client only."""
         clients, examples = losses.shape
         each = torch.eye(examples, device=losses.device)[:, None, :].expand(
             examples, clients, examples

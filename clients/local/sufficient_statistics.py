@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that train nothing and send sufficient statistics of a client's history, once."""
+"""Steps that do not train but send sufficient statistics of a client's history, once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fedrec.data.client_data import ClientData
 class SufficientStatistics(CohortStep):
     """Base of steps whose update is a function of what a client likes, summed over clients.
 
-    A subclass says by `parts` what one history adds to the parameters, and by `contributions`
-    whether these have signs. One with other `parts` is `signed` again unless it says so itself.
-    With `epochs = 0` nothing is sent, with any other number once.
+    A subclass defines in `parts` what one history adds to the parameters, and in `contributions`
+    whether these have signs. A subclass with another `parts` is `signed` unless it declares
+    otherwise. With `epochs = 0` nothing is sent, with any other number once.
     """
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -36,7 +36,7 @@ class SufficientStatistics(CohortStep):
     def parts(
         self, parameters: Mapping[str, Tensor], histories: Sequence[np.ndarray]
     ) -> list[dict[str, Part]]:
-        """What each of some histories adds to the parameters, by parameter; none of the others.
+        """What each history adds to the parameters, by name; other parameters stay unchanged.
 
         Args:
             parameters: the global ones, without cohort dimension, unchanged.

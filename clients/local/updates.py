@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trained blocks that are known by the updates of their clients, for steps that make each update at
-once."""
+"""Trained blocks given by their clients' updates, for steps that compute each update at once."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ class Updates:
     last_losses: tuple[float, ...]
 
     def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
-        or tells none."""
+        """Mean loss of each client over its last epoch; NaN without examples or without a
+        reported loss."""
         return list(self.last_losses)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
@@ -54,7 +53,7 @@ class Updates:
         item tables."""
         for name in (name for name in self.changes if name in totals):
             for place, share in enumerate(shares.tolist()):
-                if share:  # of a client that does not count even NaN may not enter
+                if share:  # a client of weight 0 must not add NaN
                     totals[name].add_(self.changes[name][place], alpha=share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
@@ -75,7 +74,7 @@ class Updates:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a parameter that one client changes.
+    """The change of a part of a parameter by one client.
 
     Attributes:
         rows: `int64 [n]`, distinct.
@@ -114,8 +113,8 @@ class PartialUpdates:
     last_losses: tuple[float, ...]
 
     def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
-        or tells none."""
+        """Mean loss of each client over its last epoch; NaN without examples or without a
+        reported loss."""
         return list(self.last_losses)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
@@ -163,8 +162,8 @@ class PartialUpdates:
 
 @dataclass(frozen=True, eq=False)
 class FactoredUpdates:
-    """Updates of a block of C clients that are outer products; an `Outcome` that never makes them
-    to add them up.
+    """Updates of a block of C clients that are outer products; an `Outcome` that sums them without
+    materialising them.
 
     Attributes:
         start: the global parameters, without cohort dimension; those of no layer stay as they are.
@@ -180,8 +179,8 @@ class FactoredUpdates:
     last_losses: tuple[float, ...]
 
     def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
-        or tells none."""
+        """Mean loss of each client over its last epoch; NaN without examples or without a
+        reported loss."""
         return list(self.last_losses)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
@@ -206,7 +205,7 @@ class FactoredUpdates:
             own = shares.to(outputs.device)[:, None]
             weighted = torch.where(
                 own != 0, own * outputs.double(), 0.0
-            )  # of who does not count not even NaN enters
+            )  # a client of weight 0 must not add NaN
             if f"{layer}.weight" in totals:
                 totals[f"{layer}.weight"].addmm_(
                     torch.where(own != 0, inputs.double(), 0.0).T, weighted

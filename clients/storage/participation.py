@@ -65,7 +65,7 @@ class Participation:
             clients: their numbers.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
                 none.
-            most: rounds that a client may take part in, over all runs; None for any number.
+            most: largest number of rounds of a client, over all runs; None: any number.
             most_in_run: the same in this run.
 
         Returns:

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training round on one node: blocks of clients or one after the other, and the sum of their
-updates."""
+"""A training round on one node: training in blocks or client by client, and the sum of updates."""

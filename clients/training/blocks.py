@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of a node that are trained in blocks (`fedrec.cohort`), by autograd or in native code."""
+"""Training of a node's clients in blocks (`fedrec.cohort`), by autograd or in native code."""
 
 from __future__ import annotations
 
@@ -95,15 +95,14 @@ def _blame(
     stream_name: str,
     round_: int,
 ) -> FedrecError:
-    """The error of the client that makes a block fail, found by doing their work again one after
-    the other."""
+    """The error of the client that makes a block fail, found by training the clients one by one."""
     for client in clients:
         try:
             run_step(step, parameters, node, client, stream_name, round_)
         except FedrecError as error:
             return error
     return ClientError(
-        f"{named('step', step)} failed for a block of clients, and for none of them alone (round"
+        f"{named('step', step)} failed for a block of clients, but for none of them alone (round"
         f" {round_})",
         expected=f"updates of clients {', '.join(map(str, clients))}",
         got="an error in the block",

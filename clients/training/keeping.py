@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients of a node keep of a round: their private parameters."""
+"""Saving of the clients' private parameters after a round."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from fedrec.experiment.phases import rounds_before_last_phase
 
 
 def keep_private(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]], round_: int) -> None:
-    """Write down the private parameters of some clients after a round; nothing where there are
-    none.
+    """Save the private parameters of some clients after a round; nothing if there are none.
 
     Raises:
         ClientError: the node has nowhere to keep them.
@@ -23,7 +22,7 @@ def keep_private(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]], round
         return
     if node.private is None:
         raise ClientError(
-            "there is nowhere to keep private parameters",
+            "private parameters cannot be saved",
             expected="a run folder, for the private state of the clients",
             got=f"private parameters {list(next(iter(kept.values())))}",
             fix="give the run an output folder",
@@ -32,11 +31,10 @@ def keep_private(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]], round
 
 
 def _rounds(node: Node) -> int:
-    """Rounds whose private state remains: a resumed run may start from any kept checkpoint, and
-    needs the private state of that round.
-
-    The oldest goes when the newest is written, which may still be going on while the round after it
-    trains. Where training is ended by validation users, the run ends with an earlier round.
+    """Number of rounds whose private state is kept: a resumed run may start from any kept
+    checkpoint, and needs the private state of that round. The oldest is deleted when the newest is
+    written, which may still continue while the next round trains. With early stopping the run ends
+    with the parameters of an earlier round.
     """
     experiment = node.experiment
     watch, back = experiment.early_stopping, 0

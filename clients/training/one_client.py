@@ -47,7 +47,7 @@ def run_step(
             update = step.update(
                 parameters, data, stream(node.experiment.seed, stream_name, client, round_)
             )
-    except FedrecError as error:  # it explains itself, but not whose data it is about
+    except FedrecError as error:  # its text is complete except for the client
         raise error.about(f"client {client}") from error
     except Exception as error:
         raise ClientError(
@@ -68,8 +68,8 @@ def run_step(
 def personal_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], client: int, before_round: int
 ) -> dict[str, Tensor]:
-    """The parameters that a client starts from: the shared ones, with its own private ones in their
-    places."""
+    """The initial parameters of a client: the shared ones, replaced by its private ones where they
+    exist."""
     if node.private is None or not step.private_names(list(parameters)):
         return parameters
     own = to_device(node.private.load(client, before_round), node.device)
@@ -79,8 +79,7 @@ def personal_parameters(
 def private_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], clients: np.ndarray, before_round: int
 ) -> dict[str, Tensor]:
-    """What clients start from in place of the shared values: their own private parameters,
-    `[C, ...]` each."""
+    """The clients' private parameters, which replace the shared values, `[C, ...]` each."""
     names = step.private_names(list(parameters))
     if node.private is None or not names:
         return {}

@@ -41,7 +41,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     step = node.step(_section(node, order)).in_round(order.round)
     if node.model.generated or isinstance(step, GeneratedStep):
         raise ExperimentError(
-            "model or step start from parameters that the server makes for each client",
+            "model or step need parameters that the server generates for each client",
             expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
             got=(
                 f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
@@ -97,7 +97,7 @@ def _without_private(
     """A block without the private parameters of its clients, which are collected for the private
     state."""
     private = step.private_names(list(trained.start))
-    if not private or not isinstance(trained, Trained):  # other outcomes know no private parameters
+    if not private or not isinstance(trained, Trained):  # other outcomes have no private parameters
         return trained
     moved = {name: trained.values[name].cpu().numpy() for name in private if name in trained.values}
     kept |= {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running sums of a node: weighted updates, or updates that each client protects before they
-are added.
+"""The running sums of a node: of weighted updates, or of updates that each client clips (and
+noises) first.
 
-A client whose update is not a number counts as a zero update where updates are protected: it is
-counted, and adds nothing to the sum.
+If updates are protected, an update that is not finite counts as zero: the client is counted, and
+adds nothing to the sum.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class UpdateSum:
 
     Args:
         arrays: the global parameters.
-        item_tables: names of those of which clients touch few rows.
-        weighting: how much a client's update counts, where it is not protected.
-        protection: what each client does to its update first.
+        item_tables: names of tables of which clients change few rows.
+        weighting: weight of a client's update, if it is not protected.
+        protection: clip and noise of each client's update.
         source: where a client's own noise comes from.
         round_: the round, which noise is drawn for.
         device: where trained blocks are; None: the processor.
@@ -48,7 +48,7 @@ class UpdateSum:
         self.arrays, self.weighting, self.protection = arrays, weighting, protection
         self.source, self.round = source, round_
         sent = arrays if protection is None else protection.names
-        self._noisy = protection is not None and protection.noise_scale > 0  # then on every row
+        self._noisy = protection is not None and protection.noise_scale > 0  # noise is on every row
         tables = [] if self._noisy else [name for name in sent if name in item_tables]
         self.tables = {name: SparseAccumulator(arrays[name].shape) for name in tables}
         self.dense = {
@@ -95,8 +95,8 @@ class UpdateSum:
         self._count(shares, examples, trained.losses())
 
     def sum(self) -> TrainSum:
-        """The sums so far, in the parameters' own type; of a table with less than half its rows
-        changed, these rows."""
+        """The sums so far, in the type of the parameters; for a table with less than half of its
+        rows changed, only these rows."""
         found: dict[str, Change] = {
             name: value.cpu().numpy().astype(self.arrays[name].dtype)
             for name, value in self.dense.items()
@@ -120,7 +120,7 @@ class UpdateSum:
         return list(self.arrays) if self.protection is None else list(self.protection.names)
 
     def _shares(self, examples: Sequence[int], norms: np.ndarray) -> list[float]:
-        """What each client's update is multiplied by."""
+        """Factor of each client's update."""
         if self.protection is None:
             return [1.0 if self.weighting == "uniform" else float(count) for count in examples]
         if self.protection.counted:
@@ -133,7 +133,7 @@ class UpdateSum:
             trained.add_rows(name, self.tables[name], shares)
 
     def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
-        """One client's update as whole arrays; of a client of share 0 nothing but its noise."""
+        """Add one client's update as whole arrays; for a client of share 0 only its noise."""
         change = {
             name: share * value if share else np.zeros_like(value) for name, value in delta.items()
         }
@@ -150,7 +150,7 @@ class UpdateSum:
         self, shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]
     ) -> None:
         self.clients += len(shares)
-        # A protected client counts the same whatever it was multiplied by.
+        # Protected clients all have weight 1, whatever the factor of their clip.
         self.weight += sum(shares) if self.protection is None else len(shares)
         self.examples += sum(examples)
         finite = [loss for loss in losses if math.isfinite(loss)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks on trained systems, as statistics on what an attacker sees.
 
-Who was trained on (`membership`, `lira`), and whether a real run leaks more than its epsilon says
+Membership inference (`membership`, `lira`), and whether a run leaks more than its epsilon allows
 (`audit`). Everything here works on arrays; `simulations.attacks` and `simulations.attacks.audit`
-train the federations that the arrays come from. `docs/attacks.md` says what each of them measures
-and what it does not.
+train the federations that the arrays come from. `docs/attacks.md` explains what each of them
+measures and what it does not.
 """

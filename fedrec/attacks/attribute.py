@@ -2,13 +2,14 @@
 """Attribute inference: how well a user's attribute (such as gender) can be inferred from what an
 attacker sees of it.
 
-The attacker knows the attribute of some users, trains a classifier on what it sees of them, and
-asks it about the others. This is done in folds, so that every user is asked about once. The figure
+The attacker knows the attribute of some users, trains a classifier on their data, and applies it to
+the others. This is done in folds, so that the attribute of every user is predicted once. The figure
 is balanced accuracy, the mean of the shares of right answers in each class: accuracy alone is high
 for a classifier that always answers with the most frequent class.
 
-Where this differs from the poster "targeted DP": it names a neural attacker and says nothing else
-of it. What the attacker sees, its network and its training are ours (`fedrec.attacks.classifier`).
+Where this differs from the poster "targeted DP": it names a neural attacker without further
+details. What the attacker sees, its network and its training are ours
+(`fedrec.attacks.classifier`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Inference:
 
     @property
     def chance(self) -> float:
-        """Balanced accuracy of whoever knows nothing."""
+        """Balanced accuracy of random guessing."""
         return 1 / len(self.classes)
 
     def table(self) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def infer_attribute(
     counts = np.bincount(labels)
     if len(counts) < 2 or counts.min() < folds:
         raise ExperimentError(
-            "too few users of a class for the attack",
+            "a class has too few users for the attack",
             expected=f"two classes or more, of {folds} users or more each",
             got=", ".join(map(str, counts)),
             fix="use fewer folds, or another attribute",

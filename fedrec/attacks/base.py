@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a membership attack that looks at one trained system;
-`fedrec attack run NAME EXPERIMENT` runs it."""
+"""The interface of membership attacks on one trained system, run by `fedrec attack run NAME
+EXPERIMENT`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Attacked:
 
 
 class Attack(ABC):
-    """Tells users who trained a system from users who did not.
+    """Distinguishes members (training users of a system) from non-members.
 
     A subclass lives in a file of its own in `fedrec/attacks/members/`, its configuration class
-    above it. Its answer is a function of what it sees, its settings and the seed.
+    above it. Its result is a function of its inputs, settings and seed.
 
     Args:
         config: its settings.
@@ -59,6 +59,6 @@ class Attack(ABC):
         it trained."""
 
     def threshold(self, suspicion: np.ndarray) -> float:
-        """Above which a user is called a member; by default the median, as about half of the users
-        are."""
+        """Threshold above which a user counts as a member; by default the median, because about
+        half of the users are members."""
         return float(np.median(suspicion))

@@ -2,9 +2,9 @@
 """The attribute attacker's classifier: a small neural network, or without hidden layer logistic
 regression.
 
-Trained by Adam on class-balanced cross-entropy. A part of the training users chooses when to stop,
-so the attacker needs nobody to tune it, and an attacker that overfits does not look like a system
-that is private.
+Trained by Adam on class-balanced cross-entropy. Early stopping on a part of the training users
+makes tuning unnecessary, and keeps an overfitting attacker from being mistaken for a private
+system.
 """
 
 from __future__ import annotations

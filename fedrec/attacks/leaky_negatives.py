@@ -17,12 +17,12 @@ def leaks(experiment: Experiment) -> bool:
 
 
 def marked(experiment: Experiment) -> str:
-    """The experiment's name as a table shows it."""
+    """The experiment's name in tables."""
     return f"{experiment.name} [leak]" if leaks(experiment) else experiment.name
 
 
 def leak_words(experiment: Experiment) -> list[str]:
-    """What a result says of it, one paragraph each; nothing where there is no leak."""
+    """Remarks on the leak for a result, one paragraph each; none without a leak."""
     if not leaks(experiment):
         return []
     return [

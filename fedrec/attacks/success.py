@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well an attacker tells members from others: the same figures, with intervals, for every
-membership attack.
-
-Accuracy is what papers print, and says little: it depends on the share of members and on a
-threshold. So it is reported with balanced accuracy, the area under the ROC curve, and the share of
-members found at a small share of false alarms (Carlini et al. 2022, section III), which is what an
-attack on the few needs.
+"""Success of membership attacks: the same figures, with intervals, for all attacks. Accuracy, which
+papers report, says little: it depends on the share of members and on a threshold. So it is reported
+with balanced accuracy, the area under the ROC curve, and the share of members found at a small
+share of false alarms (Carlini et al. 2022, section III), which is what an attack on the few needs.
 """
 
 from __future__ import annotations

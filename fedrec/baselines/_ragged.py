@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is often done with ragged histories: a part of the catalogue, sums over a user's items."""
+"""Operations on ragged histories: restriction to a part of the catalogue, sums over a user's
+items."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a centralised recommender, a baseline of the federated ones."""
+"""The interface of centralised recommenders, the baselines of the federated ones."""
 
 from __future__ import annotations
 
@@ -121,20 +121,19 @@ class Baseline(ABC):
     paper: ClassVar[str] = ""
     stand_in: ClassVar[str] = ""
     device: torch.device = torch.device("cpu")
-    """Where it may compute; set before `fit`. Scores may be there too; a system that does not use
-    torch ignores it."""
+    """Device for its computations, set before `fit`; the scores may be on it. Ignored by systems
+    that do not use torch."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @property
     def transductive(self) -> bool:
-        """Whether it has to be fitted with the known items of the users that it is to score,
-        too."""
+        """Whether it must also be fitted to the known items of the evaluated users."""
         return False
 
     def too_large(self, num_users: int, num_items: int) -> str:
-        """Why data of this size cannot be fitted, in a few words; empty: they can."""
+        """The reason why data of this size cannot be fitted; empty if they can."""
         return ""
 
     @abstractmethod
@@ -143,11 +142,11 @@ class Baseline(ABC):
 
     @abstractmethod
     def scores(self, histories: Histories) -> torch.Tensor:
-        """Scores `float32 [users, items]` for users given by what they are known to like (a block
-        of users)."""
+        """Scores `float32 [users, items]` for a block of users, given by their known liked
+        items."""
 
     def stated(self) -> Stated | None:
-        """What is said of its privacy, once it is fitted; None: nothing, it has none."""
+        """Its stated and exact privacy after fitting; None for systems without privacy."""
         return None
 
 
@@ -171,7 +170,7 @@ class Ratings:
 
 
 class RatingBaseline(Baseline):
-    """A centralised predictor of ratings; it ranks nothing."""
+    """A centralised predictor of ratings, without rankings."""
 
     @abstractmethod
     def fit_ratings(self, ratings: Ratings) -> None:
@@ -195,7 +194,7 @@ class RatingBaseline(Baseline):
             ExperimentError: it needs ratings.
         """
         raise ExperimentError(
-            f"baseline {type(self).__name__!r} predicts ratings and ranks nothing",
+            f"baseline {type(self).__name__!r} predicts ratings and does not rank items",
             expected="task = 'rating'",
             got="task = 'ranking'",
             fix="leave it out of evaluation.baselines",

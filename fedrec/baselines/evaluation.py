@@ -43,8 +43,7 @@ def evaluate_baselines(
     """Fit each baseline to the training clients and rank each held-out client's items: means over
     the clients.
 
-    A baseline for which the data are too large is left out, and the one that it names stands in for
-    it.
+    A baseline for which the data are too large is skipped, and replaced by its `stand_in`.
 
     Args:
         names: names of baselines, or a mapping from names to settings; a name alone takes the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What centralised baselines are fitted to and measured on: the same rows and lists as the
+"""Training and evaluation data of centralised baselines: the same rows and lists as for the
 federated systems."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What systems with a row of parameters per user share: what becomes of users who were not there
-when it was fitted.
+"""Shared code of systems with a row of parameters per user: the treatment of users who were not
+training users.
 
 `transductive`: users who are evaluated are trained with, on their known items. `fold-in`: they are
 not; everything but their own row is left as it is, and that is made from their known items when
@@ -21,13 +21,13 @@ from fedrec.config import Config
 
 
 class UserRowsConfig(Config):
-    """Settings that all systems with a row per user have."""
+    """Settings of all systems with a row per user."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
-    """Users who are evaluated and are no training users: trained with (`transductive`), or not
-    (`fold-in`)."""
+    """Evaluated users who are not training users: also trained on (`transductive`), or folded in
+    afterwards (`fold-in`)."""
     seed: int = Field(default=0, ge=0)
-    """Of everything that is drawn."""
+    """Seed of all random draws."""
 
 
 class UserRowsBaseline(Baseline):

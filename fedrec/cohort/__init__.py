@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of many clients at once, over the few rows of the item tables that each of them
-touches."""
+"""Local training of many clients at once, on the rows of the item tables that their batches use."""

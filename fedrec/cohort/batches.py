@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batches that one client goes through, as a rectangle."""
+"""The batches of one client, padded to a rectangle."""
 
 from __future__ import annotations
 

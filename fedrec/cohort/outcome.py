@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training a block of clients gives, however it was done."""
+"""The result of training a block of clients, by any path."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Outcome(Protocol):
         ...
 
     def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
-        or tells none."""
+        """Mean loss of each client over its last epoch; NaN without examples or without a reported
+        loss."""
         ...
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:

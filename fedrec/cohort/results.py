@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained block gives: per-client norms, weighted sums of updates, or one client's whole
+"""Results of a trained block: per-client norms, weighted sums of updates, one client's whole
 parameters."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Trained:
     last_losses: np.ndarray
 
     def losses(self) -> list[float]:
-        """Mean loss of each client over its last epoch; NaN for one that had nothing to learn from,
-        or tells none."""
+        """Mean loss of each client over its last epoch; NaN without examples or without a reported
+        loss."""
         return self.last_losses.tolist()
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
@@ -77,12 +77,12 @@ class Trained:
             values, start = self.values[name], self.start[name]
             if values.is_cpu:
                 from fedrec.nn.update_sums import (
-                    add_dense,  # Numba, which who reads a block need not wait for
+                    add_dense,  # imports Numba, which is slow and not always needed
                 )
 
                 flat = values.view(len(self.block), -1).numpy()
                 add_dense(total.view(-1).numpy(), start.reshape(-1).numpy(), flat, shares.numpy())
-            else:  # of a client that does not count not even NaN may enter
+            else:  # a client of weight 0 must not add NaN
                 moved = values[counted.to(values.device)].double() - start
                 total.add_(torch.tensordot(shares[counted].to(values.device), moved, dims=1))
 
@@ -107,7 +107,7 @@ class Trained:
         total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
 
     def _add_touched_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """See `add_rows`, where no other rows moved."""
+        """The same as `add_rows` if only touched rows changed."""
         from fedrec.nn.update_sums import add_rows
 
         counts = np.array(self.block.touched_counts, dtype=np.int64)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a class can be called the way its contract is called: found when it is loaded, not in the
-middle of a run."""
+"""Checks when a class is loaded that its methods have the signatures of its contract, so that
+errors do not occur in the middle of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refuse_unusable(kind: str, cls: type, base: type) -> None:
                 f"a class derived from {base.__module__}:{base.__qualname__} with all its methods"
             ),
             got=f"no {', '.join(sorted(cls.__abstractmethods__))}",  # type: ignore[attr-defined]
-            fix="name a class that has them, or write them",
+            fix="name a class that has them, or implement them",
         )
     for name, own, contract in _overridden(cls, base):
         if not _takes(own, contract):

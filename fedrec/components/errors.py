@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Naming the component at fault: its class, the file that it is in, and what it did wrong.
-
-A plug-in is other people's code and may fail in any way. Whoever calls one says what it was doing,
-so that its failure is an error with a name, a file and a reason, and not a traceback through
-fedrec.
+"""Errors that name the component at fault: its class, its file, and what it did wrong. A plug-in is
+third-party code and may fail in any way. Its callers state what it was doing, so that its failure
+becomes an error with a name, a file and a reason instead of a traceback through fedrec.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ def file_of(component: object) -> str:
 
 
 def named(kind: str, component: object) -> str:
-    """A component for people: its kind, its class and its file."""
+    """Description of a component: its kind, its class and its file."""
     cls = component if inspect.isclass(component) else type(component)
     file = file_of(cls)
     return f"{kind} {cls.__name__!r}" + (f" ({file})" if file else "")
 
 
 def line_of(error: BaseException) -> str:
-    """File and line that an exception comes from, as deep as it goes; empty where there is none."""
+    """File and line where an exception was raised; empty without a traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [
@@ -49,7 +47,7 @@ def line_of(error: BaseException) -> str:
 
 @contextmanager
 def component_errors(kind: str, component: object, doing: str) -> Iterator[None]:
-    """What fails within is the component's fault.
+    """Turn exceptions raised within into errors that name the component.
 
     Args:
         kind: its kind, such as `"strategy"`.
@@ -75,13 +73,13 @@ def component_errors(kind: str, component: object, doing: str) -> Iterator[None]
 
 
 def refuse_wrong(kind: str, component: object, doing: str, *, expected: str, got: str) -> None:
-    """Say what a component gave instead of what it had to give.
+    """Raise an error about a component's wrong result.
 
     Raises:
         ComponentError: always.
     """
     raise ComponentError(
-        f"{named(kind, component)} gave what it must not {doing}",
+        f"{named(kind, component)} returned a wrong result {doing}",
         expected=expected,
         got=got,
         fix="fix that file; the contract tests of fedrec.testing find such faults",
@@ -133,7 +131,7 @@ def finite(values: Any) -> bool:
 
 
 class Unchanged:
-    """Notices whether arrays were changed by somebody who had them only to read.
+    """Detects changes of arrays that were passed read-only.
 
     Args:
         arrays: by name.
@@ -175,7 +173,7 @@ class Unchanged:
                 kind,
                 component,
                 doing,
-                expected="its inputs left as they are",
+                expected="unchanged inputs",
                 got=f"changed {shown} in place",
             )
 

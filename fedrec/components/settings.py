@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be set: every setting of a component with its type, default, range and sentence.
+"""The settings of a component: type, default, range and description of each.
 
-All of it is read from the component's configuration class, so that help, documentation and error
-messages say the same.
+Everything is read from the component's configuration class, so that help, documentation and error
+messages agree.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Populations that this process holds: read once, whoever asks, or given by another process of the
-run."""
+"""The populations of this process: read once, or received from another process of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Kept:
         self._held: OrderedDict[str, Population] = OrderedDict()
 
     def population(self, experiment: Experiment) -> Population:
-        """The population of an experiment; read now if nobody asked before.
+        """The population of an experiment; read if it is not cached.
 
         Raises:
             DataError: the dataset is missing or damaged.
@@ -53,7 +52,7 @@ KEPT = Kept()
 
 
 def _key(experiment: Experiment) -> str:
-    """What a population is a function of, and where its data lie."""
+    """The cache key: everything that a population depends on, and the location of its data."""
     table = experiment.table()
     parts = {
         name: table.get(name)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everybody may know before any client is asked: the items, their features, and which user
-features there are.
+"""The public part of a dataset: the items, their features, and the names of user features.
 
-In a simulation the dataset tells; on real clients each sees its own interactions only, and item 17
-must be the same item for all of them. The operator of a deployment writes this file and hands it to
-every node.
+In a simulation it is part of the dataset. Real clients see only their own interactions, and item 17
+must be the same item for all of them, so the operator of a deployment writes this file for all
+nodes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one client knows, and what it is tested on."""
+"""The training data of one client, and the test data of a block of clients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """What a block of users is tested on, as masks and weights over the catalogue.
+    """Test data of a block of users, as masks and weights over the catalogue.
 
     Attributes:
         seen: `bool [users, items]`, items the user interacted with in any part.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one type that every dataset becomes: who interacted with what, how, and when."""
+"""The data type of all datasets: users, items, ratings and times of interactions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who trains which federation of an attack: drawn once from the attack's seed, the same for whoever
-asks."""
+"""Training users of the federations of an attack, drawn from the attack's seed."""
 
 from __future__ import annotations
 

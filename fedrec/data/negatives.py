@@ -4,7 +4,7 @@
 Widely used federated code draws them outside the training *and held-out* positives. Then a held-out
 item is the one item that never becomes a negative, and a score that merely counts how often an item
 was drawn finds it: a leak that reaches Hits@10 = 1 without any learning. So held-out items must
-stay possible negatives, and this function must never get them.
+remain possible negatives, and must not be passed to this function.
 """
 
 from __future__ import annotations

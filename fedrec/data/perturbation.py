@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a perturbation: training rows in, the rows that are learned from instead out.
+"""The interface of perturbations, which replace the training rows by perturbed ones.
 
-It runs once, before the first round, and its result is the same in every round and on every node:
-drawing anew would publish a profile as often as its client is sampled. It sees no held-out row.
+A perturbation runs once, before the first round, and its result is the same in every round and on
+every node: a new draw per round would publish a profile as often as its client is sampled. It does
+not see held-out rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TrainingData:
         rows: the training rows alone, in the dataset's order; users and items keep their numbers.
         clients: `int64`, ascending: training clients. The rows of other users serve on-device
             fine-tuning only.
-        rated: whether ratings are learned from; otherwise nobody reads the rating of a row.
+        rated: whether ratings are used in training; otherwise the ratings of rows are ignored.
     """
 
     rows: Interactions
@@ -43,12 +44,10 @@ class Perturbed:
     """What is learned from in place of the training rows.
 
     Attributes:
-        rows: of the same users and items as the training rows, but maybe others, more or fewer
-            rows.
-        origin: `int64 [rows]`, the training row that each was made from; -1: from none in
-            particular.
-        figures: what the perturbation tells of itself; `fedrec perturb` and `fedrec synthesise`
-            print it.
+        rows: the perturbed rows, of the same users and items; their number may differ from that of
+            the training rows.
+        origin: `int64 [rows]`, the training row that each was made from; -1: none.
+        figures: statistics for reports, printed by `fedrec perturb` and `fedrec synthesise`.
     """
 
     rows: Interactions
@@ -57,7 +56,7 @@ class Perturbed:
 
 
 class Perturbation(ABC):
-    """Changes what clients learn from.
+    """Changes the training rows of clients.
 
     A subclass lives in a file of its own in `fedrec/perturb/members/`, its configuration class
     above it. Its result is a function of the data, its settings and the seed.
@@ -84,8 +83,7 @@ class Perturbation(ABC):
 
     @abstractmethod
     def words(self) -> list[str]:
-        """Sentences that must be reported with the results of a run: what is guaranteed, and what
-        is not."""
+        """Sentences to be reported with the results of a run: the guarantee and its limits."""
 
 
 def perturbation_of(experiment: Experiment) -> Perturbation | None:

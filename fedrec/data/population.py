@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interactions and a partition, seen as clients: what each device knows, and what it is tested
-on."""
+"""The clients of an experiment: the training and test data of each device, from interactions and a
+partition."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Population:
         return self.partition.training_clients
 
     def schema(self) -> Schema:
-        """What a model may know before it sees any client."""
+        """The public schema of the data, for models."""
         data = self.interactions
         users = tuple(
             (feature.name, len(feature.categories)) for feature in data.user_features.features
@@ -112,11 +112,12 @@ class Population:
         return self.clients(np.array([client]))[0]
 
     def clients(self, clients: np.ndarray) -> list[ClientData]:
-        """The training data of some clients `int64 [clients]`; sooner there than those of one after
-        the other."""
+        """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        own = place * self.interactions.num_items + items  # a number for each client's each item
+        own = (
+            place * self.interactions.num_items + items
+        )  # a number for each pair of client and item
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
         row_ends = np.searchsorted(place, everyone).tolist()
@@ -281,8 +282,8 @@ class Population:
 
 
 def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:
-    """So many of the clients, ascending; the same ones for the same clients, count and seed; None
-    takes all."""
+    """A fixed sample of some clients, ascending, which depends on clients, count and seed only;
+    None: all."""
     if count is None or count >= len(clients):
         return clients
     return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))

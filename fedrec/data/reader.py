@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a dataset reader, and where raw data are looked for."""
+"""The interface of dataset readers, and the location of raw data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedrec.errors import DataError
 
 
 class ReaderConfig(Config):
-    """Settings that every dataset has."""
+    """Settings of all datasets."""
 
     path: Path | None = None
     """Folder (or file) of the raw data; default: the folder of the dataset's name in the data
     directory."""
     verify: bool = True
-    """Refuse data whose counts or checksum differ from the published ones; false for a deliberately
-    changed copy."""
+    """Whether to reject data whose counts or checksum differ from the published ones; false for a
+    deliberately changed copy."""
 
 
 class Reader(ABC):
@@ -116,6 +116,6 @@ class Reader(ABC):
 
 
 def data_directory() -> Path:
-    """Where raw data lie: `$FEDREC_DATA`, or `~/.cache/fedrec/data`."""
+    """The data directory: `$FEDREC_DATA`, or `~/.cache/fedrec/data`."""
     given = os.environ.get("FEDREC_DATA")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "fedrec" / "data"

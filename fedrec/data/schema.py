@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model may know of a dataset before it sees any client."""
+"""The public schema of a dataset, for models."""
 
 from __future__ import annotations
 

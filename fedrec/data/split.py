@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a split: which rows a client may learn from, and which it is tested on."""
+"""The interface of splits: training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrec.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """What a split decides. All row numbers refer to the interactions that were split.
+    """The result of a split. All row numbers refer to the interactions that were split.
 
     Attributes:
         training_clients: `int64`, ascending; users that may be sampled for training rounds.
@@ -55,7 +55,7 @@ class Partition:
 
 
 class Split(ABC):
-    """Divides interactions into what is learned from and what is held out.
+    """Divides interactions into training rows and held-out rows.
 
     A subclass lives in a file of its own in `fedrec/data/splits/`, its configuration class above
     it. It is a function of the interactions, its configuration and the experiment's seed (stream

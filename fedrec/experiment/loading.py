@@ -30,7 +30,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The table of an experiment with overrides, as it is written: unchecked, and without defaults.
+    """The table of an experiment with overrides, not validated and without defaults.
 
     Args:
         source: a TOML file, the name of a shipped experiment, or a table.
@@ -77,7 +77,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     try:
         path = Path(source).expanduser()
         found = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, or the home of nobody
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, or an unknown home folder
         path, found = Path(), False
     if not found:
         shipped = shipped_experiments()

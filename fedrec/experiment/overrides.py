@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing one key of an experiment's tables, as `--set key=value` asks."""
+"""Changes of single keys of an experiment, as in `--set key=value`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     Args:
         table: nested tables.
         text: such as `"strategy.server-lr=0.5"`; the value in TOML syntax, a bare word is a string.
-            Another name for a component, such as `"strategy.name=fedavg"`, drops the settings of
-            the one before; engines have the same.
+            A new component name, such as `"strategy.name=fedavg"`, removes the settings of the
+            previous component; engines share their settings.
 
     Raises:
         ExperimentError: the text is not of that form, or a part of the key is not a table.
@@ -34,7 +34,7 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
     try:
         value = tomllib.loads(f"value = {written}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
-        value = written.strip()  # a bare word, as people write it on a command line
+        value = written.strip()  # a bare word, as on a command line
     chosen = table.get(path[0])
     if (
         path[1:] == ["name"]
@@ -45,7 +45,7 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         return {
             **table,
             path[0]: {"name": value},
-        }  # the settings of one component mean nothing to another
+        }  # settings belong to their component
     return _with(table, path, value, text)
 
 

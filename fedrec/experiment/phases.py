@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phases of an experiment's training: which rounds each has, and what clients do in it.
-
-Server and nodes each derive them from the experiment, so that a node need not trust what the server
-says of the step and the protection of a round.
+"""The phases of an experiment's training, with their rounds and steps. Server and nodes derive them
+independently from the experiment, so that a node need not trust the server about the step and the
+protection of a round.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Phase:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
         last: number of its last round; None: it lasts to the end.
-        volunteers: whether only clients take part in it who have agreed to it.
+        volunteers: whether only clients who agreed to it take part.
         sampler: how its cohorts are drawn; None: by the experiment's sampler.
     """
 
@@ -39,7 +38,7 @@ class Phase:
     sampler: Section | None = None
 
     def has_step(self, step: Mapping[str, Any]) -> bool:
-        """Whether that is its step, in every setting."""
+        """Whether its step has exactly these settings."""
         return _text(self.step) == _text(step)
 
 
@@ -49,7 +48,8 @@ def step_table(section: Section) -> dict[str, Any]:
 
 
 def contributions_of(step: str) -> Contributions:
-    """What clients contribute in a step, by its name; `signed` unless the step says otherwise."""
+    """The kind of contributions of a step, by its name; `signed` unless the step declares
+    otherwise."""
     return getattr(registry.resolve(registry.STEP, step), "contributions", "signed")
 
 

@@ -3,7 +3,7 @@
 
 A section such as `[strategy]` names a component and carries its settings; they are checked by the
 component's own configuration class. `resolve` fills in every default, so the copy in a run folder
-says everything.
+is complete.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Masked: TypeAlias = Literal["real", "learned", "both"]
 
 
 class EvaluationConfig(Config):
-    """When, on whom and how the system is evaluated."""
+    """Evaluation of the system."""
 
     held_out: Literal["test", "validation"] = "test"
-    """Which held-out rows are ranked; choose settings on `validation`, report on `test`."""
+    """Held-out rows to evaluate: `validation` for tuning, `test` for reporting."""
     protocol: Literal["reconstruction"] | None = None
-    """`reconstruction`: the whole catalogue against the whole history, which the model was mostly
-    given; no measure of recommendation, and its figures have names of their own. Default: held-out
-    items, those known left out."""
+    """Default: ranking of held-out items, without known ones. `reconstruction`: the whole catalogue
+    is ranked against the whole history, most of which is the model's input; this does not measure
+    recommendation, and its metrics have different names."""
     masked: Masked = "real"
-    """Which known items whole lists leave out (recall, precision, ndcg-list, mrr), where training
-    rows are perturbed: those of the `real` training rows, of the `learned` ones, or of `both`. A
-    held-out item left out is missed."""
+    """Known items that are excluded from whole lists (recall, precision, ndcg-list, mrr) if
+    training rows are perturbed: those of the `real` training rows, of the perturbed ones
+    (`learned`), or of `both`. Held-out items that are excluded count as misses."""
     every: int = Field(default=1, ge=0)
-    """Evaluate every so many rounds on a sample of users; 0 = only after the last round."""
+    """Number of rounds between evaluations on a sample of users; 0: only after the last round."""
     users: int = Field(default=200, ge=1)
-    """Number of held-out users in evaluations during training, the same ones each time."""
+    """Number of held-out users in evaluations during training (a fixed sample)."""
     final_users: int | None = Field(default=None, ge=1)
-    """Number of held-out users in the last evaluation, and in that of the baselines; default:
+    """Number of held-out users in the final evaluation and in that of the baselines; default:
     all."""
     ks: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(5, 10, 20, 30), min_length=1)
     """Cut-offs of the ranking metrics."""
@@ -57,14 +57,14 @@ class EvaluationConfig(Config):
     """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the
     shared model."""
     sampled_items: int | None = Field(default=None, ge=1)
-    """Also rank each held-out positive among so many drawn never-seen items (99 in NCF), in
-    expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: among all of them only."""
+    """Also rank each held-out positive among this number of sampled unseen items (99 in NCF), in
+    expectation: metrics `hits-of-100@k` and `ndcg-of-100@k`. Default: no sampled metrics."""
     inactive_below: int = Field(default=20, ge=0)
     """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
-    """Centralised recommenders evaluated beside the system under the same protocol: names, or
-    tables with settings such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` is what one
-    is called in tables, so that one name may be there with several settings."""
+    """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
+    such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
+    that a baseline can occur with several settings."""
 
     def baseline_settings(self) -> dict[str, dict[str, Any]]:
         """Settings of each baseline by its label, which is its name unless it has another; then
@@ -108,8 +108,8 @@ Precision: TypeAlias = Literal["float32", "bf16"]
 
 
 class EngineConfig(Config):
-    """Where and on what the clients run. Nothing but `precision` changes what is computed, up to
-    summation order."""
+    """Where the clients run. Only `precision` affects the results (up to the order of
+    summation)."""
 
     name: Literal["serial", "ray", "flower"] = "serial"
     """`serial`: in this process; `ray`: Ray actors; `flower`: Flower's own simulation through
@@ -120,15 +120,15 @@ class EngineConfig(Config):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     precision: Precision = "float32"
-    """Of the matrix products in local training: `float32`, or `bf16` on CUDA; parameters and sums
-    stay float32."""
+    """Precision of matrix products in local training: `float32`, or `bf16` on CUDA; parameters and
+    sums stay float32."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads per node; default: 1, as batches of one client are too small to share and waiting
-    costs time."""
+    """CPU threads per node; default: 1, because the batches of one client are too small for several
+    threads."""
     path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
-    """How clients are trained, equal up to rounding: `kernel` in native code, refused where it does
-    not fit; `blocks` many clients at once by autograd; `reference` one by one; `auto`: the fastest
-    that fits."""
+    """Training path; results are equal up to rounding. `kernel`: native code, an error if step or
+    model do not support it; `blocks`: many clients at once by autograd; `reference`: one client at
+    a time; `auto`: the fastest supported path."""
     memory_gib: float = Field(default=1.0, gt=0)
     """Memory in GiB that a node may use for the clients that it trains at once."""
     ray_address: str | None = None
@@ -141,12 +141,12 @@ class EngineConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """How often the state is saved."""
+    """Checkpoints of the state."""
 
     every: int = Field(default=1, ge=1)
     """Save after every so many rounds (and after the last)."""
     keep: int = Field(default=3, ge=2)
-    """Number of checkpoints kept; at least 2, so that a damaged one has one before it."""
+    """Number of checkpoints to keep; at least 2, in case the newest one is damaged."""
 
 
 class Experiment(Config):
@@ -155,47 +155,46 @@ class Experiment(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Short name; run folders start with it. Lower-case letters, digits, '.', '_' and '-'."""
     title: str = ""
-    """One line for people."""
+    """Title, one line."""
     paper: str = ""
-    """The paper and the table that this reproduces."""
+    """Paper and table that the experiment reproduces."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """The one seed; every random decision has its own stream below it."""
+    """Seed of all random streams."""
     rounds: int = Field(default=0, ge=1)
-    """Number of training rounds (E1 in PrivRec). Left out, the experiment is of
-    `evaluation.baselines` alone, without a federated system and its tables, such as `[model]`."""
+    """Number of training rounds (E1 in PrivRec). Without it the experiment only evaluates
+    `evaluation.baselines`, without a federated system and its tables, such as `[model]`."""
     task: Literal["ranking", "rating"] = "ranking"
     """`ranking`: implicit feedback, sigmoid and cross-entropy; `rating`: explicit ratings, linear
     and squared error."""
     positive_above: float | None = None
-    """A row is positive when its rating is above this; without it every row is positive."""
+    """Rows with a rating above this are positive; default: all rows are positive."""
     dataset: Section
     """Dataset and the options of its reader."""
     split: Section = Section(name="user-holdout")
-    """What is learned from and what is held out."""
+    """Training and held-out rows."""
     model: Section = Section(name="privrec")
     """The recommender."""
     step: Section = Section(name="sgd")
-    """What a client does with its data."""
+    """Local training of a client."""
     strategy: Section = Section(name="reptile")
-    """How the server combines updates; also `flwr.serverapp.strategy:FedAdam` and the like."""
+    """Aggregation on the server; also Flower's strategies, such as
+    `flwr.serverapp.strategy:FedAdam`."""
     sampler: Section = Section(name="fixed-size")
-    """How the cohort of a round is drawn."""
+    """Sampling of the cohort of a round."""
     callbacks: tuple[Section, ...] | None = None
-    """Who watches the run and may end it, besides the command line; default: nobody."""
+    """Callbacks that observe the run and may end it; default: none."""
     train_config: dict[str, str | float | int | bool] | None = None
-    """What nodes that run another Flower ClientApp find in their `config`, such as `lr`; default:
-    nothing more."""
+    """Additional entries of `config` for nodes with another Flower ClientApp, such as `lr`;
+    default: none."""
     privacy: PrivacyConfig | None = None
     """User-level differential privacy; default: none, epsilon is infinite."""
     perturb: Section | None = None
-    """What training rows are turned into before anything learns from them; default: nothing, they
-    stay as they are."""
+    """Perturbation of the training rows before training; default: none."""
     secure_aggregation: SecureAggregationConfig | Literal[False] | None = None
-    """`true`, or a table of settings: the server sees the sum over nodes only, each masks its own;
-    default: it sees the sum of each node."""
+    """`true`, or a table of settings: the server sees only the sum over nodes, which mask their own
+    sums; default: it sees each node's sum."""
     early_stopping: EarlyStoppingConfig | None = None
-    """When training ends before its last round; default: never, and the last parameters are
-    kept."""
+    """Early stopping; default: none, and the parameters of the last round are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()
@@ -213,7 +212,7 @@ class Experiment(Config):
                 table[key] = {}
             if isinstance(
                 table.get(key), Mapping
-            ):  # by itself, so that its errors come without alternatives
+            ):  # validated separately, so that errors do not list the alternatives
                 table[key] = SecureAggregationConfig.parse(
                     table[key], at="secure-aggregation"
                 ).table()
@@ -229,7 +228,7 @@ class Experiment(Config):
 
     @property
     def federated(self) -> bool:
-        """Whether there is a federated system; else the experiment is of centralised ones alone."""
+        """Whether there is a federated system, or only centralised ones."""
         return self.rounds > 0
 
     def table(self) -> dict[str, Any]:
@@ -295,14 +294,14 @@ class Experiment(Config):
         return resolved
 
     def fine_tune_step(self) -> Section:
-        """The local step with the settings of on-device fine-tuning laid over it."""
+        """The local step with the settings of on-device fine-tuning."""
         return Section.model_validate(
             {"name": self.step.name, **self.step.options, **self.evaluation.fine_tune}
         )
 
     def steps(self) -> list[Section]:
-        """Every local step that clients may be ordered to take: the experiment's own, and those of
-        its strategy."""
+        """All local steps that clients may be ordered to run: the experiment's, and those of its
+        strategy."""
         nested = nested_sections(self.settings(registry.STRATEGY))
         return [self.step, *(section for kind, section in nested if kind is registry.STEP)]
 

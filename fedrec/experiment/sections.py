@@ -38,7 +38,7 @@ def component_settings(
         section: names it and carries its settings.
         at: full key of the section, for errors.
         seed: of the experiment, for components whose own seed is left out (`Config.seeded`); None:
-            they stay out.
+            they remain unset.
 
     Returns:
         The component's `Config`, or plain keyword arguments when its class has none (Flower's own
@@ -75,8 +75,7 @@ def component_settings(
 
 
 def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
-    """The sections that a component's settings hold themselves, and the kind of component that each
-    names.
+    """The sections within a component's settings, and the kind of each.
 
     A field that holds one is annotated with the kind:
     `inner: Annotated[Section, registry.STRATEGY]`.
@@ -93,7 +92,7 @@ def sections_within(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
 
 
 def nested_sections(settings: Any) -> Iterator[tuple[registry.Kind, Section]]:
-    """The same at any depth: with the sections within the settings of those."""
+    """The same at any depth."""
     for kind, section in sections_within(settings):
         yield kind, section
         yield from nested_sections(component_settings(kind, section))

@@ -15,16 +15,16 @@ class SecureAggregationConfig(Config):
     """Settings of secure aggregation."""
 
     threshold: float = Field(default=2 / 3, gt=0.5, le=1)
-    """Share of a round's nodes that must last until its sum is unmasked, and that would have to
-    collude with the server to unmask one of them; more than half, so that no two groups of nodes
-    can be given different values."""
+    """Share of a round's nodes that must stay until its sum is unmasked, and that would have to
+    collude with the server to unmask a node; more than half, so that the server cannot send
+    different values to two groups of nodes."""
     least_nodes: int = Field(default=2, ge=2)
-    """Nodes that a sum must have, whatever the share says; with two, each of them can take its own
-    part off the sum."""
+    """Smallest number of nodes in a sum, independently of the share; with two, each of them can
+    subtract its own contribution."""
     largest: float = Field(default=2.0**20, gt=0)
-    """Largest absolute value in a node's sum of updates; the step of the fixed point is as fine as
-    it leaves room for. Under differential privacy it follows from the clip norm and the noise, and
-    this is not looked at."""
+    """Largest absolute value in a node's sum of updates, which determines the fixed-point
+    precision. Under differential privacy it follows from the clip norm and the noise, and this
+    setting is ignored."""
 
     def quorum(self, nodes: int) -> int:
         """Number of nodes, of so many, that are needed to unmask a sum; may be more than there

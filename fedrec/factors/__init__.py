@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix factorization in one place: gradient descent rating by rating."""
+"""Native code of matrix factorization: gradient descent by rating, denoising, packed matrices."""

@@ -18,7 +18,7 @@ def attended(
     of_source: Tensor,
     of_target: Tensor,
 ) -> Tensor:
-    """What each target takes over from its neighbours.
+    """The aggregated neighbours of each target.
 
         a_ij = softmax_j LeakyReLU(of_source . W s_ij + of_target . W t_i),    sum_j a_ij W s_ij
 

@@ -5,11 +5,11 @@
 Devices share a key. A device sends a token of each of its items, a keyed hash, with its user
 embedding; the third party matches tokens and gives back the embeddings of others that sent the same
 one, without names. It learns who has how many items, who shares items with whom, and the
-embeddings; not the items, unless somebody who has the key (a device, or a server that knows the
-settings) tells it, and then all of them, as a catalogue can be hashed in no time.
+embeddings; but not the items, unless a party with the key (a device, or a server that knows the
+settings) reveals it; a whole catalogue is then hashed quickly.
 
-Where this differs from the paper: a keyed hash stands where the paper's devices apply RSA to the
-ids. Both are deterministic, and both fall to whoever holds the key.
+Where this differs from the paper: a keyed hash replaces RSA on the ids. Both are deterministic, and
+both can be reversed by a party with the key.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ThirdParty:
     def found(self, asking: Sequence[int], slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Neighbours of some devices, of each of its tokens up to `neighbours` other devices.
 
-        Who has more is given those that follow it in the order of numbers, so that not the same few
-        are everybody's.
+        If there are more, those with the next larger numbers are taken, so that not all devices get
+        the same neighbours.
 
         Args:
             asking: numbers of devices.
@@ -102,7 +102,7 @@ class ThirdParty:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         senders = state["senders"].tolist() if "senders" in state else []
         self._tokens = {one: state["tokens"][place] for place, one in enumerate(senders)}
         self._embeddings = {one: state["embeddings"][place] for place, one in enumerate(senders)}

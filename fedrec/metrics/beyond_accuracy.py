@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lists hold besides what is right: how much of the catalogue, how evenly, and how popular.
+"""Properties of recommendation lists beyond accuracy: coverage, concentration and popularity.
 
 Accuracy is a mean over users; these look at all users' lists of length k together, known items left
 out.

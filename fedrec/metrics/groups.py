@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means of per-user metrics over groups of users: who is served well, and who is not.
+"""Means of per-user metrics over groups of users.
 
 PrivRec (section 4.5.1) calls a user inactive who has fewer than 20 visited items in the test half.
 We count the training half, which is what the system knows of the user; the halves are equal, so the
@@ -52,7 +52,7 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
 
     Returns:
         One row per group, in order; the columns of `per_user`, and first `count`, the number of
-        users in the group who have any value. The mean of nobody is NaN.
+        users in the group who have any value. The mean of an empty group is NaN.
     """
     judged = per_user.notna().any(axis=1).to_numpy()
     rows = [
@@ -65,7 +65,7 @@ def group_means(per_user: pd.DataFrame, groups: dict[str, np.ndarray]) -> pd.Dat
 
 
 def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
-    """How far apart the groups of one kind are: the largest group mean minus the smallest.
+    """Gap between the groups of one kind: the largest group mean minus the smallest.
 
     Args:
         means: one row per group, as from `group_means`.

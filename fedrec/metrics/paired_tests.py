@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether one system serves users better than another: paired tests over users.
+"""Paired tests over users: whether one system is better than another.
 
 A difference of means over users is tested three ways, because metrics of single users are far from
 normal: Student's paired t, Wilcoxon's signed ranks, and a bootstrap interval of the mean difference

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking metrics for a block of users, in two views that must not be mixed.
+"""Ranking metrics for a block of users, in two definitions that must not be mixed.
 
 *Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is
 ranked on its own against all items that its user never interacted with, in any part; the user's
@@ -94,8 +94,8 @@ def _check(
     nans = int(torch.isnan(scores).sum())
     if nans:
         raise ExperimentError(
-            "a model cannot be ranked",
-            expected="scores that are numbers",
+            "the scores of a model cannot be ranked",
+            expected="finite scores",
             got=f"{nans} NaN among {scores.numel()} scores",
             fix="training has probably diverged: lower the learning rate or the noise",
         )

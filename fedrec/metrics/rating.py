@@ -64,7 +64,7 @@ def _differences(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     nans = int(np.isnan(difference).sum())
     if nans:
         raise ExperimentError(
-            "predicted ratings cannot be judged",
+            "predicted ratings cannot be evaluated",
             expected="predictions that are numbers",
             got=f"{nans} NaN among {len(difference)} predictions",
             fix="training has probably diverged: lower the learning rate or the noise",

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a user's whole history is given back: the catalogue is ranked with nothing masked.
-
-This is no measure of recommendation, as most of what counts as right was given to the model. It
-exists because it alone explains how Fang et al. (DP-VAE, table 8) can print a Recall@20 above their
+"""Reconstruction of a user's whole history: the catalogue is ranked with nothing masked. This does
+not measure recommendation, because most relevant items are part of the model's input. It exists
+because it alone explains how Fang et al. (DP-VAE, table 8) can print a Recall@20 above their
 Recall@50: with `hits / min(|Q|, R)` (their equation 22) that needs most users to have more than 20
 items in Q. Its names begin with `reconstruction-`, so that no figure of it can be taken for one of
 held-out items.
@@ -38,8 +37,8 @@ def reconstruction_metrics(scores: Tensor, history: Tensor, ks: Sequence[int]) -
     """
     if bool(torch.isnan(scores).any()):
         raise ExperimentError(
-            "a model cannot be ranked",
-            expected="scores that are numbers",
+            "the scores of a model cannot be ranked",
+            expected="finite scores",
             got="NaN",
             fix="lower the learning rate",
         )

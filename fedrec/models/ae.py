@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A denoising autoencoder over whole histories (Mult-DAE, Liang et al. 2018, section 2.2.2).
 
-The network of `fedrec.models.vae` with the code where the encoder's mean is: nothing is drawn but
-the dropout, there is no variance and no prior to be pulled to. Steps for the variational
-autoencoder train it; `beta` is of no effect, and priors of the users' codes are refused.
+The network of `fedrec.models.vae` with the code where the encoder's mean is: only dropout is
+random, and there are no variance and no prior. Steps for the variational autoencoder train it;
+`beta` is of no effect, and priors of the users' codes are refused.
 
 Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al.
 2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
@@ -47,8 +47,8 @@ class Ae(Vae):
         prior: Prior | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences `[C,
-        B]`. The divergence is zero here.
+        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
+        `[C, B]`. The divergence is zero here.
 
         Raises:
             ExperimentError: there are priors, of codes that have no distribution.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a model: parameters as a dictionary, and a forward pass with a leading cohort
+"""The interface of models: parameters as a dictionary, and a forward pass with a leading cohort
 dimension.
 
 A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to
@@ -37,9 +37,9 @@ class Model(ABC):
     A subclass lives in a file of its own in `fedrec/models/`, its configuration class above it.
 
     Attributes:
-        item_tables: names of the parameters with one row per item, `[num_items, d]`. A client
-        touches few of their rows,
-            so local training may pass compact ones and say by `rows` where an item's row is.
+        item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses
+            few of their rows, so local training may pass compact tables, with the row of each item
+            in `rows`.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
     """
@@ -85,8 +85,8 @@ class Model(ABC):
         return None
 
     def declared_kernel(self) -> KernelModel | None:
-        """What `kernel` gives, unless `predict` or `loss` come from a subclass of the class that it
-        comes from."""
+        """The result of `kernel`, unless a subclass overrides `predict` or `loss` but not
+        `kernel`."""
         return self.kernel() if speaks_for(type(self), "kernel", ("predict", "loss")) else None
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -111,7 +111,7 @@ class Model(ABC):
         clients, items = some.shape[0], torch.arange(self.schema.num_items, device=some.device)
         found = some.new_empty(
             clients, len(items)
-        )  # parts that are joined in the end would lie scattered in memory
+        )  # concatenating parts at the end would need more memory
         at_once = max(1, _SCORED_AT_ONCE // clients)
         for start in range(0, len(items), at_once):
             part = items[start : start + at_once]
@@ -122,7 +122,7 @@ class Model(ABC):
 
 
 class HistoryModel(Model):
-    """A recommender that knows a user by what it is known to like, instead of by features.
+    """A recommender that represents a user by its history instead of features.
 
     It has no prediction for an item alone; steps that train it give it whole histories, and so does
     evaluation.

@@ -37,12 +37,12 @@ class IalsConfig(Config):
     """Settings of implicit matrix factorization."""
 
     factors: int = Field(default=64, ge=1)
-    """Width d of x_u and y_i."""
+    """Number of factors d (width of x_u and y_i)."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial item factors, times the root of their width."""
     moments: bool = False
-    """Whether clients send second moments for each of their items, d (d + 1) / 2 numbers, as
-    `fed-als` needs them."""
+    """Whether clients send second moments for each of their items, d (d + 1) / 2 numbers, which
+    `fed-als` needs."""
 
 
 class Ials(Model):

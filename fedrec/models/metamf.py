@@ -63,7 +63,7 @@ class MetaMfConfig(Config):
     user_std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial user embeddings."""
     center: float = 0.0
-    """Added to the initial predictions, such as the middle of the rating scale."""
+    """Constant of the initial predictions, such as the middle of the rating scale."""
 
 
 class MetaMf(Model):
@@ -155,7 +155,7 @@ def generate(
     """
     if "item.low.matrix" not in parameters:
         raise ExperimentError(
-            "this model has no parameters to generate others from",
+            "this model cannot generate parameters",
             expected="model.name = 'metamf'",
             got=f"parameters {', '.join(parameters)}",
             fix="set model.name = 'metamf', or another strategy",

@@ -33,18 +33,20 @@ class MfConfig(Config):
     """Settings of matrix factorization."""
 
     factors: int = Field(default=16, ge=1)
-    """Width of p_u and q_i."""
+    """Number of factors (width of p_u and q_i)."""
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial factors."""
     center: float = 0.0
     """Initial value of b, such as the middle of the rating scale."""
     biases: bool = True
-    """Whether there are b, b_u and b_i; without, a prediction is q_i . p_u alone."""
+    """Whether there are biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
 
     @model_validator(mode="after")
     def _center_is_a_bias(self) -> Self:
         if self.center and not self.biases:
-            raise ValueError("center with biases = true only: it is the initial value of a bias")
+            raise ValueError(
+                "center only with biases = true, because it is the initial value of a bias"
+            )
         return self
 
 

@@ -32,12 +32,12 @@ class NeumfConfig(Config):
     """Settings of NeuMF."""
 
     factors: int = Field(default=16, ge=0)
-    """Width of the product; 0: there is none."""
+    """Number of factors (width of the product); 0: no product."""
     tower: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
-    """Widths of the tower: of the two rows together, an even number, and of each layer; none: there
-    is no tower."""
+    """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
+    tower."""
     spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial rows."""
+    """Standard deviation of the initial embeddings."""
 
     @model_validator(mode="after")
     def _has_a_part(self) -> Self:

@@ -35,15 +35,15 @@ class PnbmConfig(Config):
     scale: tuple[float, float] = (1.0, 5.0)
     """Lowest and highest rating; public."""
     items: int | None = Field(default=None, ge=2)
-    """The so many most rated items, by the counts of the first round, have similarities to each
-    other; default: all."""
+    """Number of items with similarities, the most rated ones by the counts of the first round;
+    default: all."""
     rank: int | None = Field(default=None, ge=1)
-    """Rank k of what is learned, S = start + A B^T with two tables `[items, k]`; default: S itself,
-    `[items, items]`."""
+    """Rank k of the learned similarities, S = start + A B^T with two tables `[items, k]`; default:
+    full rank, `[items, items]`."""
     start: float = Field(default=1.0, gt=0)
-    """Similarity of any two items before something is learned."""
+    """Initial similarity of any two items."""
     prior: float = Field(default=5.0, ge=0)
-    """Added to the denominators: as if the user had so many ratings more, without deviation, at
+    """Added to the denominators, like this number of additional ratings without deviation at
     similarity 1."""
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial A and B."""

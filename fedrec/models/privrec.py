@@ -58,17 +58,15 @@ class PrivRecConfig(Config):
     embedding_std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial embeddings."""
     item_bias: bool = False
-    """Whether each item has a bias of its own, `item.bias`, zero at first, which is added to the
-    output."""
+    """Whether each item has a bias, `item.bias`, initially zero, which is added to the output."""
     item_start: Literal["random", "features"] = "random"
-    """`features`: the embeddings of the items start as the first principal components of their
-    features."""
+    """Initial item embeddings: `random`, or the first principal components of the items' features
+    (`features`)."""
     features: bool = True
-    """Whether users and items enter by their features; `false`: there are ids of items alone
-    (FOFL-SELF)."""
+    """Whether features of users and items are used; `false`: only item ids (FOFL-SELF)."""
     output_start: Literal["random", "zero"] = "random"
-    """`zero`: the weights of the last layer start at zero, so that a fresh model prefers no item,
-    but for its bias."""
+    """Initial weights of the last layer: `random`, or `zero`, so that the initial model ranks by
+    item biases only."""
 
 
 class PrivRec(Model):
@@ -181,7 +179,7 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     ]
     if not tables:
         raise ExperimentError(
-            "there is nothing to start the items from",
+            "there are no features to initialise the item embeddings from",
             expected="a dataset whose items have features",
             got="none",
             fix="set model.item-start = 'random'",

@@ -25,9 +25,9 @@ class ReservedConfig(Config):
     """Settings of a model with reserved rows."""
 
     base: dict[str, Any] = Field(default_factory=lambda: {"name": "privrec"})
-    """The other model: its name and settings."""
+    """The base model: its name and settings."""
     rows: int = Field(1000, ge=1)
-    """Number of rows added at the end of each item table; zero at first."""
+    """Number of rows appended to each item table, initially zero."""
 
 
 class Reserved(Model):

@@ -51,13 +51,13 @@ class VaeConfig(Config):
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""
     history: Literal["ratings"] | None = None
-    """`ratings`: items count by their ratings, the later ones more where one repeats. Default: each
-    counts 1."""
+    """`ratings`: items are weighted by their ratings, later ones more if an item repeats. Default:
+    all weights are 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What a code is pulled to, a Gaussian of its own for each user; by default the standard one.
+    """The Gaussian prior of each user's code; by default standard normal.
 
     Attributes:
         mean: `float32 [C, B, K]` or what broadcasts to it (mu_k).
@@ -197,7 +197,7 @@ class Vae(HistoryModel):
         prior: Prior | None = None,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """What training makes small: minus equation 19 for each user, `[C, B]`.
+        """The training loss: the negative of equation 19 for each user, `[C, B]`.
 
         Args:
             parameters: each `[C, ...]`.
@@ -220,7 +220,7 @@ class Vae(HistoryModel):
         prior: Prior | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the bound is made of: log-chances of the items `[C, B, items]`, and divergences
+        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
         `[C, B]`."""
         mean, log_variance = self.encode(parameters, histories, draw.kept, tap)
         codes = mean + draw.noise * torch.exp(log_variance / 2)

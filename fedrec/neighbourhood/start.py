@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarities to start from. The paper says that the start matters, and not what it is."""
+"""Initial similarities. The paper states that the initialisation matters, but does not specify
+it."""
 
 from __future__ import annotations
 

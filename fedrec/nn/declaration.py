@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model declares so that native code can train it: a perceptron on embeddings, or a
+"""Declaration of a model for training in native code: a multilayer perceptron on embeddings, or a
 factorization.
 
 The prediction for item i of a user is

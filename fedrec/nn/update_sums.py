@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of what clients changed in compiled code, without the large tensors in between."""
+"""Sums of clients' updates in compiled code, without large temporary tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training rows are turned into before anything learns from them; `fedrec.data.perturbation`
-is the contract.
+"""Perturbations of training rows; `fedrec.data.perturbation` is their interface.
 
-`members/` has a file for each perturbation, the folders beside it what the larger ones consist of:
+`members/` has a file for each perturbation; other folders contain the parts of the larger ones:
 `targeted/` (poster "targeted DP", equations 1 to 3), `synthesis/` (UPC-SDG and its neighbours).
-`disclosure` says what a perturbed table still tells of the real one.
+`disclosure` measures what a perturbed table reveals of the real one.
 """

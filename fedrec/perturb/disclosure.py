@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a perturbed table still tells of the real one: measured, not guaranteed.
+"""What a perturbed table reveals of the real one: empirical measures without a guarantee.
 
 *Kept* is the share of real (user, item) pairs that are in the perturbed table, *replaced* the share
 of its rows whose item their user does not really have.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alike substitutes are to the items that they replace, by gamma (UPC-SDG, figure 4), for any
+"""Similarity of substitutes to the items that they replace, by gamma (UPC-SDG, figure 4), for any
 perturbation.
 
 Similarity is that of BPR-MF embeddings of the *real* training rows, so what is printed is for

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-supervised task on a client's sessions: what it learns from, and its loss (PrivRec
-equation 10)."""
+"""The self-supervised task on a client's sessions: training data and loss (PrivRec equation 10)."""
 
 from __future__ import annotations
 
@@ -26,18 +25,19 @@ class SessionConfig(Config):
     """Settings of the self-supervised task; the paper gives none of the values."""
 
     session_length: int = Field(default=20, ge=2)
-    """Most items of a session; a user's sequence is cut into sessions of nearly equal length."""
+    """Largest number of items in a session; a user's sequence is cut into sessions of nearly equal
+    length."""
     sessions_of: Literal["positives", "all"] = "positives"
-    """Which training rows form the sequence: those of positive items, or all."""
+    """Training rows in the sequence: those of positive items, or all."""
     masks: int = Field(default=4, ge=1)
-    """Pairs of views (one item-masked, one segment-masked) that each session gives in an epoch."""
+    """Pairs of views (one item-masked, one segment-masked) per session and epoch."""
     masked_place: Literal["negative", "empty"] = "negative"
     """What an item-masked session has in the place of the true item: a negative one (paper), or
     nothing."""
     item_negatives: int = Field(default=16, ge=1)
     """Negative items per item-masked session."""
     segment_length: int = Field(default=4, ge=1)
-    """Most items of a segment; at most half of the session's."""
+    """Largest number of items in a segment; at most half of the session."""
     segment_negatives: int = Field(default=4, ge=1)
     """Negative segments per segment-masked session."""
     lambda_im: float = Field(default=1.0, ge=0)
@@ -54,7 +54,7 @@ class SessionConfig(Config):
     """What scores are divided by before the softmax; with `mean` scores are cosines, and 1 hardly
     tells them apart."""
     item_table: str = "item.id"
-    """The model's item embedding that is learned."""
+    """Name of the model's item embedding to train."""
 
     @model_validator(mode="after")
     def _segment_fits(self) -> Self:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priors of the users' codes from their metadata (Fang et al. 2022, section 3.3.1)."""
+"""Priors of users' codes, computed from their metadata (Fang et al. 2022, section 3.3.1)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of words, from three sources, made to have K numbers in [0, 1].
+"""Word vectors from three sources, transformed to K numbers in [0, 1].
 
 Vectors of another length are multiplied by a fixed matrix with orthonormal rows or columns, drawn
 from a seed, and then each of the K numbers is stretched to [0, 1] over the words that are needed:

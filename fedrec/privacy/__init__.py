@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level differential privacy: plan, clipping, noise, accounting, ledger, and what an epsilon
-means in words."""
+"""User-level differential privacy: plan, clipping, noise, accounting, ledger, and explanations of
+epsilon."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which data sets count as neighbours, and how far neighbours move a sum of clipped updates.
+"""Adjacency of datasets, and the sensitivity of a sum of clipped updates.
 
 `replace-one`: all data of one client are exchanged for another client's; the number of clients
 stays. The sum moves by up to 2S, the diameter of the ball that updates are clipped to (PrivRec
@@ -10,9 +10,9 @@ sensitivity.
 The papers write z for both noise/2S and noise/S. The factor of two is a factor of four in Rényi
 divergence, so a plan keeps both, as `Multipliers`.
 
-Some contributions never point away from each other, and then 2S is too much. Let a and b be what
-two users contribute, both of L2 norm at most S. Exchanging one for the other moves the sum by |a -
-b|, and
+For some contributions, which never point in opposite directions, 2S is too large. Let a and b be
+what two users contribute, both of L2 norm at most S. Exchanging one for the other moves the sum by
+|a - b|, and
 
     |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> <= 2 S^2    whenever <a, b> >= 0,
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an epsilon does not say: the assumptions it stands on, chosen by what the plan is."""
+"""Caveats of an epsilon: its assumptions and limits, selected by the plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRUST = {
 
 
 def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
-    """Sentences that belong beside an epsilon of a plan.
+    """Sentences to be reported with an epsilon of a plan.
 
     Args:
         plan: what was done.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping that knows its sensitivity (PrivRec equation 7), and a clip norm that follows a noisy
-quantile.
+"""Clipping of updates, with its sensitivity (PrivRec equation 7), and an adaptive clip norm that
+follows a noisy quantile.
 
 The norm is taken over all parameters of an update together. Edge cases, the same in one update and
 in many:
@@ -54,7 +54,7 @@ class Clip:
     def __post_init__(self) -> None:
         if not 0 < self.norm < math.inf or self.order not in (1, 2):
             raise ExperimentError(
-                "updates cannot be clipped like that",
+                "invalid clip",
                 expected="a finite clip norm > 0, in L1 or L2",
                 got=f"{self.norm} in L{self.order}",
             )
@@ -79,8 +79,8 @@ class Clip:
         )
 
     def factors(self, norms: np.ndarray) -> np.ndarray:
-        """What each update is multiplied by, `float64 [clients]`; 0 means: replace it by zeros,
-        whatever it holds.
+        """What each update is multiplied by, `float64 [clients]`; 0: replace it by zeros, even if
+        it is not finite.
 
         Args:
             norms: norm of each client's whole update, `[clients]`; NaN or infinite where an update

@@ -17,10 +17,11 @@ from fedrec.privacy.clipping import Clip
 
 
 class AdaptiveClipConfig(Config):
-    """A clip norm that follows a quantile of the clients' norms (Andrew et al. 2021)."""
+    """Adaptive clipping: a clip norm that follows a quantile of the clients' norms (Andrew et al.
+    2021)."""
 
     quantile: float = Field(default=0.5, ge=0, le=1)
-    """Share of clients whose updates are meant to stay unclipped."""
+    """Target share of clients whose updates are not clipped."""
     learning_rate: float = Field(default=0.2, gt=0)
     """Step of the geometric update C <- C exp(-rate (share unclipped - quantile))."""
     count_noise: float | None = Field(default=None, gt=0)
@@ -29,16 +30,15 @@ class AdaptiveClipConfig(Config):
 
 
 class PhaseConfig(Config):
-    """What is different in one phase of a run, such as `popularity`; what is not given is as in the
-    others."""
+    """Settings of one phase of a run, such as `popularity`; default: those of `[privacy]`."""
 
     clip_norm: float | None = Field(default=None, gt=0)
     """Bound on the norm of a client's update in this phase."""
     parameters: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Patterns of the parameters that this phase trains and releases."""
+    """Patterns of the parameters that are trained and released in this phase."""
     noise_factor: float = Field(default=1.0, gt=0)
-    """Noise multiplier of this phase / that of a phase without a factor; a target epsilon is for
-    the whole mix."""
+    """Noise multiplier of this phase relative to phases without a factor; a target epsilon is for
+    all phases together."""
 
 
 class PrivacyConfig(Config):
@@ -48,17 +48,17 @@ class PrivacyConfig(Config):
     """
 
     clip_norm: float = Field(gt=0)
-    """Bound S on the norm of a client's whole update (L2; L1 for Laplace); the first one when
-    clipping is adaptive."""
+    """Clip norm S of a client's whole update (L2; L1 for Laplace); the initial one if clipping is
+    adaptive."""
     noise_multiplier: float | None = Field(default=None, ge=0)
-    """z, relative to what `noise-relative-to` says; 0 clips without noise, which makes epsilon
-    infinite."""
+    """Noise multiplier z, relative to `noise-relative-to`; 0: clipping without noise, and epsilon
+    is infinite."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Target for all rounds of the experiment; the noise is calibrated to it, and no round that
-    exceeds it is run."""
+    """Target epsilon for all rounds of the experiment, to which the noise is calibrated; rounds
+    that would exceed it are not run."""
     budget: float | None = Field(default=None, gt=0)
-    """With `noise-multiplier`: stop before a round that would exceed this epsilon. Default: no
-    limit."""
+    """With `noise-multiplier`: largest epsilon; the run stops before a round that would exceed it.
+    Default: no limit."""
     delta: float | None = Field(default=None, ge=0, lt=1)
     """Probability with which the guarantee may fail; 0 with Laplace only; default: the smaller of
     N^-1.1 and 1e-5."""
@@ -77,23 +77,23 @@ class PrivacyConfig(Config):
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
     generator."""
     placement: Literal["central", "distributed", "local"] = "central"
-    """Who adds noise: the server; each client a share (the server must see the sum only); each
-    client in full."""
+    """Where noise is added: on the server (`central`); a share on each client (`distributed`; the
+    server must see only the sum); in full on each client (`local`)."""
     max_dropouts: int = Field(default=0, ge=0)
-    """With `distributed`: clients of a cohort that may fail while the rest still add enough
-    noise."""
+    """With `distributed`: number of clients of a cohort that may fail without loss of the
+    guarantee."""
     paper_noise_order: bool = False
-    """Add noise after the server's learning rate, as PrivRec's algorithm 2 does: the multiplier is
-    z / server-lr."""
+    """Whether to add noise after the server's learning rate, as in PrivRec's algorithm 2; the
+    multiplier is then z / server-lr."""
     adaptive_clip: AdaptiveClipConfig | None = None
-    """Adaptive clipping; default: the clip norm stays."""
+    """Adaptive clipping; default: a fixed clip norm."""
     parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
-    """Patterns of parameters that are trained and released under noise; all others stay frozen."""
+    """Patterns of the parameters that are trained and released with noise; all others are
+    frozen."""
     stages: tuple[str, ...] = ("*",)
-    """Patterns of stages that run under noise; any other stage makes the total epsilon infinite."""
+    """Patterns of phases with noise; any other phase makes the total epsilon infinite."""
     phases: dict[str, PhaseConfig] = Field(default_factory=dict)
-    """By the name of a stage (of `two-stage`, `popularity-start`, `means-start`): what is different
-    there."""
+    """Settings of single phases by name (of `two-stage`, `popularity-start`, `means-start`)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -103,7 +103,7 @@ class PrivacyConfig(Config):
         return self
 
     def _rules(self) -> list[tuple[str, bool]]:
-        """What is expected of settings that depend on each other, and whether it is broken."""
+        """Constraints between settings, and whether they are violated."""
         calibrated, adaptive = self.epsilon is not None, self.adaptive_clip is not None
         laplace, by_clients = self.mechanism == "laplace", self.placement != "central"
         distributed, paper = self.placement == "distributed", self.paper_noise_order

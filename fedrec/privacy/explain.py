@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an epsilon means for one user, in plain words."""
+"""Explanations of the meaning of an epsilon for one user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def attack_ceiling(epsilon: float, delta: float) -> float:
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
-    """One line: what the number means for a user."""
+    """One line: the meaning for a user."""
     if math.isinf(report.epsilon):
         return f"epsilon is infinite at delta {report.delta:g}: nothing is guaranteed to anybody."
     question = (

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has spent, on disk: one JSON line per charge, written before anything noisy is used.
+"""The privacy ledger of a run on disk: one JSON line per charge, written before a noisy release is
+used.
 
 A line is appended, flushed and synced to the disk, and only then may the round's parameters be
-stored or sent. A run that is killed between the two has paid for a round that it did not get; when
-it is resumed, the round is charged again. Nothing is ever taken back: an adversary may have seen
-what was released. A last line that was cut off by a crash was never synced, so nothing was released
-on it; it is dropped. Damage anywhere else is an error.
+stored or sent. If a run is killed between the two, the round was charged without being completed;
+when the run is resumed, the round is charged again. Charges are never refunded, because an
+adversary may have seen the release. A last line that was cut off by a crash was never synced, so
+nothing was released on it; it is dropped. Damage anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class Ledger:
         line = json.dumps(
             {"round": round_number, "count": n, "event": to_record(event)}, allow_nan=False
         )
-        self._count(charge)  # refuses what does not add up, before anything is written
+        self._count(charge)  # rejects events that cannot be added, before anything is written
         self._append(line.encode() + b"\n")
 
     def spent(self, delta: float, *, attack: bool = False) -> Report:
-        """What all charges together cost, see `Accountant.epsilon`."""
+        """Total cost of all charges, see `Accountant.epsilon`."""
         return self.accountant.epsilon(delta, attack=attack)
 
     def would_exceed(self, event: Event, budget: float | None, delta: float, n: int = 1) -> bool:
@@ -99,7 +100,7 @@ class Ledger:
         except OSError as error:
             raise RunError(
                 f"cannot write {self.path}",
-                expected="a charge on the disk before anything is released",
+                expected="a charge on disk before the release",
                 got=error.strerror or str(error),
                 fix="free some space and resume the run",
             ) from error

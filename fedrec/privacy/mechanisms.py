@@ -2,14 +2,14 @@
 """Gaussian and Laplace noise on every coordinate of named arrays, from two kinds of sources.
 
 `Reproducible` draws from the experiment's seed, a new stream per round, parameter and client:
-simulations repeat, and whoever knows the seed can take the noise off again. `Secure` draws from the
-operating system's generator and never repeats. Its Gaussian is half the sum of four and its Laplace
-a sum of two products of Gaussians, so that the set of values that can come out says nothing about
-what was added (Mironov 2012; Holohan and Braghin 2021).
+simulations are reproducible, and anyone who knows the seed can remove the noise. `Secure` draws
+from the operating system's generator and never repeats. Its Gaussian is half the sum of four and
+its Laplace a sum of two products of Gaussians, so that the set of possible values does not reveal
+the noise (Mironov 2012; Holohan and Braghin 2021).
 
-Noise is drawn and added in float64 and rounded to float32 only afterwards: noise rounded before
-would leave the low bits of a float64 sum bare. Noise hits every coordinate, also those that no
-client touched; noise on touched rows only would tell which items were touched.
+Noise is drawn and added in float64 and only then rounded to float32: noise rounded before would
+leave the low bits of a float64 sum unprotected. Noise is added to every coordinate, including those
+that no client changed; noise on changed rows only would reveal the items.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedrec.rng import stream
 
 
 class Source(ABC):
-    """Where noise comes from."""
+    """A source of noise."""
 
     @abstractmethod
     def gaussian(self, size: int, name: str, *address: int) -> np.ndarray:
@@ -103,7 +103,7 @@ def add_noise(
     """
     if not 0 <= scale < float("inf") or not address:
         raise ExperimentError(
-            "noise cannot be drawn like that",
+            "invalid noise",
             expected="a finite scale >= 0, and the round it is for",
             got=f"scale {scale}, address {address}",
         )
@@ -113,9 +113,9 @@ def add_noise(
         exact = np.asarray(array, dtype=np.float64)
         if not np.isfinite(exact).all():
             raise ExperimentError(
-                f"{name!r} holds NaN or infinity, which noise does not hide",
+                f"{name!r} contains NaN or infinity",
                 expected="sums of clipped updates",
-                fix="clip before adding",
+                fix="clip updates before they are added",
             )
         noise = scale * draw(exact.size, name, *address).reshape(exact.shape) if scale else 0.0
         noisy[name] = np.asarray(exact + noise, dtype=np.float32)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much noise a configuration means: as given or calibrated, less what a count takes, in the
-order asked for."""
+"""The noise of a configuration: given or calibrated, reduced by the share of a count, in the
+configured order."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def least_client_noise(
     factor: float = 1.0,
     cohort: float | None = None,
 ) -> float:
-    """A lower bound on the scale of the noise that each client adds, for somebody who does not know
-    the number of clients (N).
+    """A lower bound on the scale of the noise that each client adds, without knowledge of the
+    number of clients (N).
 
     With `noise-multiplier` it is the scale itself. With `epsilon` and local Gaussian noise it is
     the scale at which the releases of the mix cost exactly epsilon (Dong, Roth and Su 2022: the

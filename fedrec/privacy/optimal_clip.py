@@ -9,11 +9,11 @@ with |.| the L1 and ||.|| the L2 norm, l the number of coordinates, g-_j the cli
 g~ their mean. The first term is the expected L1 norm of the noise. S is sought among the norms of
 the gradients by bisection.
 
-It is a choice for utility and no private one: S is computed from the user's gradients, and the
-noise that grows with it tells S (in l = 275,802 coordinates to 0.13 per cent). A release whose
-variance depends on the data has no finite epsilon. And it chooses nothing: one unit of S costs l
-sqrt(2/pi) sigma/S in noise, and saves at most about sqrt(l) in clipping, so that the smallest norm
-wins unless l is tiny.
+The choice is made for utility and is not private: S is computed from the user's gradients, and the
+noise, which is proportional to it, reveals S (in l = 275,802 coordinates to 0.13 per cent). A
+release whose variance depends on the data has no finite epsilon. It is also trivial: one unit of S
+costs l sqrt(2/pi) sigma/S in noise, and saves at most about sqrt(l) in clipping, so that the
+smallest norm wins unless l is tiny.
 
 Where this differs from the paper: algorithm 2 looks at three neighbours even in a list of one or
 two norms, where we compare what there is; and indices that fall off the list are not looked at.

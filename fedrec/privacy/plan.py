@@ -48,7 +48,7 @@ from fedrec.privacy.protection import Protection
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done to a round's updates, and what it costs.
+    """Clip, noise and cost of a round's updates.
 
     Attributes:
         config: the settings.
@@ -106,7 +106,7 @@ class Plan:
         """
         if clients < 1 or rounds < 1:
             raise ExperimentError(
-                "nobody to protect",
+                "no clients or no rounds",
                 expected="at least one client and one round",
                 got=f"{clients} and {rounds}",
             )
@@ -136,7 +136,7 @@ class Plan:
         return replace(self, clip=self.clip.at(clip_norm))
 
     def protection(self, names: Iterable[str]) -> Protection:
-        """What each client does to its update of parameters of these names, as its order says.
+        """Clip and noise of each client's update, as part of its order.
 
         Raises:
             ExperimentError: a pattern of the settings fits no parameter.
@@ -173,7 +173,7 @@ class Plan:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation, per coordinate, of the noise in the sum that can be counted on."""
+        """Standard deviation, per coordinate, of the guaranteed noise in the sum."""
         std = self.noise_scale * (math.sqrt(2) if self.config.mechanism == "laplace" else 1.0)
         return std * math.sqrt(self.denominator) if self.config.placement == "local" else std
 
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def server_noise_scale(self) -> float:
-        """Scale of what the server adds to the sum; 0 when the clients do."""
+        """Scale of the server's noise on the sum; 0 if the clients add the noise."""
         return self.noise_scale if self.config.placement == "central" else 0.0
 
     @property
@@ -225,7 +225,7 @@ class Plan:
         return self.mean_noise_std * math.sqrt(coordinates)
 
     def event(self, phase: str = TRAINING) -> Event:
-        """What one round of a stage costs."""
+        """The event of one round of a phase."""
         if not self.config.covers(phase):
             return NonPrivate(f"stage {phase!r} learns from users' data without noise", phase)
         if self.noise_multiplier == 0:

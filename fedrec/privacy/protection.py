@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does to its update before it leaves the device, as the server asks for it in a
-training message."""
+"""Clip and noise of a client's update before it leaves the device, as specified in the training
+message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Protection:
         names: parameters that may leave the device; the update of all others counts as zero.
         noise_scale: noise that each client adds to its clipped update; 0 where the server adds it.
         mechanism: distribution of that noise.
-        counted: whether the node also says how many clients were not clipped (adaptive clipping).
+        counted: whether the node also reports the number of clients that were not clipped (adaptive
+            clipping).
         silent: whether losses and numbers of examples stay on the device.
     """
 

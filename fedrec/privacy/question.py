@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question about numbers alone, as the command line asks it: so many rounds of so many clients
-with so much noise."""
+"""Accounting questions of the command line, by numbers of rounds, clients and noise."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from fedrec.privacy.plan import Plan, PrivacyConfig
 
 
 class Question(Config):
-    """What is known; exactly one of `noise-multiplier` and `epsilon`."""
+    """Parameters of a question; exactly one of `noise-multiplier` and `epsilon`."""
 
     clients: int = Field(ge=1)
     """Clients that may be drawn (N)."""
@@ -81,12 +80,12 @@ class Question(Config):
         return Plan.of(config, name, {"cohort": self.cohort}, self.clients, self.rounds)
 
     def answer(self, plan: Plan) -> Report:
-        """What the rounds of a plan cost, with the best known attack beside it."""
+        """Cost of the rounds of a plan, and the epsilon of the best known attack."""
         return report(plan, backend=self.backend, delta=self.failing)
 
 
 def report(plan: Plan, *, backend: str | None = None, delta: float | None = None) -> Report:
-    """What all rounds of a plan cost.
+    """Cost of all rounds of a plan.
 
     Args:
         plan: what is done.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Systems whose paper states an epsilon: what it states, beside what the schedule of their noise
-really costs.
+"""Systems whose paper states an epsilon: the stated epsilon, and the exact cost of the noise
+schedule.
 
 Pure differential privacy of subsampled releases: a release that is e0-DP on a sample of rate g is
 ln(1 + g (exp(e0) - 1))-DP on the whole (Balle, Barthe and Gaboardi 2018). That is g e0 only where
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stated:
-    """What is said of a system's privacy.
+    """Stated and exact privacy of a system.
 
     Attributes:
         nominal: epsilon as the paper states it.

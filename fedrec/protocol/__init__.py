@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What server and clients send each other, as Flower records."""
+"""Messages between server and clients, as Flower records."""

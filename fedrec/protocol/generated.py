@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that a server generates for each client by itself, and what clients say that they need
-of them.
-
-A client touches few items, so of an item table only the rows that it names are generated and sent.
-The rows of all clients of a message lie one behind the other; nothing is padded and no client is an
-object of its own.
+"""Parameters that a server generates for each client, and the clients' item requests. A client uses
+few items, so only the rows of item tables that it names are generated and sent. The rows of all
+clients of a message are concatenated, without padding.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only words that server and client say to each other, as Flower records.
+"""The message format: all messages between server and nodes, as Flower records.
 
 Every order carries `arrays` (the shared parameters) and `config`; every answer carries `arrays` and
 `metrics`. An order that names no clients means "all clients you host" and is answered in Flower's
 standard form (new parameters and `num-examples`), which is what Flower's own strategies expect. An
-order that names clients is answered with a sum of updates, so that a round costs one answer per
-node and not one per client. A strategy whose server generates the parameters of each client asks
-first which items' rows they need (`ITEMS`), sends all clients of a node their parameters in one
-message, and gets the gradients of each in one answer.
+order that names clients is answered with a sum of updates, so that a round has one reply per node
+and not one per client. A strategy whose server generates the parameters of each client asks first
+which items' rows they need (`ITEMS`), sends all clients of a node their parameters in one message,
+and gets the gradients of each in one answer.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _ROWS, _VALUES, _TABLE = (
 )  # a table of which only some rows changed, in three arrays
 _SECURE = "secure-"  # marks what of a training order's settings is for secure aggregation
 OVERRIDES = ("proximal-mu",)
-"""Settings that some of Flower's strategies send beside."""
-# a column of an evaluation table with this prefix says who belongs to the group, 0 or 1
+"""Additional settings that some of Flower's strategies send."""
+# prefix of columns of an evaluation table with group membership, 0 or 1
 GROUP = "group:"
 
 AnyOrder = TypeVar("AnyOrder")
@@ -115,7 +115,7 @@ def _refuses_malformed(
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             got = f"{type(error).__name__}: {error}"[:300]
             raise RefusalError(
-                "the order cannot be read", expected="one that fedrec sent", got=got
+                "the order cannot be decoded", expected="one that fedrec sent", got=got
             ) from None
 
     return unpacked
@@ -271,7 +271,7 @@ def unpack_table(content: RecordDict) -> pd.DataFrame:
 
 
 def pack_presence(presence: Presence) -> RecordDict:
-    """The answer to a hello."""
+    """The reply to a request for a node's clients."""
     arrays = {"training": presence.training, "evaluated": presence.evaluated}
     for name in ("work", "validated"):
         if (said := getattr(presence, name)) is not None:
@@ -282,7 +282,7 @@ def pack_presence(presence: Presence) -> RecordDict:
 
 
 def unpack_presence(content: RecordDict) -> Presence:
-    """What a node says of itself."""
+    """A node's description of itself."""
     arrays, metrics = own_arrays(content), content[METRICS]
     partition = int(metrics["partition-id"])  # type: ignore[index]
     memory = float(metrics["memory-mib"])  # type: ignore[index]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server asks of nodes, and what they give back, before it is packed into records."""
+"""Orders of the server and replies of nodes, before they are packed into records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Purpose = Literal["train", "evaluate", "validate"]
 
 @dataclass(frozen=True, eq=False)
 class TrainOrder:
-    """What a node is asked to do in a training round.
+    """An order to train clients in a round.
 
     Attributes:
         round: number of the round, from 1; 0 when the server gives none.
@@ -34,8 +34,7 @@ class TrainOrder:
         step: name and settings of the local step; None: the experiment's own.
         overrides: settings that some of Flower's strategies send beside, such as FedProx's
             `proximal-mu`.
-        protection: what is done to each client's update before it is added; then every client
-            counts the same.
+        protection: clip and noise of each client's update; all clients then have weight 1.
         each: the parameters are generated ones, of each client its own, and gradients of each are
             needed, not their sum.
         secure: how the sum is masked, under secure aggregation.
@@ -53,7 +52,7 @@ class TrainOrder:
 
 @dataclass(frozen=True, eq=False)
 class TrainEach:
-    """What a node gives back for clients of which the server needs each answer by itself.
+    """A node's reply with the gradients of each client.
 
     Attributes:
         gradients: of each client's mean loss with respect to its generated parameters.
@@ -68,7 +67,7 @@ class TrainEach:
 
 @dataclass(frozen=True, eq=False)
 class ItemQuery:
-    """What a node is asked to say before parameters are generated for its clients.
+    """A request for the items of clients, before parameters are generated for them.
 
     Attributes:
         round: number of the round.
@@ -86,7 +85,7 @@ class ItemQuery:
 
 @dataclass(frozen=True, eq=False)
 class TrainSum:
-    """What a node gives back for the clients it was asked to train.
+    """A node's sum over the clients that it was asked to train.
 
     Attributes:
         total: weighted sum of the clients' updates, per parameter; of a table with few changed rows
@@ -111,7 +110,7 @@ class TrainSum:
 
 @dataclass(frozen=True, eq=False)
 class EvaluateOrder:
-    """What a node is asked to evaluate.
+    """An order to evaluate clients.
 
     Attributes:
         round: number of the round after which this is.
@@ -131,7 +130,7 @@ class EvaluateOrder:
 
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """What a node says of itself.
+    """A node's description of itself.
 
     Attributes:
         partition: the node's place among the nodes.

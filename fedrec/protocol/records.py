@@ -17,7 +17,7 @@ def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:
 
 
 def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
-    """The same for those who only read them; no copy, and soon found, if memory is shared."""
+    """The same for reading only; without a copy if memory is shared."""
     return zero_copy_arrays(_first(content))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What server and nodes tell each other in a session of secure aggregation;
-`fedrec.protocol.messages` makes messages of it.
+"""Messages of a session of secure aggregation, as plain fields; `fedrec.protocol.secure_messages`
+packs them into records.
 
 Everything that there is one of per node lies in the order of the nodes' places, end to end; a node
 that is not there any more has zeros.
@@ -21,7 +21,7 @@ _LENGTH_BYTES = 4
 
 
 class Words:
-    """Base of the words: plain fields, of text, integers and bytes."""
+    """Base class of these messages: fields of text, integers and bytes."""
 
     def fields(self) -> dict[str, int | bytes]:
         """By name."""

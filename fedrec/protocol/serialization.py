@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several arrays as one string of bytes: a length, a list of what is in it, and the arrays' own
-bytes.
-
-Flower asks for every array, and for every piece of one, in a call of its own. A round of a small
-model is then a few hundred calls, which cost more than what they carry.
+"""Several arrays as one byte string: a length, a table of contents, and the arrays' bytes. Flower
+requests every array, and every piece of a large one, in a separate call. A round of a small model
+is then a few hundred calls, which cost more than their content.
 """
 
 from __future__ import annotations

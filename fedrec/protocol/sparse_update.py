@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of a table with one row per item, of which a cohort touches few: sums that name the
-touched rows only."""
+"""Sparse updates of tables with one row per item: sums that contain only the changed rows."""
 
 from __future__ import annotations
 
@@ -140,7 +139,7 @@ class SparseAccumulator:
         slots = torch.from_numpy(self.slots[rows])
         torch.from_numpy(self.values).index_add_(
             0, slots, torch.from_numpy(values)
-        )  # in order, and soon done
+        )  # deterministic order, and fast
 
     def total(self) -> SparseUpdate:
         """The sum so far."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs beside each other, user by user: which system is better, by how much, and how sure that is.
+"""Paired comparison of runs over users: differences between systems, with intervals and tests.
 
 Runs that differ in nothing but their seed are one system. Each user counts once: a user who was
 tested under several seeds enters with the mean of its differences. Only systems that were tested on

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several runs cost together in privacy.
-
-Who looks at many private runs on the same data has looked at all of them: the charges in their
-ledgers add up to one total, by the accountant, whether a run was finished or not (basic
-composition; no run is taken off for having been kept or not). This is also the bound for choosing
-one of them, which needs no noise of its own then. It holds for training users; whose rows choose a
-setting is a second question, and the lines say so.
+"""Total privacy cost of several runs. An observer of many private runs on the same data has seen
+all of them: the charges in their ledgers add up to one total, by the accountant, whether a run was
+finished or not (basic composition; no run is taken off for having been kept or not). This is also
+the bound for choosing one of them, which needs no noise of its own then. It holds for training
+users; whose rows choose a setting is a second question, and the lines say so.
 """
 
 from __future__ import annotations

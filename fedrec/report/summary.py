@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table at the end of a run, and what should be said beside it."""
+"""The result table of a run, and remarks on it."""
 
 from __future__ import annotations
 

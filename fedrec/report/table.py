@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Systems beside each other: one row per system, one column per metric, the best value of each
-column marked."""
+"""Table of systems: one row per system, one column per metric, the best value of each column
+marked."""
 
 from __future__ import annotations
 

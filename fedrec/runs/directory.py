@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where run folders go that nobody named."""
+"""Default paths of run folders."""
 
 from __future__ import annotations
 

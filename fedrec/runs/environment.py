@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run depended on: versions of packages, Python and the machine."""
+"""Environment of a run: versions of packages, Python and the machine."""
 
 from __future__ import annotations
 

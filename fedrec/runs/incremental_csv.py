@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table that gets longer row by row, as CSV text: byte for byte what pandas writes, but old rows
-are kept as text.
+"""A growing table as CSV text: byte for byte the output of pandas, but earlier rows are cached as
+text.
 
 A run writes its rounds after each round. Formatting all of them each time costs time that grows
 with the square of the number of rounds: of a run of 1,880 quick rounds it was a quarter.
@@ -55,8 +55,7 @@ class IncrementalCsv:
 
 
 def _kind(values: Sequence[Any]) -> type | None:
-    """What all values of a column are; None where that is mixed, or nothing that is known how to
-    write alone."""
+    """The common type of a column's values; None if it is mixed or not supported."""
     return next(
         (kind for kind in (float, int, str) if all(_is(value, kind) for value in values)), None
     )

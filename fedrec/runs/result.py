@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run gives: metrics, curves and parameters."""
+"""The result of a run: metrics, curves and parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCORING = "simulations.recommending"
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a finished run found.
+    """The result of a finished run.
 
     Attributes:
         experiment: the resolved experiment.
@@ -67,7 +67,7 @@ class Result:
         return importlib.import_module(_SCORING).load_result(folder)
 
     def recommend(self, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
-        """The best k items of each user that it has no row about, with on-device fine-tuning where
+        """The best k items of each user without a row of that user, after on-device fine-tuning if
         the experiment has it.
 
         Args:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are either whole or not there."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 

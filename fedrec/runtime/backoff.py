@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long to sleep between two questions: short while there is work, ever longer without."""
+"""Sleep times of polling loops: short while there is work, and growing without."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class Backoff:
         return pause
 
     def restart(self) -> None:
-        """There is work: the next sleep is the first one again."""
+        """Reset after work: the next sleep is the shortest one."""
         self._next = self._first

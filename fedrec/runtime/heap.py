@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of this process that nothing uses any more."""
+"""Freeing of unused memory of this process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import gc
 def release_free_heap() -> None:
     """Free what only a cycle of references holds, and give freed memory back to the system.
 
-    Python would free it sometime, and the C library (glibc) would keep it for later. Worth its
-    time, a tenth of a second, where something large has just come to its end.
+    Python would free it later, and the C library (glibc) would keep it. It takes a tenth of a
+    second, so it is called only after large objects were released.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

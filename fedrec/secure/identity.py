@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a node is, to other nodes: a key that the deployment's authority has certified, and proofs
+"""Identity of a node towards other nodes: a key certified by the deployment's authority, and proofs
 made with it.
 
 The server relays proofs and can make none: the authority's key is needed at set-up only, and

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that two nodes agree on without telling anybody, and masks made of them (Bonawitz et al.
-2017, section 4).
+"""Pairwise key agreement of nodes, and the masks derived from the keys (Bonawitz et al. 2017,
+section 4).
 
 A node's masked numbers are x_u + PRG(b_u) + sum_{v > u} PRG(s_uv) - sum_{v < u} PRG(s_uv), modulo
 2^64: b_u is a seed of its own, s_uv what u and v agree on by X25519 and HKDF-SHA256, PRG the
@@ -68,7 +68,7 @@ def digest(purpose: bytes, *parts: bytes) -> bytes:
 
 
 def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes that the owners of two keys can make, and nobody else.
+    """A key of 32 bytes that only the owners of the two keys can compute.
 
     Raises:
         ValueError: the other's public key is none.

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of one session of secure aggregation: whom it tells what, and the sum that it
-may learn.
-
-A session is one attempt at one round. Nodes go by their places. The exchanges themselves are
-somebody else's work; what is given here was checked for its lengths only.
+"""The server's side of one session of secure aggregation: its messages, and the sum. A session is
+one attempt at one round. Nodes are identified by their places. The caller exchanges the messages,
+and has checked only the lengths of the replies.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A secret in shares, of which any `quorum` give it back and fewer tell nothing (Shamir 1979), and
-their way to a node.
+"""Secret sharing: any `quorum` of the shares reconstruct a secret, and fewer reveal nothing (Shamir
+1979); encryption of shares for other nodes.
 
 Shamir's scheme is that of PyCryptodome, over GF(2^128). Shares pass through the server, sealed for
 the node that each is for with ChaCha20-Poly1305 under a key that the two nodes agreed on. A node
-uses each session once, so that each key seals one message; nonces are random all the same, so that
-nothing hangs on that alone.
+uses each session once, so that each key seals one message; nonces are still random, as a second
+safeguard.
 """
 
 from __future__ import annotations

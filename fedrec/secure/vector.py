@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's whole answer, sums of updates and counts, as one vector of integers that can be masked.
+"""A node's complete reply, sums of updates and counts, as one vector of integers that can be
+masked.
 
 Tables are whole: which rows a node's clients touched must stay hidden. Counts and the loss
 go with them, so that nothing of an answer is outside the mask.

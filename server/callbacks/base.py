@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a callback: told what happens in a run, and able to end it."""
+"""The interface of callbacks, which are called on events of a run and may end it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from server.forecast.estimate import Estimate
 
 
 class Callback:
-    """Watches a run. Every method does nothing by default.
+    """Observes a run. All methods do nothing by default.
 
     A subclass lives in a file of its own in `server/callbacks/`, its configuration class above it.
-    An experiment names it by `callbacks = [{ name = "...", ... }]`; who runs an experiment from
-    Python may bring one ready made. What a callback remembers is not saved with the run: a resumed
-    run has a fresh one.
+    An experiment names it in `callbacks = [{ name = "...", ... }]`; from Python, instances can be
+    passed to `fedrec.run`. The state of a callback is not saved: a resumed run has a new instance.
 
     Args:
         config: its settings, if it has any.
@@ -36,20 +35,20 @@ class Callback:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
 
     def on_estimate(self, estimate: Estimate) -> None:
-        """What the run will take; told before the first round, where it can be told."""
+        """Estimated time and memory of the run, called before the first round if there is an
+        estimate."""
 
     def on_stage(self, text: str) -> None:
-        """Something other than a training round begins, such as fitting baselines."""
+        """Something other than a training round begins, such as the fitting of baselines."""
 
     def on_baseline(self, label: str, number: int, total: int) -> None:
-        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated
+        """Centralised system `number` of `total` (from 1) is fitted next and then evaluated
         (`on_evaluation`)."""
 
     def on_update(
         self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
     ) -> None:
-        """A round's training moved the global parameters; not to be altered. Not told on the flower
-        engine."""
+        """Parameters before and after a round; read-only. Not called on the flower engine."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
@@ -57,7 +56,7 @@ class Callback:
         return False
 
     def on_evaluation(self, done: int, total: int) -> None:
-        """Of a baseline, or in the last evaluation, `done` of `total` users are evaluated."""
+        """`done` of `total` users of a baseline or of the final evaluation are evaluated."""
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""

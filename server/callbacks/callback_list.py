@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callbacks of a run: those that its experiment names, and those that its caller brings.
 
-A callback may watch and may end the run; it may not change what is computed. It is given parameters
-that cannot be written to, and when it fails, it is named.
+A callback may observe and end the run, but not change its results: it gets read-only parameters,
+and an error in it names the callback.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def callbacks_of(experiment: Experiment) -> list[Callback]:
 
 
 class CallbackList(Callback):
-    """All callbacks of a run as one; each is told in order.
+    """All callbacks of a run as one; they are called in order.
 
     Args:
-        callbacks: who is told.
+        callbacks: the callbacks.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -53,7 +53,7 @@ class CallbackList(Callback):
 
     @property
     def compares(self) -> bool:
-        """Whether somebody wants the parameters before and after a round."""
+        """Whether a callback needs the parameters before and after a round."""
         return any(
             type(callback).on_update is not Callback.on_update for callback in self.callbacks
         )
@@ -66,35 +66,35 @@ class CallbackList(Callback):
         self._tell("on_start", run, first_round, rounds)
 
     def on_estimate(self, estimate: Estimate) -> None:
-        """What the run will take; told before the first round, where it can be told."""
+        """Estimated time and memory of the run, called before the first round if there is an
+        estimate."""
         self._tell("on_estimate", estimate)
 
     def on_stage(self, text: str) -> None:
-        """Something other than a training round begins, such as fitting baselines."""
+        """Something other than a training round begins, such as the fitting of baselines."""
         self._tell("on_stage", text)
 
     def on_baseline(self, label: str, number: int, total: int) -> None:
-        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated
+        """Centralised system `number` of `total` (from 1) is fitted next and then evaluated
         (`on_evaluation`)."""
         self._tell("on_baseline", label, number, total)
 
     def on_update(
         self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
     ) -> None:
-        """A round's training moved the global parameters; not to be altered. Not told on the flower
-        engine."""
+        """Parameters before and after a round; read-only. Not called on the flower engine."""
         if self.compares:
             self._tell("on_update", round_number, _read_only(before), _read_only(after))
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here. Each is given a row of its own."""
+        run here. Each callback gets its own copy of the row."""
         return any(
             [self._one(callback, "after_round", dict(row), seconds) for callback in self.callbacks]
         )
 
     def on_evaluation(self, done: int, total: int) -> None:
-        """Of a baseline, or in the last evaluation, `done` of `total` users are evaluated."""
+        """`done` of `total` users of a baseline or of the final evaluation are evaluated."""
         self._tell("on_evaluation", done, total)
 
     def on_end(self, result: Result) -> None:

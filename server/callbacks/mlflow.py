@@ -2,7 +2,7 @@
 """Runs in MLflow (extra `track`): `callbacks = [{ name = "mlflow" }]`.
 
 Settings become parameters, rounds metrics, final figures metrics with the prefix `final/`. A
-resumed run goes on in the same MLflow run, whose id is kept in `mlflow.json`. MLflow allows no `@`
+resumed run continues the same MLflow run, whose id is stored in `mlflow.json`. MLflow allows no `@`
 in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user has
 switched them on.
 """
@@ -34,14 +34,14 @@ class MlflowConfig(Config):
     """Settings of the MLflow callback."""
 
     tracking_uri: str | None = None
-    """Of the MLflow server or database; default: `$MLFLOW_TRACKING_URI`, or `mlflow.db` in the
+    """URI of the MLflow server or database; default: `$MLFLOW_TRACKING_URI`, or `mlflow.db` in the
     directory of runs."""
     experiment: str | None = None
-    """Name of the MLflow experiment; default: that of ours."""
+    """Name of the MLflow experiment; default: the name of the fedrec experiment."""
 
 
 class Mlflow(Callback):
-    """Keeps a run in MLflow.
+    """Logs a run to MLflow.
 
     Raises:
         ExperimentError: MLflow is not installed.

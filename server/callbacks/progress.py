@@ -29,7 +29,7 @@ _ROUNDS_BETWEEN_LINES = 10
 
 
 class Progress(Callback):
-    """Shows how a run goes on, on standard error."""
+    """Shows the progress of a run on standard error."""
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
@@ -84,9 +84,7 @@ class Progress(Callback):
         if self._bars is None:
             if done == total or time.monotonic() > self._said + _SECONDS_BETWEEN_LINES:
                 self._say(f"evaluated {done}/{total} users")
-        elif (
-            self._bars.tasks[-1].total is None
-        ):  # a baseline is fitted, for which nobody knows how long it takes
+        elif self._bars.tasks[-1].total is None:  # a baseline is fitted, whose duration is unknown
             self._bars.update(self._task, total=total, completed=done)
         elif self._bars.tasks[-1].total != total or self._bars.tasks[-1].finished:
             self._show("evaluation", total, done)
@@ -130,7 +128,7 @@ class Progress(Callback):
 
 
 def _duration(seconds: float) -> str:
-    """Seconds in a unit that people read easily."""
+    """Seconds in a readable unit."""
     if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

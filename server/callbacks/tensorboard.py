@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds as TensorBoard scalars (extra `track`): `callbacks = [{ name = "tensorboard" }]`.
 
-A resumed run goes on in the same folder; what an interruption left behind of later rounds is
-dropped.
+A resumed run continues in the same folder; events of rounds after its checkpoint are dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class TensorBoardConfig(Config):
     """Settings of the TensorBoard callback."""
 
     folder: Path | None = None
-    """Where event files go, below it one folder per run; default: `tensorboard` in the run
+    """Folder of the event files, with one subfolder per run; default: `tensorboard` in the run
     folder."""
 
 

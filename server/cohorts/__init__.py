@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which clients there are, which take part in a round, and which node trains them."""
+"""The clients and their nodes (roster), the cohort of a round, and its distribution over nodes."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Balances a cohort's work between nodes that can train any of its clients.
-
-A round ends when its slowest node ends. A node trains its clients in blocks, those with the most
-work first; the time of a block grows with the steps of its longest client, with the work of all its
-clients, and with their number. The constants are those of compiled code that takes all steps of a
-client at once, where the first term is small.
+"""Balances a cohort's work between nodes that can train any of its clients. A round takes as long
+as its slowest node. A node trains its clients in blocks, those with the most work first; the time
+of a block grows with the steps of its longest client, with the work of all its clients, and with
+their number. The constants are those of compiled code that takes all steps of a client at once,
+where the first term is small.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 _BLOCK = 32  # clients that are trained together
-_LEADS = 6  # how many ways of keeping long clients together are tried
-# examples that take as long as what is done once for a client, whatever it has (measured on a CPU)
+_LEADS = 6  # number of ways of grouping long clients that are tried
+# fixed cost of a client, in examples (measured on a CPU)
 _CLIENT_COST = 40
 # what a step of a block costs by itself, in units of what each client in it adds (measured on a
 # CPU)
@@ -42,8 +41,8 @@ def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
 def _shared_out(
     order: list[int], work: list[float], nodes: int, lead: int
 ) -> tuple[float, list[list[int]]]:
-    """The longest `lead` clients on the first node, every other where it ends first; with the time
-    of the slowest node."""
+    """The longest `lead` clients on the first node, each other client on the node that ends first;
+    returned with the time of the slowest node."""
     shares: list[list[int]] = [[] for _ in range(nodes)]
     costs = [0.0] * nodes
     for rank, place in enumerate(order):

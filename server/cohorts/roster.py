@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which clients there are, and which node hosts each.
+"""The clients of a federation, and the node that hosts each.
 
 Flower's node ids are random numbers, so the server asks every node once which clients it hosts.
 Nodes are ordered by the partition that they report, which makes sums and results independent of
@@ -47,7 +47,7 @@ class Roster:
 
     @cached_property
     def validated(self) -> np.ndarray:
-        """`int64`, ascending: all clients that have validation rows, as far as nodes say so."""
+        """`int64`, ascending: all clients that have validation rows, as reported by the nodes."""
         said = [p.validated for p in self.presences if p.validated is not None]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *said]))
 
@@ -85,7 +85,7 @@ class Roster:
         return np.concatenate(said)[order]
 
     def _places_of(self, clients: np.ndarray) -> np.ndarray:
-        """Place of the node that hosts each client, -1 for none; ids may be any numbers."""
+        """Index of the node that hosts each client, -1 for none; ids may be any integers."""
         ids, places = self._hosts
         if not len(ids):
             return np.full(len(clients), -1)
@@ -112,7 +112,8 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
     """Ask every node of the grid which clients it hosts.
 
     Raises:
-        EngineError: there is no node, a node failed to answer, or two nodes state the same place.
+        EngineError: there is no node, a node failed to answer, or two nodes report the same
+            partition.
         ClientError: a node could not read its data.
     """
     messages = [Message(RecordDict(), node, HELLO) for node in grid.get_node_ids()]

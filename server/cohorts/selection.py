@@ -75,7 +75,9 @@ class SampledCohorts:
         those that failed."""
         if self.grid is None:
             raise EngineError(
-                "there is nobody to ask", expected="cohorts with a grid", got="cohorts without one"
+                "the cohorts have no grid to ask nodes with",
+                expected="cohorts with a grid",
+                got="cohorts without one",
             )
         step = {"name": self.experiment.step.name, **self.experiment.step.options}
         return request_items(self.grid, self.experiment.engine, groups, round_number, "train", step)
@@ -107,7 +109,7 @@ class SampledCohorts:
 
 
 def _refuse_no_cohort(sampler: Sampler, cohort: object, clients: np.ndarray, doing: str) -> None:
-    """Refuse anything but some of the clients, ascending and distinct."""
+    """Refuse a cohort that is not an ascending subset of the clients."""
     expected = "int64 ids of some of the clients, ascending and distinct"
     if not isinstance(cohort, np.ndarray) or cohort.ndim != 1 or cohort.dtype != np.int64:
         shown = (

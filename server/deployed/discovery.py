@@ -7,8 +7,8 @@ registered key, and written into the run folder. Nodes are never removed: client
 are drawn like all others and count as not having answered, so that the sampling probability does
 not depend on who is online.
 
-A client id belongs to the node that announced it first. Another node does not get it, and an id
-that two nodes announce at the same time is given to neither.
+A client id belongs to the node that announced it first. An id that two nodes announce at the same
+time is given to neither.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from server.cohorts.roster import Roster
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000
-"""Clients that one node may host where nobody registered fewer."""
+"""Largest number of clients per node, unless the deployment sets a smaller one."""
 _DAMAGE = (
     OSError,
     ValueError,
@@ -41,9 +41,9 @@ _DAMAGE = (
     ArithmeticError,
     RecursionError,
 )
-_ASK_AGAIN = 3  # looks, before a node that gave no good answer is asked again
+_ASK_AGAIN = 3  # polls before a node that gave no valid answer is asked again
 
-_TOLD = 300  # characters of what is wrong with a node
+_TOLD = 300  # characters of an error text about a node
 
 
 class Discovery:
@@ -106,7 +106,7 @@ class Discovery:
                 return self.roster
             if waited >= self.timeout:
                 raise EngineError(
-                    "too few nodes with clients came",
+                    "too few nodes with clients joined",
                     expected=f"at least {nodes} within {self.timeout:g} s",
                     got="; ".join(
                         [
@@ -131,7 +131,7 @@ class Discovery:
             return False
         messages = [Message(RecordDict(), node, HELLO) for node in strangers]
         said: dict[int, Presence] = {}
-        self._trouble |= dict.fromkeys(strangers, "did not say whom it hosts")
+        self._trouble |= dict.fromkeys(strangers, "did not announce its clients")
         for node, answer in _answers(
             self.grid.send_and_receive(messages, timeout=self.timeout), self.most
         ):
@@ -180,7 +180,7 @@ class Discovery:
 
 
 def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | str]]:
-    """The reply of each node, or what is wrong with it."""
+    """The reply of each node, or the error in it."""
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():

@@ -24,8 +24,8 @@ def federation_of(run: RunFolder, grid: Grid) -> Federation:
     """The nodes that a grid reaches.
 
     Raises:
-        ExperimentError: they are real, noise is sized by their number of clients, and nobody
-            registered how many clients a node may claim.
+        ExperimentError: the nodes are real, the noise depends on their number of clients, and the
+            deployment sets no largest number of clients per node.
     """
     if isinstance(grid, DeployedGrid):
         return DeployedFederation(run, grid)
@@ -84,8 +84,8 @@ class DeployedFederation(Federation):
 
 
 def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
-    """Refuse noise that a node could reduce by false claims: with more clients each is assumed to
-    be drawn less often."""
+    """Refuse noise that a node could reduce by false claims: with more clients, each is assumed to
+    be sampled less often."""
     privacy = experiment.privacy
     if privacy is not None and privacy.placement != "local" and grid.most_clients is None:
         raise ExperimentError(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that run a ClientApp other than fedrec's: each takes part as one client.
+"""Support for nodes that run another ClientApp than fedrec's; each takes part as one client.
 
-Such an app knows neither clients nor steps: it gets `arrays` and `config`, trains, and replies with
-new `arrays` and `metrics["num-examples"]`, as in Flower's documentation. This grid wraps Flower's
-and translates the replies into fedrec's format: the update is `theta_local - theta_global`, the
-metrics are those of one user.
+Such an app has no notion of clients and steps: it gets `arrays` and `config`, trains, and replies
+with new `arrays` and `metrics["num-examples"]`, as in Flower's documentation. This grid wraps
+Flower's and translates the replies into fedrec's format: the update is `theta_local -
+theta_global`, the metrics are those of one user.
 
 It clips nothing and adds no noise. Under central differential privacy the server bounds a node's
 sum all the same, by the clip norm times the clients that it was asked for, which is one; noise that
@@ -62,7 +62,8 @@ class ForeignClientGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """See `Grid`; what other nodes answer is put into fedrec's words.
+        """Send messages and return the replies; those of other ClientApps are translated into
+        fedrec's format.
 
         Raises:
             ClientError: one of them answered with other parameters.
@@ -136,7 +137,7 @@ class ForeignClientGrid(WrappedGrid):
                 RecordDict({**message.content.config_records, ARRAYS: to_record({})})
             )
             if order.clients is None:
-                return reply  # one of Flower's strategies asks, in the words that such a node knows
+                return reply  # sent by one of Flower's strategies, in Flower's standard form
             theta = zero_copy_arrays(next(iter(message.content.array_records.values())))
             return Message(pack_sum(_sum_of(reply.content, theta, order, node)), reply_to=message)
         _, order = unpack_evaluate(_without_arrays(message))
@@ -168,8 +169,8 @@ def _sum_of(
             expected=repr(shapes[0]),
             got=repr(shapes[1]),
             fix=(
-                "its ClientApp has to answer with all arrays that it was sent, in their shapes and"
-                " order"
+                "its ClientApp must reply with all arrays that it received, in the same shapes"
+                " and order"
             ),
         )
     metrics = _metrics(content)

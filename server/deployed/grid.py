@@ -26,12 +26,12 @@ log = logging.getLogger("fedrec")
 _FIRST_POLL, _LAST_POLL, _GROWTH = 0.1, 2.0, 1.3
 _LONGEST_PAUSE = 16
 _AT_ONCE = 4
-"""Messages that are announced together. Their nodes ask for the pieces from then on, again and
-again: a hundred that do so keep the SuperLink from taking the pieces in."""
+"""Number of messages that are announced together. From then on their nodes poll for the pieces: a
+hundred polling nodes keep the SuperLink from receiving the pieces."""
 _EXPIRED = (3, 4)
-"""Codes with which Flower says of a message that it, or its answer, was not there in time; a node's
-own errors have others."""
-_SERVER_PATIENCE = 120.0  # seconds that the SuperLink may fail at a call
+"""Flower's error codes for a message or reply that did not arrive in time; errors of a node have
+other codes."""
+_SERVER_PATIENCE = 120.0  # seconds for which failing calls to the SuperLink are repeated
 
 
 class DeployedGrid(WrappedGrid):
@@ -66,8 +66,7 @@ class DeployedGrid(WrappedGrid):
         return self._push(list(messages), None)
 
     def _push(self, messages: list[Message], timeout: float | None) -> list[str]:
-        """Push messages with a time to live in seconds; if the server is offline, it is tried
-        again."""
+        """Push messages with a time to live in seconds; repeated while the server is offline."""
         packed: dict[int, ArrayRecord] = {}
         for message in messages:
             for_the_network(message.content, packed)
@@ -96,19 +95,16 @@ class DeployedGrid(WrappedGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Replies to messages, as many as come before the deadline; each message is answered once
-        at most.
-
-        A message to an offline node is not sent, and counts as one without a reply. A node that
-        missed a deadline gets no message the next 1, 2, 4, ... up to 16 times, as every round would
-        wait for it otherwise.
+        """The replies that arrive before the deadline, at most one per message. A message to an
+        offline node is not sent and counts as unanswered. A node that missed a deadline gets no
+        message the next 1, 2, 4, ... up to 16 times, because every round would wait for it.
         """
         messages = list(messages)
         if not messages:
             return []
         self._there = self._present(timeout)
         sent = [message for message in messages if self._asks(message.metadata.dst_node_id)]
-        # With a lifetime: a node that wakes up later must not work on what nobody waits for.
+        # With a time to live: a node that comes online later must not work on an expired message.
         pushed = zip(self._push(sent, timeout), sent, strict=True) if sent else ()
         waiting = {
             identifier: message.metadata.dst_node_id for identifier, message in pushed if identifier
@@ -123,7 +119,7 @@ class DeployedGrid(WrappedGrid):
             late = deadline is not None and self._clock() >= deadline
             for reply in self.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is None:  # a second reply to a message is none
+                if node is None:  # a second reply to a message is ignored
                     continue
                 if reply.has_error() and reply.error.code in _EXPIRED:
                     silent.append(node)
@@ -147,8 +143,9 @@ class DeployedGrid(WrappedGrid):
 
     def _present(self, timeout: float | None) -> set[int]:
         """The nodes that are online. If there are none, or none replied recently, the server was
-        offline and not the nodes. Then it waits for the first node, up to the deadline: otherwise
-        rounds without participants would follow each other at once, each of them charged."""
+        offline and not the nodes. Then this waits for the first node, up to the deadline; otherwise
+        rounds without participants would follow each other immediately, and each would be
+        charged."""
         until = self._clock() + (_SERVER_PATIENCE if timeout is None else timeout)
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while not (there := set(self.get_node_ids())) and self._clock() < until:

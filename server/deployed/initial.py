@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial parameters from untrusted nodes: a majority of a few nodes decides. They are a function
-of the experiment, so honest nodes return the same bits, up to differences in rounding between
-machines."""
+"""Initial parameters from untrusted nodes, by majority. They are a function of the experiment, so
+honest nodes return the same bits, up to differences in rounding between machines."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ ASKED = 5
 
 
 def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dict[str, np.ndarray]:
-    """Initial parameters that most of up to five nodes return; in a tie, those of the first node.
+    """The initial parameters that most of up to five nodes return; in a tie, those of the first
+    node.
 
     Raises:
         ClientError: no node returns finite parameters.
@@ -39,7 +39,7 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
             log.warning("node %d gave no initial parameters: %s", reply.metadata.src_node_id, error)
     if not found:
         raise ClientError(
-            "no node gave initial parameters",
+            "no node returned initial parameters",
             expected="finite arrays",
             got="none",
             fix="see the log",

@@ -4,9 +4,9 @@
 A reply is accepted only if it has the right parameters in the right shapes, finite numbers, no more
 clients than were named, and plausible weights and metrics. Where updates are not clipped, a sum
 that is much larger per client than the others is rejected, too; so is one with many more examples
-per client, which would outweigh the others. Not so under differential privacy, where a rejection
-would depend on other users' data; there the strategy bounds each node's sum. A rejected reply is
-treated as a missing one.
+per client, which would outweigh the others. This is not done under differential privacy, where a
+rejection would depend on other users' data; there the strategy bounds each node's sum. A rejected
+reply is treated as missing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LARGER = 1000.0
 MORE = 100.0
 """How many times the usual number of examples, or of held-out rows, a client may have."""
 ROWS = "rows"
-_UNBOUNDED = ("mae", "rmse", ROWS)  # metrics that are not shares
-_LARGEST_LOSS = 1e6  # of a client; a mean loss is nothing that anything is computed from
-_REMEMBERED = 200  # accepted replies
+_UNBOUNDED = ("mae", "rmse", ROWS)  # metrics that are not in [0, 1]
+_LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
+_REMEMBERED = 200  # number of accepted replies
 
 
 class Asked(NamedTuple):
@@ -106,7 +106,9 @@ class ReplyValidator:
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                order = asked.pop(node)  # a second answer, or one that nobody asked for, is refused
+                order = asked.pop(
+                    node
+                )  # a second reply, or one that was not requested, is rejected
                 norm, examples[node] = _looked_at(reply, order, theta)
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: the answer is left out: %s", node, _reason(error))
@@ -152,7 +154,7 @@ def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) ->
     if not inside.all():
         raise ValueError("a metric is out of its range")
     if ROWS in table and (table[ROWS].to_numpy() % 1 != 0).any():
-        raise ValueError("held-out rows that are no number of rows")
+        raise ValueError("a number of held-out rows that is not an integer")
     return table
 
 
@@ -230,7 +232,7 @@ def _looked_at(
 
 
 def _squares(change: Change, table: np.ndarray) -> float:
-    """Sum of squares of a change, with what drift does to every row."""
+    """Sum of squares of a change, including the drift of every row."""
     if not isinstance(change, SparseUpdate) or not change.drift:
         values = change.values if isinstance(change, SparseUpdate) else change
         return float(np.square(values, dtype=np.float64).sum())
@@ -246,7 +248,7 @@ def _check_counts(found: TrainSum, asked: Asked) -> None:
     ):
         raise ValueError(f"{found.clients} clients where {most} were asked for")
     if found.examples < 0 or not abs(found.loss) <= _LARGEST_LOSS * max(found.losses, 1):
-        raise ValueError("counts or losses that cannot be")
+        raise ValueError("impossible counts or losses")
     if asked.bare:
         expected = float(found.examples if asked.weighting == "examples" else found.clients)
     else:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server asks nodes, and how it reads their replies."""
+"""Requests to nodes, and checks of their replies."""

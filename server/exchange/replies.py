@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies of a round: those without errors, and whether too many failed."""
+"""Replies of a round without errors; an error if too many failed."""
 
 from __future__ import annotations
 

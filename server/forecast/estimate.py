@@ -29,7 +29,7 @@ _TRIAL_CLIENTS = 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take.
+    """Estimated cost of a run.
 
     Attributes:
         round_seconds: training of one round.
@@ -59,8 +59,8 @@ def estimate(
         cohort: `int64`, the clients of a typical round.
 
     Returns:
-        The estimate; None where it cannot be made: no clients, no epochs, or a node that failed
-        (the run itself will say why).
+        The estimate; None without clients or epochs, or if a node failed (the run itself then
+        reports the error).
     """
     work = roster.work_of(cohort)
     epochs = experiment.step.options.get("epochs", 0)
@@ -75,7 +75,7 @@ def estimate(
     )
     content = pack_train(to_record(parameters), order)
     seconds = np.inf
-    for _ in range(2):  # the first one also loads what will then be there
+    for _ in range(2):  # the first call also imports modules and compiles
         started = time.perf_counter()
         message = Message(content, roster.nodes[0], MessageType.TRAIN)
         replies = list(grid.send_and_receive([message], timeout=experiment.engine.timeout))

@@ -44,12 +44,12 @@ def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
 
 
 class Guard(RunExtension):
-    """Makes a run private and keeps its accounts.
+    """Makes a run differentially private and keeps its ledger.
 
     Args:
         run: the run folder; holds the ledger.
         config: the experiment's `[privacy]` table.
-        strategy: the strategy; each of its parts gets a plan of its own.
+        strategy: the strategy; each of its parts gets its own plan.
 
     Raises:
         ExperimentError: the settings do not fit together, or clients do not all count the same.
@@ -65,7 +65,7 @@ class Guard(RunExtension):
         self.phases = PhasePlans.of(experiment, config, strategy, self._populations())
         self.plans = self.phases.plans
         self._beside: list[str] = []
-        self._counted, self._spent = 0, 0.0  # what the charges so far come to
+        self._counted, self._spent = 0, 0.0  # cost of the charges so far
         for phase, part in strategy.parts.items():
             if config.covers(phase):
                 source = source_of(config.mode, experiment.seed)
@@ -97,7 +97,7 @@ class Guard(RunExtension):
             self.refuse_lost_charges(1)
 
     def why_stop(self, round_number: int) -> str:
-        """Whether the budget pays for a round."""
+        """The reason to stop if the budget does not cover a round; else empty."""
         event = self.phases.event(self.strategy.phase(round_number))
         exceeded = self.ledger.would_exceed(event, self.phases.budget, self.delta)
         return "the privacy budget is spent" if exceeded else ""
@@ -107,7 +107,7 @@ class Guard(RunExtension):
         return {"epsilon": self.epsilon()}
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """What the run has cost, in words and as JSON values."""
+        """The privacy cost of the run, as sentences and as JSON values."""
         report, accountants = self.phases.report(self.ledger.accountant), self._accountants()
         first, *rest = self.phases.lines(report)
         words = [first, *accountants, *self._beside, *rest]
@@ -122,22 +122,21 @@ class Guard(RunExtension):
         }
 
     def before_upload(self, round_number: int) -> None:
-        """Charge a round before clients are asked, where what they send is itself the release.
-
-        That is so without noise, and where clients add it; central noise is charged by `DpFedAvg`.
+        """Charge a round before its messages are sent if the clients' replies are the release:
+        without noise, and if clients add the noise. Central noise is charged by `DpFedAvg`.
         """
         phase = self.strategy.phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
             self.ledger.charge(round_number, self.phases.event(phase))
 
     def epsilon(self) -> float:
-        """What has been spent."""
+        """The epsilon spent so far."""
         if self._charges != self._counted:
             self._counted, self._spent = self._charges, self.ledger.spent(self.delta).epsilon
         return self._spent
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """The noise beside the signal, see `PhasePlans.noise_lines`."""
+        """Noise compared with the signal, see `PhasePlans.noise_lines`."""
         self._beside = self.phases.noise_lines(theta)
         return self._beside
 
@@ -191,7 +190,7 @@ class Guard(RunExtension):
         """
         if self._charges < charges or (charges and self.epsilon() < spent * (1 - 1e-9)):
             raise RunError(
-                f"{self.ledger.path} does not hold all that the run has spent",
+                f"{self.ledger.path} does not contain all charges of the run",
                 expected=f"at least {charges} charges, as the newest checkpoint says"
                 + (f", and epsilon {spent:.6g}" if spent else ""),
                 got=f"{self._charges}, and epsilon {self.epsilon():.6g}",
@@ -202,10 +201,10 @@ class Guard(RunExtension):
             )
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """Restore what `memory` returned.
+        """Restore the state that `memory` returned.
 
         Raises:
-            RunError: the ledger holds less than it did then.
+            RunError: the ledger has fewer charges than at that time.
         """
         if _CHARGES in memory:
             self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounts of a run in which every user adds noise of its own: what is guaranteed, who has no
-budget left, what each has spent.
+"""Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
+of each user.
 
-The cohorts follow from the sampler; being drawn counts, whether or not the upload arrived. With
-noise from the operating system a repeated round is another release, and counts again; the run
-folder's `uploads.txt` has a line for each round that clients were asked for.
+The cohorts are known from the sampler; a sampled user is charged whether or not its upload arrived.
+With noise from the operating system a repeated round is another release and is charged again;
+`uploads.txt` in the run folder has a line for each round in which clients were asked.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class PersonalAccounts(RunExtension):
         return epsilon_table(self.settings, self.clients.tolist(), asked.tolist())
 
     def _times(self) -> Counter[int]:
-        """How often the clients of each round were asked, where that is written down."""
+        """How often the clients of each round were asked, if it is recorded."""
         return uploads_in(self._file) if self._file.exists() else Counter()
 
     def close(self, rounds: int) -> tuple[list[str], dict[str, Any]]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of each phase of a strategy, and what its rounds cost together: the same before a run
-and during it."""
+"""The privacy plan of each phase of a strategy, and the total cost of its rounds, both before and
+during a run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from strategies.base import CohortStrategy
 
 @dataclass(frozen=True)
 class PhasePlans:
-    """What is done to the updates of each phase, and which phase each round belongs to.
+    """The plans of all phases, and the phase of each round.
 
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's parts.
-        order: phase of each round of the experiment, the first one first. volunteers: by phase
-        without noise, in words, the clients who agreed to that and who alone take part in it.
+        order: phase of each round of the experiment, the first one first. volunteers: for each
+            phase without noise, a description of the clients who agreed to it and are its only
+            participants.
     """
 
     config: PrivacyConfig
@@ -62,7 +63,7 @@ class PhasePlans:
             config: its `[privacy]` table.
             strategy: its strategy.
             populations: number of clients of each phase that noise and charges are for; default:
-                those there are.
+                the present ones.
 
         Raises:
             ExperimentError: the settings do not fit together, or there is no such phase.
@@ -92,8 +93,8 @@ class PhasePlans:
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
-        """The plans of an experiment with these training clients, `int64`, ascending; no client is
-        asked.
+        """The plans of an experiment with these training clients, `int64`, ascending; no node is
+        needed.
 
         Raises:
             ExperimentError: it has no `[privacy]` table, or see `of`.
@@ -116,8 +117,8 @@ class PhasePlans:
 
     @property
     def budget(self) -> float | None:
-        """Epsilon that no round may exceed; none where a phase runs without noise, which no budget
-        pays for."""
+        """Epsilon that no round may exceed; None if a phase runs without noise, which no budget
+        covers."""
         return None if self._uncovered else next(iter(self.plans.values())).budget
 
     def event(self, phase: str) -> Event:
@@ -127,7 +128,7 @@ class PhasePlans:
         return self.plans[phase].event(phase)
 
     def paid_rounds(self) -> int:
-        """How many rounds the budget pays for, at most all: the others will not be run."""
+        """Number of rounds that the budget covers; further rounds are not run."""
         if self.budget is None:
             return len(self.order)
         low, high = 0, len(self.order)
@@ -138,17 +139,17 @@ class PhasePlans:
         return low
 
     def forecast(self) -> Report:
-        """The cost of all rounds that the budget pays for, before the run."""
+        """The cost of all rounds that the budget covers, before the run."""
         return self.report(self._accountant(self.paid_rounds()))
 
     def report(self, accountant: Accountant) -> Report:
-        """What was counted, with the best known attack and the caveats of all plans."""
+        """The report of an accountant, with the best known attack and the caveats of all plans."""
         others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
         said = dict.fromkeys(line for plan in others for line in caveats(plan))
         return accountant.epsilon(self.delta, attack=self._attackable, caveats=said)
 
     def lines(self, report: Report) -> list[str]:
-        """A report in plain words."""
+        """A report as sentences."""
         said = explain.lines(report, self.config.adjacency)
         if self.config.mode == "reproducible":
             said[0] = f"{said[0]} {SIMULATION}"
@@ -169,7 +170,7 @@ class PhasePlans:
         return said
 
     def doings(self) -> Iterator[str]:
-        """A line for each phase, and one for the rounds that the budget does not pay for."""
+        """A line for each phase, and one for the rounds that the budget does not cover."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():
             plan, noisy = self.plans[phase], self.config.covers(phase)
@@ -185,8 +186,8 @@ class PhasePlans:
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """The noise of a round beside the largest signal that clipped updates can sum to, a line
-        per phase under noise."""
+        """The noise of a round compared with the largest possible sum of clipped updates, a line
+        per phase with noise."""
         return [
             line
             for phase in dict.fromkeys(self.order)
@@ -195,17 +196,17 @@ class PhasePlans:
         ]
 
     def by_accountant(self, accountant: Accountant) -> dict[str, float]:
-        """Epsilon of what has been counted, by RDP (`autodp`) and by the tightest valid bound."""
+        """Epsilon of an accountant's events, by RDP (`autodp`) and by the tightest valid bound."""
         found = {}
         for name in ("autodp", "pld"):
-            with suppress(ExperimentError):  # one that has no bound for what was released
+            with suppress(ExperimentError):  # a backend without a bound for these releases
                 counted = Accountant.restored(accountant.state, name)
                 found[name] = counted.epsilon(self.delta).epsilon
         return found
 
     @property
     def _uncovered(self) -> list[str]:
-        """Phases without noise whose clients have not agreed to that."""
+        """Phases without noise whose clients have not agreed to it."""
         return [
             phase
             for phase in self.plans
@@ -233,14 +234,14 @@ def private_strategy(strategy: Strategy) -> CohortStrategy:
         raise ExperimentError(
             f"strategy {type(strategy).__name__!r} cannot be made private",
             expected="one of fedrec's own strategies",
-            got="one of Flower's, which averages what clients send as it likes",
+            got="one of Flower's, whose averaging of updates cannot be controlled",
             fix="set strategy.name = 'reptile', or 'fedavg' with weighting = 'uniform'",
         )
     return strategy
 
 
 def _drawn(plan: Plan) -> str:
-    """Who takes part in a round of a plan, in words."""
+    """Description of the cohort of a plan."""
     if isinstance(plan.sampling, Full):
         return f"all {plan.clients} clients in each"
     drawn = "" if isinstance(plan.sampling, FixedSize) else "on average "
@@ -248,7 +249,7 @@ def _drawn(plan: Plan) -> str:
 
 
 def _noise(plan: Plan) -> str:
-    """Clip norm and noise of a plan, in words."""
+    """Description of clip norm and noise of a plan."""
     names = ", ".join(plan.config.parameters)
     what = "all parameters" if plan.config.parameters == ("*",) else names
     return (
@@ -284,12 +285,12 @@ def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> N
 
 
 def _refuse_hidden_parts(strategy: CohortStrategy) -> None:
-    """Refuse a part that delegates its rounds to strategies within it: clip and noise are set on
-    the strategy that sends the orders, and would not reach these."""
+    """Refuse a part that delegates its rounds to inner strategies: clip and noise are set on the
+    strategy that sends the orders, and would not reach the inner ones."""
     for phase, part in strategy.parts.items():
         if list(part.parts.values()) != [part]:
             raise ExperimentError(
-                f"phase {phase!r} leaves its rounds to other strategies, which have no plan",
-                expected="parts() of the outer strategy with those of every strategy within it",
+                f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
+                expected="parts() of the outer strategy, with those of all inner strategies",
                 got=type(part).__name__,
             )

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rounds in which the server learns the sum over the nodes and no node's part (Bonawitz et
-al. 2017).
+"""Training rounds in which the server learns the sum over the nodes, but no node's summand
+(Bonawitz et al. 2017).
 
 The strategy sees one node that trains the whole cohort and replies with one sum; so strategies, the
 validation of replies and differential privacy work as without it, and bound the sum of all clients.
-In between, each training order becomes a session of three exchanges with the nodes that host the
-cohort and are there:
+Each training order becomes a session of three exchanges with the online nodes that host the cohort:
 
 1. they get each other's channel keys (asked for once per node and run), and answer with a fresh
    mask key and with shares of two secrets, sealed for each other;
 2. they get mask keys, shares and the training order, and answer with a masked sum;
-3. they get the list of those whose masked sum came, and answer with shares of these nodes'
-   self-masks and of the others' mask keys, with which the masks are taken off the sum.
+3. they get the list of nodes whose masked sum arrived, and answer with shares of these nodes'
+   self-masks and of the other nodes' mask keys, with which the masks are removed from the sum.
 
-A node that fails before the second answer is one that did not answer in this round. If fewer than
-the quorum last until the end, the round has no sum, as if nobody had answered: nothing is learned
-of anybody.
+A node that fails before its second answer counts as not having answered in this round. If fewer
+nodes than the quorum complete the session, the round has no sum, as if no node had answered:
+nothing is revealed.
 
 Where this differs from the paper: see `fedrec.secure.masks`; mask keys and shares come in one
 exchange instead of two. The paper's exchange of signatures on the list of survivors, against a
@@ -61,8 +60,8 @@ from strategies.base import CohortStrategy, GeneratingStrategy
 
 log = logging.getLogger("fedrec")
 FEDERATION = 1
-"""Flower's id of the server itself, which stands for all nodes together."""
-_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0  # seconds between looks at who is there
+"""Flower's id of the server, used for all nodes together."""
+_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0  # seconds between checks of which nodes are online
 Read = TypeVar("Read")
 
 
@@ -70,7 +69,7 @@ class WholeFederation(Roster):
     """A roster whose nodes train as one."""
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """All clients in one group, for all nodes together."""
+        """All clients as one group."""
         if len(clients):
             yield FEDERATION, clients
 
@@ -107,10 +106,10 @@ def refuse_non_additive(strategy: Strategy) -> None:
         additive = isinstance(part, CohortStrategy) and not isinstance(part, GeneratingStrategy)
         if not additive or (type(part).configure_train, type(part).aggregate_train) != inherited:
             raise ExperimentError(
-                f"strategy {type(part).__name__!r} cannot learn from a sum alone, and secure"
-                " aggregation gives no more",
+                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
+                " secure aggregation provides",
                 expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
-                got="a strategy that takes answers of single nodes or clients",
+                got="a strategy that needs the replies of single nodes or clients",
                 fix="set strategy.name = 'reptile', or leave out secure-aggregation",
             )
 
@@ -122,7 +121,7 @@ class SecureSums:
         experiment: the resolved experiment.
         settings: of secure aggregation.
         grid: reaches the nodes.
-        roster: who they are and whom they host; may be exchanged when nodes join.
+        roster: the nodes and their clients; replaced when nodes join.
         sleep: waits.
     """
 
@@ -159,15 +158,15 @@ class SecureSums:
         order = unpack_train_order(content)
         if order.clients is None or order.each:
             raise ExperimentError(
-                "a training order wants more than a sum of updates",
-                expected="an order that names clients and wants their sum",
-                got="an order for each client's own, or for everybody",
+                "a training order asks for more than a sum of updates",
+                expected="an order that names clients and asks for their sum",
+                got="an order for single updates, or for all clients",
                 fix=(
                     "leave out secure-aggregation, or choose an additive strategy such as 'reptile'"
                 ),
             )
         record = content.array_records[ARRAYS]
-        theta = zero_copy_arrays(record)  # before the record leaves, and becomes bytes
+        theta = zero_copy_arrays(record)  # before the record is sent, and converted to bytes
         shapes = vector.shapes_of(theta, order.protection)
         groups = dict(self.roster.for_training(order.clients))
         present = self._present(list(groups))
@@ -209,14 +208,14 @@ class SecureSums:
         return vector.decoded(total, shapes, bits)
 
     def _bits(self, order: TrainOrder, counts: Sequence[int]) -> int:
-        """Binary digits behind the point, which every node computes from the same numbers."""
+        """Number of fractional bits, which every node computes from the same numbers."""
         bound = vector.bound_of(order.protection, max(1, sum(counts)), self.settings.largest)
         return fixed_point.bits_for(bound, max(len(counts), 1))
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
-        """The online ones of some nodes; if they are too few for a sum, it waits for more, up to
-        the deadline. Otherwise rounds without a sum would follow each other at once, each of them
-        charged."""
+        """The online ones of some nodes; if they are too few for a sum, this waits for more, up to
+        the deadline. Otherwise rounds without a sum would follow each other immediately, and each
+        would be charged."""
         waited, pause = 0.0, _FIRST_LOOK
         while True:
             there = set(self.grid.get_node_ids())
@@ -230,7 +229,7 @@ class SecureSums:
             waited, pause = waited + pause, min(2 * pause, _LAST_LOOK)
 
     def _meet(self, nodes: Iterable[int]) -> list[Message]:
-        """Ask nodes that are new for their channel keys; gives the errors among the answers."""
+        """Ask new nodes for their channel keys; returns the errors among the replies."""
         new = [node for node in nodes if node not in self._channels]
         contents = {place: RecordDict() for place in range(len(new))}
         keys, replies = self._ask(new, contents, SECURE_CHANNEL, unpack_channel)
@@ -238,14 +237,14 @@ class SecureSums:
         return [reply for reply in replies if reply.has_error()]
 
     def _deal(self, session: Session, nodes: Sequence[int]) -> list[Message]:
-        """The first exchange of a session; gives the errors among the answers."""
+        """The first exchange of a session; returns the errors among the replies."""
         orders = {place: pack_words(order) for place, order in session.share_orders().items()}
         dealt, replies = self._ask(
             nodes, orders, SECURE_SHARES, lambda found: _shares(found, session.nodes)
         )
         session.take_shares(dealt)
         errors = [reply for reply in replies if reply.has_error()]
-        for reply in errors:  # as one that has lost its secrets, and will have another key
+        for reply in errors:  # for example, it has lost its secrets and will have another key
             self._channels.pop(reply.metadata.src_node_id, None)
         return errors
 
@@ -262,7 +261,7 @@ class SecureSums:
         for reply in replies:
             if reply.has_error():
                 log.warning(
-                    "node %d did not help unmasking: %s",
+                    "node %d did not send shares for unmasking: %s",
                     reply.metadata.src_node_id,
                     reply.error.reason,
                 )
@@ -279,7 +278,7 @@ class SecureSums:
 
         Args:
             nodes: Flower's id of each node, by place.
-            contents: what those get who are asked, by place.
+            contents: content of each message, by place of the node.
             kind: type of the messages.
             read: parses a reply; raises where it is malformed.
 
@@ -305,10 +304,10 @@ class SecureSums:
 
 
 def _shares(content: RecordDict, nodes: int) -> ShareReply:
-    """A node's part in a session.
+    """A node's reply to the first exchange.
 
     Raises:
-        ValueError: something has a wrong length.
+        ValueError: a key or share has a wrong length.
     """
     reply = unpack_words(ShareReply, content)
     if (len(reply.mask_key), len(reply.commitment), len(reply.sealed)) != (
@@ -333,5 +332,5 @@ def _seeds(content: RecordDict, nodes: int) -> UnmaskReply:
 
 
 def _nothing(shapes: vector.Shapes) -> TrainSum:
-    """The sum of a round in which nobody answered."""
+    """The sum of a round without replies."""
     return TrainSum({name: np.zeros(shape) for name, shape in shapes.items()}, 0, 0.0, 0, 0.0, 0)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cohort of fixed size among the clients with participations left.
-
-For users with personal budgets: a user whose budget pays for n uploads is drawn n times at most.
-Who may still be drawn is found by drawing the earlier rounds again, so a cohort stays a function of
-seed and round. When fewer clients are left than a cohort holds, all of them are drawn, and in the
-end none.
+"""A cohort of fixed size among the clients with participations left. For users with personal
+budgets: a user whose budget covers n uploads is sampled at most n times. The remaining
+participations are found by drawing the earlier rounds again, so a cohort is a function of seed and
+round. If fewer clients than the cohort size are left, all of them are sampled, and finally none.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ class LimitedConfig(Config):
     """Settings of limited sampling."""
 
     cohort: int = Field(default=20, ge=1)
-    """Clients per round, while there are so many."""
+    """Clients per round, while enough clients are left."""
     participations: int = Field(default=30, ge=1)
-    """How often a client may be drawn in the whole run."""
+    """How often a client may be sampled in the whole run."""
 
 
 class Limited(Sampler):

@@ -45,7 +45,7 @@ class AttributeOptions:
         lists: lists of the shared model, or after each user's own fine-tuning.
         length: items in a list.
         exclude_known: whether lists leave out items of the user's real training rows.
-        without: patterns of parameters that the attacker does not look at, such as `user.*`.
+        without: patterns of parameters that the attacker ignores, such as `user.*`.
     """
 
     attribute: str
@@ -60,14 +60,14 @@ class AttributeOptions:
 
 @dataclass(frozen=True)
 class AttributeAttack:
-    """What the attack found.
+    """Results of the attack.
 
     Attributes:
         options: what the attacker sees and does.
         categories: labels of the classes, as in `success.classes`.
         success: on the training clients whose attribute is known.
-        recommends: metrics of the attacked system; empty when profiles are attacked, which no
-            system touches.
+        recommends: metrics of the attacked system; empty for attacks on profiles, which need no
+            system.
     """
 
     options: AttributeOptions
@@ -135,7 +135,7 @@ def _attacked(
     known = data.user_features.names
     if attribute not in known or data.user_features[attribute].width != 1:
         raise ExperimentError(
-            f"{attribute!r} is no attribute that can be inferred",
+            f"{attribute!r} is not an attribute that can be inferred",
             expected=f"a user feature with one category per user, of {', '.join(known) or 'none'}",
             got=attribute,
             fix=did_you_mean(attribute, known) if known else "choose another dataset",
@@ -184,10 +184,9 @@ def _updates(
     users: np.ndarray,
     options: AttributeOptions,
 ) -> Iterator[np.ndarray]:
-    """What each client would upload in the round after the last, in figures.
-
-    Of a table or matrix the lengths of its rows' changes, of a vector its changes. Which rows move,
-    and how far, is what tells most; the directions are left out to keep a description short.
+    """Descriptions of each client's upload in one more round: for a table or matrix the norms of
+    its rows' changes, for a vector its changes. Which rows change, and by how much, is most
+    informative; directions are left out to keep a description short.
     """
     from clients.hosting.node import Node
     from clients.training.one_client import run_step, to_device

@@ -4,9 +4,9 @@ test the claim.
 
 The audited experiment is the given one with four wrappers: a dataset with k more users, a split in
 which they train, a model with k more rows per item table, and a step that plants their updates.
-Sampler, strategy, messages, clip and noise are untouched: they are what is tested. What a round
-released is read off the global parameters before and after it, so any strategy can be audited that
-adds `server-lr` times a noisy mean of updates to them.
+Sampler, strategy, messages, clip and noise are untouched: they are what is tested. The release of a
+round is computed from the global parameters before and after it, so any strategy can be audited
+that adds `server-lr` times a noisy mean of updates to them.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experi
 
 
 class Watch(Callback):
-    """Writes down what each round releases along the canaries' directions, and saves it when the
-    run is finished.
+    """Records what each round releases along the canaries' directions, and saves it when the run is
+    finished.
 
     Args:
         plan: the canaries.
@@ -188,7 +188,7 @@ def _observe(
     released = _released(folder / _FILE, plan.count)
     if not len(released):
         raise ExperimentError(
-            "there is nothing to audit",
+            "the run has no rounds to audit",
             expected="at least one round",
             got="a budget that pays for none",
             fix="raise privacy.budget or the noise",
@@ -200,7 +200,7 @@ def _observe(
     canaries = plan.first + np.arange(plan.count)
     cohorts = [
         sampler.sample(number) for number in range(1, len(released) + 1)
-    ]  # a budget may end a run early
+    ]  # the budget may have ended the run early
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
     return Observations(released, taking_part, plan.signs())
 
@@ -209,7 +209,7 @@ def _released(file: Path, canaries: int) -> np.ndarray:
     """What the rounds of an audited run released, `float64 [rounds, canaries]`.
 
     Raises:
-        RunError: the file is not there, or is none that an audit wrote.
+        RunError: the file is not there, or was not written by an audit.
     """
     shown = "no such file"
     try:
@@ -220,15 +220,7 @@ def _released(file: Path, canaries: int) -> np.ndarray:
         shown = f"{found.dtype} {list(found.shape)}"
     except FileNotFoundError:
         pass
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        ValueError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as e:
+    except _DAMAGED as e:
         shown = str(e) or type(e).__name__
     raise RunError(
         f"{file} does not hold what an audited run released",
@@ -241,7 +233,7 @@ def _released(file: Path, canaries: int) -> np.ndarray:
 def _refuse(experiment: Experiment) -> None:
     if experiment.engine.name == "flower":
         raise ExperimentError(
-            "the flower engine cannot be watched",
+            "the flower engine does not support audits",
             expected="engine serial or ray",
             got="flower",
             fix="--engine serial",
@@ -259,8 +251,8 @@ def _refuse(experiment: Experiment) -> None:
         )
     if server_rate(experiment)(experiment.rounds) <= 0:
         raise ExperimentError(
-            "the last rounds cannot be watched: their server rate is 0, so the parameters show"
-            " nothing of them",
+            "the last rounds cannot be audited: their server rate is 0, so the parameters do not"
+            " change",
             expected="strategy.anneal-rounds of at least the number of rounds",
             got=(
                 f"rounds = {experiment.rounds}, anneal-rounds ="

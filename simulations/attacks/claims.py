@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment claims of its privacy, in the terms of an audit."""
+"""The privacy claim of an experiment, for an audit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def claim_of(experiment: Experiment, clients: int, rounds: int | None = None) ->
     """
     if experiment.privacy is None:
         raise ExperimentError(
-            f"experiment {experiment.name!r} claims no privacy",
+            f"experiment {experiment.name!r} makes no privacy claim",
             expected="a table [privacy], or a claim on the command line",
             got="neither",
             fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
@@ -73,20 +73,23 @@ def claim_of(experiment: Experiment, clients: int, rounds: int | None = None) ->
 
 
 def _refuse(privacy: PrivacyConfig) -> None:
-    """Refuse what the audit's statistics are not made for."""
+    """Refuse claims that the audit's statistics do not cover."""
     rules = {
         "adjacency": (
             privacy.adjacency == "replace-one",
             "replace-one: a canary's other sign is another client",
         ),
         "mechanism": (privacy.mechanism == "gaussian", "gaussian"),
-        "placement": (privacy.placement != "local", "central or distributed: the audit sees sums"),
+        "placement": (
+            privacy.placement != "local",
+            "central or distributed: the audit observes sums",
+        ),
         "mode": (
             privacy.mode == "reproducible",
-            "reproducible: who took part must be known afterwards",
+            "reproducible: the cohorts must be known afterwards",
         ),
-        "phases": (not privacy.phases, "none: the audit is made for rounds that are alike"),
-        "adaptive-clip": (privacy.adaptive_clip is None, "none: the canaries' reach must be known"),
+        "phases": (not privacy.phases, "none: all rounds must be alike"),
+        "adaptive-clip": (privacy.adaptive_clip is None, "none: the clip norm must be fixed"),
     }
     for key, (right, expected) in rules.items():
         if not right:

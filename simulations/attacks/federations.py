@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federations of an attack: experiments derived from the attacked one, each run once in a folder of
-its own."""
+"""Federations of an attack: experiments derived from the attacked one, each run once in its own
+folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BLOCK = 256  # users whose scores of the whole catalogue are in memory at a time
 
 QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
-"""Evaluation of a federation that nobody asks how well it recommends."""
+"""Minimal evaluation settings, for federations whose metrics are not needed."""
 
 
 def derived(
@@ -67,7 +67,7 @@ def section(experiment: Experiment, kind: str) -> dict[str, Any]:
 
 
 def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback] = ()) -> RunFolder:
-    """Run an experiment, or continue or take the run that is in the folder already.
+    """Run an experiment, or continue or reuse the run in the folder.
 
     Raises:
         RunError: the folder holds a run of another experiment.
@@ -117,7 +117,7 @@ def scores_of(
     *,
     fine_tune: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """What a system scores its catalogue with for some users.
+    """Scores of the catalogue for some users by a system.
 
     Args:
         experiment: the attacked experiment (its data and model; `engine.device` and `threads` are

@@ -33,14 +33,14 @@ from simulations.attacks.federations import (
 
 @dataclass(frozen=True)
 class LiraOptions:
-    """What the attacker has and does.
+    """Settings of the attack.
 
     Attributes:
         shadows: number of shadow systems, even, at least 4.
         mode: online or offline.
         variance: one for all users, or one per user.
         signal: how well a model fits a user.
-        fine_tune: whether the model is fine-tuned on the user's data before its fit is measured.
+        fine_tune: whether the model is fine-tuned on the user's data before the signal is measured.
     """
 
     shadows: int = 16
@@ -52,7 +52,7 @@ class LiraOptions:
 
 @dataclass(frozen=True)
 class LiraAttack:
-    """What the attack found.
+    """Results of the attack.
 
     Attributes:
         options: what the attacker has and does.

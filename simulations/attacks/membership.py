@@ -31,7 +31,7 @@ from simulations.attacks.federations import (
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """What the attacker has and does.
+    """Settings of the attack.
 
     Attributes:
         shadow_users: how many users the attacker has.
@@ -44,8 +44,9 @@ class MembershipOptions:
         length: items in a list.
         trees: trees of the forest.
         balanced: weigh both kinds of shadow users equally.
-        judged: test users (drawn) on whom the target system's recommendations are measured; None:
-            all. Where each fine-tunes first, all of them take longer than the attack itself.
+        judged: number of random test users on whom the target system's recommendations are
+            evaluated; None: all. With fine-tuning, evaluating all takes longer than the attack
+            itself.
     """
 
     shadow_users: int = 1000
@@ -62,7 +63,7 @@ class MembershipOptions:
 
 @dataclass(frozen=True)
 class MembershipAttack:
-    """What the attack found.
+    """Results of the attack.
 
     Attributes:
         options: what the attacker has and does.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A membership attack by name, a plug-in's or ours, on an experiment: train it on half of the users
+"""A membership attack by name, built-in or from a plug-in: train an experiment on half of its users
 and attack it."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simulations.attacks.federations import derived, parameters_of, run_once, sc
 
 @dataclass(frozen=True)
 class NamedAttack:
-    """What the attack found.
+    """Results of the attack.
 
     Attributes:
         name: name of the attack.

@@ -52,20 +52,22 @@ app.command("sweep")(sweep.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("list")(listing.list_components)
 app.command("new")(new.new)
-app.add_typer(datasets.app, name="data", help="Datasets: list, fetch, import, look at.")
+app.add_typer(datasets.app, name="data", help="List, fetch, import and inspect datasets.")
 app.add_typer(
     accounting.app,
     name="privacy",
-    help="Differential privacy: what it costs, how much noise it takes, what it means.",
+    help="Differential privacy: epsilon of a run, noise for a target, explanations.",
 )
 datasets.app.command("glove-subset")(glove.glove_subset)
 accounting.app.command("users")(personal.users)
-app.add_typer(membership.app, name="attack", help="Attacks: who was trained on? Who is a user?")
+app.add_typer(membership.app, name="attack", help="Membership and attribute inference attacks.")
 membership.app.command("attribute")(attribute.attribute)
 membership.app.command("run")(named.run)
 app.command("audit")(audit.audit)
 app.add_typer(
-    deploy.app, name="deploy", help="Real clients: keys, start, health, experiments, stop."
+    deploy.app,
+    name="deploy",
+    help="Deployments on real clients: create, start, inspect, run experiments, stop.",
 )
 app.command("client")(client.client)
 app.command("perturb")(perturb.perturb)
@@ -86,10 +88,13 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole traceback of an error.")
+        bool, typer.Option("--debug", help="Show the full traceback of an error.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     if debug:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec doctor`: is this installation in order, and what does this machine offer?"""
+"""`fedrec doctor`: check the installation and the resources of this machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Check = Callable[[], str]
 _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
-class _Ailment(Exception):
-    """A check that failed; says what to do."""
+class _FailedCheck(Exception):
+    """A check that failed; its text states the fix."""
 
 
 def doctor() -> None:
-    """Check the installation; the exit status is 1 when something is wrong."""
+    """Check the installation; the exit status is 1 if a check fails."""
     ill = False
     for name, check in _checks():
         try:
@@ -51,14 +51,14 @@ def _python() -> str:
 
 
 def _origins() -> str:
-    """Four of the five package names are common words; another package of that name must not stand
-    before ours."""
+    """Four of the five package names are common words; another package of that name must not
+    precede ours on the path."""
     root = Path(__file__).resolve().parent.parent.parent
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
         origin = Path(str(spec.origin)).resolve() if spec and spec.origin else None
         if origin is None or not origin.is_relative_to(root):
-            raise _Ailment(
+            raise _FailedCheck(
                 f"{package!r} is imported from {origin}, expected below {root}; remove the other"
                 " package"
             )
@@ -79,7 +79,7 @@ def _flower() -> str:
     commands = Path(sys.executable).parent
     found = (commands / "flower-superlink").exists() or shutil.which("flower-superlink")
     if not found:
-        raise _Ailment("flower-superlink is not there; pip install 'flwr[simulation]'")
+        raise _FailedCheck("flower-superlink is not there; pip install 'flwr[simulation]'")
     return f"messages can be made (run {TaskIdentity.run_id}), commands in {commands}"
 
 
@@ -92,7 +92,7 @@ def _devices() -> str:
 
 
 def _kernel() -> str:
-    """Compiled on first use, and then kept."""
+    """The kernel is compiled on first use and then cached."""
     from fedrec.runtime.compilation import cache_folder, is_compiled
 
     folder = cache_folder()
@@ -100,20 +100,22 @@ def _kernel() -> str:
         return f"compiled, in {folder}"
     existing = next(parent for parent in folder.parents if parent.exists())
     if not os.access(existing, os.W_OK):
-        raise _Ailment(
-            f"{existing} cannot be written, so each process compiles for itself (15 s); set"
+        raise _FailedCheck(
+            f"{existing} is not writable, so each process compiles the kernel again (15 s); set"
             " FEDREC_CACHE"
         )
     return f"will be compiled once (15 s), into {folder}"
 
 
 def _shared_memory() -> str:
-    """Ray keeps its objects there."""
+    """Ray stores its objects there."""
     if not Path("/dev/shm").exists():
         return "no /dev/shm; Ray will use files"
     free = shutil.disk_usage("/dev/shm").free / 2**20
     if free < 300:
-        raise _Ailment(f"{free:.0f} MiB free in /dev/shm, expected 300; --engine serial needs none")
+        raise _FailedCheck(
+            f"{free:.0f} MiB free in /dev/shm, expected 300; --engine serial does not need it"
+        )
     return f"{free:.0f} MiB free in /dev/shm"
 
 
@@ -123,7 +125,7 @@ def _data() -> str:
 
     folder = data_directory()
     here = [name for name in builtin_names(DATASET) if (folder / name).exists()]
-    return f"{folder}: {', '.join(here) or 'nothing yet; the synthetic dataset needs none'}"
+    return f"{folder}: {', '.join(here) or 'no datasets yet; the synthetic dataset needs no files'}"
 
 
 def _runs() -> str:
@@ -132,6 +134,6 @@ def _runs() -> str:
         parent for parent in [folder.resolve(), *folder.resolve().parents] if parent.exists()
     )
     if not os.access(existing, os.W_OK):
-        raise _Ailment(f"{existing} cannot be written; set FEDREC_RUNS")
+        raise _FailedCheck(f"{existing} is not writable; set FEDREC_RUNS")
     free = shutil.disk_usage(existing).free / 2**30
     return f"{folder} ({free:.0f} GiB free)"

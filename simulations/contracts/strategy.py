@@ -124,7 +124,7 @@ class StrategyContract(RunContract):
     def _released(
         self, odd: Update | None, nodes: int = CLIENTS
     ) -> tuple[dict[str, np.ndarray], float]:
-        """What the rule is given after a private round without noise in which client 4 sends `odd`.
+        """The aggregate of a private round without noise in which client 4 sends `odd`.
 
         Raises:
             ExperimentError: the strategy cannot be made private.
@@ -188,7 +188,7 @@ class Everyone:
                 yield 100 + node, group
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """See `strategies.base.Cohorts`; everyone."""
+        """All clients."""
         return self.clients
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
@@ -207,7 +207,7 @@ def _update(client: int, scale: float = 1.0, examples: int = 3) -> Update:
 def _answer(
     message: Message, theta: Mapping[str, np.ndarray], updates: Mapping[int, Update | None]
 ) -> Message | None:
-    """What a node answers; nothing where one of its clients is gone and it has no other."""
+    """The reply of a node; none if its only client left."""
     _, order = unpack_train(message.content)
     clients = [] if order.clients is None else order.clients.tolist()
     total = UpdateSum(

@@ -3,7 +3,7 @@
 data.
 
 They are two processes, so that the process with a network connection never opens the data. They
-communicate over TLS on loopback, with a certificate and a secret that are made on the node and
+communicate over TLS on loopback, with a certificate and a secret that are created on the node and
 never leave it.
 """
 
@@ -34,13 +34,13 @@ from simulations.deployment.processes.commands import (
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """What a client is started with.
+    """Settings of a client's processes.
 
     Attributes:
         join: the folder that the operator handed over: `node.key`, `ca.crt`, `catalogue.json`.
         superlink: HOST:PORT of the deployment's gateway.
-        data: CSV file of the hosted users; a SuperNode by itself does without.
-        state: folder of what is kept: private parameters, spent budgets, logs.
+        data: CSV file of the hosted users; not needed by a SuperNode alone.
+        state: folder of the private state: private parameters, spent budgets, logs.
         host: address on which the executor reaches the SuperNode.
         bind: address that the SuperNode listens on for it; default: the same.
         port: port on which they meet.
@@ -57,14 +57,14 @@ class ClientPlan:
     config: tuple[tuple[str, str | int | float | bool], ...] = ()
 
     def check(self, part: str = "all") -> None:
-        """Refuse what cannot work; the SuperNode needs no data, and the executor no key.
+        """Refuse invalid settings; the SuperNode needs no data, and the executor no key.
 
         Raises:
-            EngineError: the join folder lacks something, or others may read its key.
+            EngineError: the join folder lacks something, or other users can read its key.
             DataError: there is no such data file.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
-            refuse_unwritable(path)  # they stand in Flower's node configuration
+            refuse_unwritable(path)  # they are part of Flower's node configuration
         for name in ("node.key", "ca.crt") if part != "executor" else ():
             if not (self.join / name).is_file():
                 raise EngineError(
@@ -76,7 +76,7 @@ class ClientPlan:
         key = self.join / "node.key"
         if part != "executor" and key.stat().st_mode & 0o077:
             raise EngineError(
-                f"others may read {key}",
+                f"other users can read {key}",
                 expected="mode 0600",
                 got=f"mode {key.stat().st_mode & 0o777:04o}",
                 fix=f"chmod 600 {key}",
@@ -96,7 +96,7 @@ class ClientPlan:
         key = name.isascii() and name.replace("-", "").isalnum()
         if not key or not (text or isinstance(value, bool | int | float)):
             raise EngineError(
-                f"a node has no setting {name[:100]!r} of that kind",
+                f"unknown setting of a node {name[:100]!r} of that kind",
                 expected="numbers, true, false, or a text without quotes",
                 got=repr(value)[:200],
                 fix=f"see {self.join / 'node.toml'}, and --set",
@@ -134,7 +134,7 @@ def plan_of(
     port: int = 9094,
     settings: Sequence[str] = (),
 ) -> ClientPlan:
-    """The plan of a client from the folder that it joins with, and what its owner says.
+    """The plan of a client from its join folder and its owner's settings.
 
     Args:
         join: the folder.
@@ -180,7 +180,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
     if not (meeting / "node.secret").exists():
         authority = Authority.create("fedrec node")
         issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
-        write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is forgotten
+        write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is not stored
         write_private(meeting / "node.crt", issued.certificate)
         write_private(meeting / "node.key", issued.key)
         write_private(meeting / "node.secret", new_secret())
@@ -223,7 +223,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
 
 
 def run_client(plan: ClientPlan, part: str = "all") -> None:
-    """Run a client, or one of its two processes, until a stop signal.
+    """Run a client, or one of its two processes, until it gets a stop signal.
 
     Raises:
         EngineError, DataError: see `ClientPlan.check`.
@@ -245,6 +245,6 @@ def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     from simulations.deployment.processes import node
     from simulations.deployment.processes.node_pool import NodePool
 
-    node.longest_poll()  # refused before anything is started
+    node.longest_poll()  # checked before processes are started
     node.import_everything(trains=any(process.command[0] == "executor" for process in processes))
     NodePool(processes, folder, {"supernode": node.supernode, "executor": node.executor}).run()

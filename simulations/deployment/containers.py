@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user that the containers of a deployment run as, and the files that docker compose reads.
 
-Containers run as the owner of the deployment folder, as only the owner can read its keys; and never
-as root, who in a container is root of the machine. If root owns the folder, they run as another
-user, who gets ownership of the files that containers open.
+Containers run as the owner of the deployment folder, because only the owner can read its keys; and
+never as root, which in a container is root of the machine. If root owns the folder, they run as
+another user, who gets ownership of the files that containers open.
 """
 
 from __future__ import annotations

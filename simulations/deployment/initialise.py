@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making a deployment folder: authority, certificates, keys, secrets, and the files that start
-it."""
+"""Creates a deployment folder: authority, certificates, keys, secrets, and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")
 
 
 def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
-    """Make a new deployment folder.
+    """Create a new deployment folder.
 
     Raises:
         RunError: there is something at `path` already.
@@ -63,7 +62,7 @@ def make_node(deployment: Deployment, authority: Authority, folder: Path) -> Non
 
 
 def _make_signing_key(authority: Authority, folder: Path) -> None:
-    """What a node proves itself to other nodes with."""
+    """The certificate and key with which a node authenticates to other nodes."""
     issued = authority.issue_node(folder.name)
     write_private(folder / KEY, issued.key)
     write_atomically(folder / CERTIFICATE, issued.certificate)
@@ -72,10 +71,10 @@ def _make_signing_key(authority: Authority, folder: Path) -> None:
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
     """The same deployment with more nodes; they may join while it runs, once they are registered.
 
-    Nodes that an older version made get the keys that they lack, without any more nodes too.
+    Nodes of an older version get the keys that they lack, also if no nodes are added.
 
     Raises:
-        RunError: the authority's key is not there.
+        RunError: the authority's key is missing.
     """
     before = deployment.settings.nodes
     authority = _authority(deployment)
@@ -92,9 +91,9 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
 def _authority(deployment: Deployment) -> Authority:
     if not deployment.authority_key.is_file():
         raise RunError(
-            "the authority's key is not there",
+            "the authority's key is missing",
             expected=f"{deployment.authority_key}, to sign the certificates of new nodes with",
-            fix="bring it back for as long as this takes",
+            fix="restore it temporarily",
         )
     return Authority(
         Issued(deployment.authority.read_bytes(), deployment.authority_key.read_bytes())

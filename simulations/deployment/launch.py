@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment on a deployment: the same TOML file, run by the nodes that are there.
+"""An experiment on a deployment: the same TOML file, run by the registered nodes.
 
-The run folder lies where the ServerApp runs. The nodes get the resolved experiment in Flower's run
-configuration, and read their own data, never what its `[dataset]` names. Centralised baselines need
-everybody's data and are left out.
+The run folder is on the machine of the ServerApp. The nodes get the resolved experiment in Flower's
+run configuration, and read their own data, never what its `[dataset]` names. Centralised baselines
+need everybody's data and are left out.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from simulations.deployment.processes.commands import Process, environment_of, s
 from simulations.engines.flower import app_folder
 
 DEADLINE = 120.0
-"""Seconds that a round waits for nodes, unless the experiment says otherwise."""
+"""Seconds that a round waits for nodes, unless the experiment sets it."""
 OUTAGE = 120.0
-"""Seconds without a SuperLink before a command that waits for a run gives up; the run itself goes
-on."""
+"""Seconds without a SuperLink after which a command that waits for a run ends; the run itself
+continues."""
 MOST_FAILURES = 0.5
-"""Share of a round's nodes that may fail, unless the experiment says otherwise."""
+"""Share of a round's nodes that may fail, unless the experiment sets it."""
 
 
 def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
-    """An experiment as it runs on a deployment: no baselines, rounds that outlive nodes, and one
-    evaluation at the end unless another interval is asked for, as owners count evaluations.
+    """An experiment as it runs on a deployment: no baselines, rounds that tolerate failing nodes,
+    and by default only the final evaluation, because owners limit evaluations.
 
     Raises:
         ExperimentError: the experiment, or an override, is wrong.
@@ -65,7 +65,7 @@ def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (
 
 
 def start(deployment: Deployment, folder: RunFolder) -> int:
-    """Submit a run folder, new or interrupted, to the SuperLink; gives Flower's id of the run.
+    """Submit a run folder, new or interrupted, to the SuperLink; returns Flower's id of the run.
 
     Raises:
         EngineError: the SuperLink did not take it.
@@ -90,7 +90,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         return int(json.loads(done.stdout)["run-id"])
     except (ValueError, KeyError):
         raise EngineError(
-            "the SuperLink did not take the run",
+            "the SuperLink did not accept the run",
             expected="the id of a run",
             got=(done.stdout + done.stderr).strip()[-2000:],
             fix=f"fedrec deploy status {deployment.path}",
@@ -98,8 +98,8 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
 
 
 def run_key(folder: RunFolder) -> str:
-    """What nodes keep private state of a run under: the same for a resumed run, another for every
-    other."""
+    """The key of the nodes' private state: the same for a resumed run, and different for all other
+    runs."""
     about = (folder.path / "run.json").read_bytes()
     return hashlib.sha256(str(folder.path).encode() + about).hexdigest()[:16]
 
@@ -129,8 +129,7 @@ def wait(deployment: Deployment, folder: RunFolder, run: int, *, poll: float = 1
 
 
 def _end_of(deployment: Deployment, run: int, poll: float) -> RunState:
-    """How Flower says that a run ended; a SuperLink that is started again in between is waited
-    for."""
+    """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
     control, heard = Control(deployment.superlink, deployment.authority), time.monotonic()
     try:
         while True:
@@ -172,7 +171,7 @@ def _last_round(folder: RunFolder) -> int:
 
 
 def _log_of_server_app(deployment: Deployment, run: int) -> str:
-    """What Flower has of a run that ended before it had a log of its own."""
+    """Flower's log of a run that ended before it had its own log."""
     with (
         suppress(httpx.HTTPError),
         closing(Control(deployment.superlink, deployment.authority)) as control,

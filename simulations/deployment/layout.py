@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a deployment: its settings, and where everything in it lies."""
+"""The folder of a deployment: its settings and paths."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ class DeploymentConfig(Config):
     """Settings of a deployment, in `deployment.toml`."""
 
     hosts: tuple[str, ...] = Field(default=("localhost", "127.0.0.1"), min_length=1)
-    """Names and addresses under which clients reach this machine; the first one is in the files
-    that they get."""
+    """Names and addresses under which clients reach this machine; the first one is written into
+    their files."""
     bind: str = "127.0.0.1"
     """Address that the gateway listens on; 0.0.0.0 for all."""
     port: int = Field(default=8443, ge=1, le=65535)
-    """Port of the gateway, the only one that clients reach."""
+    """Port of the gateway, the only port that clients can reach."""
     superlink_port: int = Field(default=18000, ge=1, le=65535)
-    """Port of the SuperLink on 127.0.0.1. Whoever reaches it may start runs: never publish it."""
+    """Port of the SuperLink on 127.0.0.1. Anyone who reaches it can start runs: never publish
+    it."""
     node_port: int = Field(default=19100, ge=1, le=65535)
-    """First port on 127.0.0.1 of the nodes that run on this machine; each takes one."""
+    """First port on 127.0.0.1 of the nodes on this machine, which take one port each."""
     nodes: int = Field(default=2, ge=0)
-    """Number of nodes whose keys were made."""
+    """Number of nodes with keys."""
     most_clients: int | None = Field(default=None, ge=1)
-    """Clients that a node may host; one that claims more is not let into a run. Runs with noise
-    need it, because the more clients there are, the less noise is thought to be enough.
-    `init --experiment` writes that of the largest shard."""
+    """Largest number of clients per node; a node that announces more is not admitted. Runs with
+    noise need it, because the computed noise falls with the number of clients. `init --experiment`
+    writes the size of the largest shard."""
     local_nodes: bool = True
-    """Whether `up` starts these nodes on this machine too."""
+    """Whether `up` also starts the nodes on this machine."""
     proxy: str = Field(default="auto", pattern="^(auto|nginx|python)$")
-    """What the gateway is: `nginx`, our own `python`, or nginx where there is one."""
+    """Gateway: `nginx`, fedrec's own (`python`), or `auto`: nginx if it is installed."""
 
     @field_validator("hosts", "bind", mode="after")
     @classmethod
@@ -78,7 +79,8 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Refuse a path that cannot stand in the files and command lines of other programs.
+    """Refuse a path with characters that the files and command lines of other programs do not
+    allow.
 
     Raises:
         RunError: it has quotes, braces or the like.
@@ -86,7 +88,7 @@ def refuse_unwritable(path: Path) -> None:
     strange = sorted(set(str(path)) & _STRANGE)
     if strange or not str(path).isprintable():
         raise RunError(
-            f"nothing of a deployment can lie in {str(path)!r}",
+            f"a deployment cannot be in {str(path)!r}",
             expected=(
                 "a path without quotes, braces, semicolons, dollars, backslashes and line ends"
             ),
@@ -133,7 +135,7 @@ class Deployment:
         return cls(path)
 
     def changed(self, **settings: object) -> Deployment:
-        """The same folder with other settings, which are written down."""
+        """The same folder with other settings, which are saved."""
         return self.create(self.path, self.settings.model_copy(update=settings))
 
     @property
@@ -168,7 +170,7 @@ class Deployment:
 
     @property
     def registered(self) -> Path:
-        """A file that is there once the nodes' keys were let in."""
+        """A file that exists after the nodes' keys were registered."""
         return self.server / "registered"
 
     @property

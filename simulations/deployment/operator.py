@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator of a deployment does: start, register, look, run an experiment, stop."""
+"""Operator commands of a deployment: start, register, status, stop."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ START_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class ProcessState:
-    """How a process is: `pid` is None for one that does not run, `healthy` None for one that cannot
-    be asked."""
+    """Status of a process: `pid` is None if it does not run, `healthy` None if it has no health
+    check."""
 
     name: str
     pid: int | None
@@ -42,8 +42,8 @@ class ProcessState:
 
 
 def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
-    """Start everything, register the nodes' keys, and wait until all is well; what runs already is
-    left as it is.
+    """Start all processes, register the nodes' keys, and wait until all are healthy; running
+    processes are not restarted.
 
     Raises:
         EngineError: something did not start in time; names it and the end of its log.
@@ -63,7 +63,7 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
 
 
 def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
-    """Stop everything; whether anything ran.
+    """Stop all processes; returns whether any ran.
 
     Raises:
         EngineError: it does not stop.
@@ -83,7 +83,7 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
 
 
 def register_nodes(deployment: Deployment) -> dict[str, int]:
-    """Let all nodes in whose keys lie in the deployment; gives the id of each.
+    """Register all nodes whose keys are in the deployment folder; returns their ids.
 
     Raises:
         EngineError: the SuperLink refused.
@@ -99,7 +99,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
         }
         with contextlib.suppress(
             OSError
-        ):  # in a container the folder may only be read, and nobody waits for this
+        ):  # in a container the folder may be read-only, and this file is not needed
             deployment.registered.touch()
         return found
     finally:
@@ -107,7 +107,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
 
 
 def states(deployment: Deployment) -> list[ProcessState]:
-    """How each process of the deployment is."""
+    """The status of each process of the deployment."""
     table = _table(deployment)
     running = table.get("processes", {}) if supervisor_of(deployment) is not None else {}
     found = []
@@ -129,8 +129,8 @@ def supervisor_of(deployment: Deployment) -> int | None:
 
 
 def _is_ours(deployment: Deployment, pid: int) -> bool:
-    """Whether a process is this deployment's, and not another one that got the number of one that
-    ended."""
+    """Whether a process belongs to this deployment, and not to another program that reuses its
+    process id."""
     try:
         return str(deployment.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -138,7 +138,8 @@ def _is_ours(deployment: Deployment, pid: int) -> bool:
 
 
 def answers(process: Process, deployment: Deployment) -> bool:
-    """Whether a process says that it is well, with a certificate of the deployment's authority."""
+    """Whether a process reports that it is healthy, with a certificate of the deployment's
+    authority."""
     return is_healthy(str(process.health), deployment.authority)
 
 
@@ -189,7 +190,7 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
         while True:
             with contextlib.suppress(
                 httpx.TransportError
-            ):  # the SuperLink is busy when many nodes come at once
+            ):  # the SuperLink is busy when many nodes connect at the same time
                 online = sum(node.status == "online" for node in control.nodes())
             if online >= count:
                 return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset cut into one file per node, each with its own users' rows and nothing of others.
+"""A dataset split into one file per node, with the rows of its users only.
 
 To try a deployment with an existing dataset, and to compare it with a simulation: the rows keep
 their order, the split is that of the whole dataset, and a client id is the user's index in it, so
@@ -25,12 +25,12 @@ from simulations.deployment.layout import Deployment
 from simulations.deployment.pki.keys import write_private
 
 _SETTINGS = {"numbers": True, "most-evaluations": 1000}
-"""Of nodes whose data their operator has anyway."""
+"""Evaluations per user for shards, whose data the operator has anyway."""
 
 
 def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:
-    """Cut the dataset of an experiment for the nodes of a deployment, and set the largest number of
-    clients per node.
+    """Split the dataset of an experiment for the nodes of a deployment, and set the largest number
+    of clients per node.
 
     Raises:
         DataError: see `cut`.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines, which run the same experiment."""
+"""The engines that run an experiment: serial, ray and flower."""

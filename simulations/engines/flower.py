@@ -3,13 +3,13 @@
 
 `flwr run` hands the app bundle to a SuperLink, which by default is a daemon that outlives the
 command, keeps the environment of its first start, is shared by everyone on the machine, and
-installs the project's dependencies anew for each run. Here every run has a SuperLink of its own on
-a free port, with a home of its own, that ends with the run. `flwr run` may exit with 0 although the
-run failed, so the run folder tells how it ended.
+installs the project's dependencies anew for each run. Here every run has its own SuperLink on a
+free port, with its own home folder, that ends with the run. `flwr run` may exit with 0 although the
+run failed, so the run folder determines how it ended.
 
-The SuperLink listens on loopback, but asks nobody for a password: Flower has none for operators.
-During the run, other users of the same machine can start runs there, which are code that
-runs as this user.
+The SuperLink listens on loopback, but without authentication, which Flower does not have for
+operators. During the run, other users of the same machine can start runs on it, whose code is
+executed as this user.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
         "init-args-num-cpus": nodes,
     }
     federation = " ".join(f"{key}={value}" for key, value in sizes.items())
-    config = app.parent / "run.toml"  # in a file, where a path may have any characters
+    config = app.parent / "run.toml"  # in a file, where a path may contain any characters
     config.write_text(
         tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)})
     )
@@ -107,7 +107,7 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
 
 @contextmanager
 def _superlink(run: RunFolder, environment: dict[str, str], port: int) -> Iterator[None]:
-    """A SuperLink of this run alone."""
+    """A SuperLink for this run only."""
     command = [_script("flower-superlink"), "--simulation", "--insecure", "--port", str(port)]
     command.append("--disable-runtime-dependency-installation")
     with open(run.path / "flower.txt", "ab") as log:
@@ -138,7 +138,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFol
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything it started (the ServerApp, Flower's Ray)."""
+    """End a process and its children (the ServerApp, Flower's Ray)."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -154,7 +154,7 @@ def _stop_group(process: subprocess.Popen[bytes]) -> None:
 def _watch(
     process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence[Callback], already: int
 ) -> None:
-    """Wait for `flwr run`, telling the callbacks of every new round in the run folder."""
+    """Wait for `flwr run`, and call the callbacks for every new round in the run folder."""
     reported = already
     try:
         while True:
@@ -179,7 +179,7 @@ def _watch(
 
 
 def app_folder(folder: Path) -> Path:
-    """A copy of the project with what the app bundle needs; Flower wants a folder named like the
+    """A copy of the files that the app bundle needs; Flower requires a folder named like the
     project."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "pyproject.toml").is_file():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only imports of Flower's private modules, for grids of our own.
 
-Flower makes messages inside a running task and lets its SuperLink number them. A grid of our own
-has neither, so it states an identity and numbers the messages itself. A test names what broke when
+Flower makes messages inside a running task and lets its SuperLink number them. fedrec's grids have
+neither, so they set an identity and number the messages themselves. A test reports what broke when
 a new version of Flower changes this.
 """
 

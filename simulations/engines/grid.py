@@ -40,8 +40,8 @@ class LocalGrid(Grid):
         for all."""
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same parameters where the nodes can read them without a copy; here, shared memory of
-        this machine."""
+        """The same parameters in memory that the nodes can read without a copy; here, shared memory
+        of this machine."""
         return share(arrays)
 
     def set_run(self, run: Any) -> None:
@@ -78,7 +78,8 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """See `Grid.send_and_receive`; replies come in the order of the messages."""
+        """Send messages and return the replies, in the order of the messages; see
+        `Grid.send_and_receive`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = self.push_messages(messages)
         place = {identifier: place for place, identifier in enumerate(ids)}

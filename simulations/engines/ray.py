@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray engine: every node is a Ray actor, on this machine or on a Ray cluster.
 
-A local Ray is the user's alone, see `simulations.engines.ray_alone`; who may use a cluster its
-owner decides.
-
-The data are read once, before Ray is started, and lie in Ray's object store, where all actors of a
-machine see the same copy. Parameters that several messages share lie in shared memory on one
-machine and in the object store on a cluster. Flower's own simulation is not involved: its dispatch
-costs time with every registered node and every message in flight.
+A local Ray is restricted to its user, see `simulations.engines.ray_alone`; access to a cluster is
+decided by its owner. The data are read once, before Ray is started, and put into Ray's object
+store, where all actors of a machine share one copy. Parameters that several messages share are in
+shared memory on one machine and in the object store on a cluster. Flower's own simulation is not
+used, because its dispatch time grows with the number of registered nodes and of messages in flight.
 """
 
 from __future__ import annotations
@@ -40,13 +38,15 @@ from simulations.engines.serial import SerialGrid
 from simulations.telemetry import disable_telemetry
 
 log = logging.getLogger("fedrec")
-_INLINE = 2**16  # bytes; less goes along with the call
-_STARTS = 2  # of a local Ray, which on a busy machine may find that its own processes are late
-_OBJECT_STORE_BYTES = 256 * 2**20  # parameters in flight; Ray would take 30 % of the memory
+_INLINE = 2**16  # bytes; smaller arrays are sent with the call
+_STARTS = 2  # of a local Ray, whose processes may start slowly on a busy machine
+_OBJECT_STORE_BYTES = (
+    256 * 2**20
+)  # GiB for parameters in flight; by default Ray takes 30 % of the memory
 
 
 class Answer(NamedTuple):
-    """What an actor gives back.
+    """The reply of an actor.
 
     Attributes:
         message: the answer.
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 
 class NodeActor:
-    """One node in a process of its own.
+    """One node in its own process.
 
     Args:
         place: the node's place among the nodes.
@@ -125,8 +125,8 @@ class RayGrid(LocalGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """See `Grid.send_and_receive`. Fresh parameters are made here, as every node makes the
-        same."""
+        """Send messages and return the replies, see `Grid.send_and_receive`. Requests for initial
+        parameters are answered in this process, because all nodes return the same."""
         messages = list(messages)
         if [message.metadata.message_type for message in messages] == [INITIAL]:
             return self._here.send_and_receive(messages, timeout=timeout)
@@ -164,7 +164,7 @@ class RayGrid(LocalGrid):
         ]
         deadline = None if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
-        while left:  # one by one, so that a reply is unpacked while slower nodes still train
+        while left:  # one at a time, so that replies are unpacked while slower nodes still train
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
             done, left = ray.wait(left, timeout=rest)
             if not done:
@@ -181,7 +181,7 @@ class RayGrid(LocalGrid):
             answer: Answer = ray.get(ref)
         except RayError as error:
             if buffer is not None:
-                buffer.take_back({})  # its node is dead, or done
+                buffer.take_back({})  # its node has failed, or is done
             return Message(
                 Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message
             )
@@ -195,7 +195,8 @@ def _packed(message: Message, without: list[str], memory: reply_buffers.Place | 
     """Metadata and content of a message, the names of the records that it is without, and memory
     for its answer.
 
-    Ray, which also packs what no other process can import, takes twice as long.
+    Ray's own serialisation takes twice as long, because it also handles objects that other
+    processes cannot import.
     """
     rest = RecordDict(
         {name: record for name, record in message.content.items() if name not in without}
@@ -226,8 +227,8 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
     if ours and engine.ray_address is None and not has_token():
         log.warning(
-            "Ray was in use in this process before: other users of this machine can reach what is"
-            " started now"
+            "Ray was used in this process before: other users of this machine may be able to"
+            " connect to the Ray that is started now"
         )
     try:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
@@ -270,7 +271,7 @@ def connect(address: str | None, nodes: int, data_bytes: int) -> None:
         "ignore_reinit_error": True,
     }
     local = {
-        "address": "local",  # without it, a cluster that runs on this machine would be joined
+        "address": "local",  # otherwise Ray would join a cluster that runs on this machine
         "num_cpus": nodes,
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES + data_bytes,

@@ -2,10 +2,10 @@
 """Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
 token.
 
-By default Ray listens on all interfaces without authentication: whoever reaches its port runs code
-as the user who started it. The token is in the environment of Ray's processes, which
-other users cannot read, and in no file. The settings are for the time of a local Ray only; a
-cluster of the user's own is joined as the user has set it up.
+By default Ray listens on all interfaces without authentication: anyone who reaches its port can run
+code as the user who started it. The token is only in the environment of Ray's processes, which
+other users cannot read. These settings apply to a local Ray only; a cluster is joined with the
+user's settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _token() -> str:
 
 
 def settings_of_a_local_ray() -> dict[str, str]:
-    """What Ray's processes find in their environment."""
+    """Environment variables of Ray's processes."""
     return {
         # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
         _LOOPBACK: "0",
@@ -42,8 +42,8 @@ def settings_of_a_local_ray() -> dict[str, str]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """The environment that a local Ray is started, used and stopped in; what the user has set
-    stays."""
+    """The environment in which a local Ray is started, used and stopped; the user's own settings
+    are kept."""
     before = dict(os.environ)
     given = _MODE in before or _TOKEN in before
     for name, value in settings_of_a_local_ray().items():
@@ -61,7 +61,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _seen_by_ray() -> Iterator[None]:
-    """Ray reads where it listens when it is imported, which may have been before."""
+    """Ray reads its address when it is imported, which may have happened before."""
     constants: Any = sys.modules.get("ray._private.ray_constants")
     if constants is None or os.environ[_LOOPBACK] != "0":
         yield

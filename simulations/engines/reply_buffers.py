@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory buffers for the arrays of nodes' replies.
 
-Ray's object store takes as long for a reply of a megabyte as the training of a client. Here the
-process that sends an order owns a pool of buffers and sends one along with the order; the node
-writes its reply there. A buffer is reused when none of its arrays is in use any more, so pages are
-allocated once per run, and not once per reply.
+For a reply of a megabyte, Ray's object store takes as long as the training of a client. Here the
+process that sends an order owns a pool of buffers and passes one with the order; the node writes
+its reply into it. A buffer is reused when none of its arrays is in use any more, so pages are
+allocated once per run instead of once per reply.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from flwr.app import ArrayRecord, RecordDict
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.runtime.shared_memory import empty, kept_open, offered
 
-_ALIGNED = 64  # bytes: where arrays begin
-_SPARE = 2**16  # bytes beside the parameters that a reply may take
+_ALIGNED = 64  # bytes: alignment of arrays
+_SPARE = 2**16  # bytes of a reply in addition to its parameters
 _SMALLEST = 2**16  # bytes; smaller replies are sent without a buffer
-# buffers; those of nodes that never reply stay in use, and each takes two file descriptors
+# number of buffers; those of nodes that never reply stay in use, and each has two file descriptors
 _MOST = 64
 
 
 class Spot(NamedTuple):
-    """Where an array lies: its name, first byte, type and shape."""
+    """Position of an array: its name, first byte, type and shape."""
 
     name: str
     start: int
@@ -60,7 +60,7 @@ class ReplyBuffer:
 
     @property
     def free(self) -> bool:
-        """Whether it is neither assigned to a node nor holds arrays that are in use."""
+        """Whether it is neither assigned to a node nor has arrays in use."""
         return not self._assigned and (self._read is None or self._read() is None)
 
     def assign(self) -> Place:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables and figures of the papers: what they print beside what comes out here."""
+"""Reproduction of the papers' tables and figures: printed numbers beside ours."""

@@ -23,9 +23,9 @@ NOT_HERE = {
     "dp-vae table5": "needs ML-20M and Netflix: hours of training and 25 GB of memory",
     "dp-vae table9": "needs ML-20M and Netflix",
     "targeted-dp figure4": "figures 2 and 3 against each other: see `grids.targeted_dp`",
-    "upc-sdg figure2": "what the table still tells: `fedrec synthesise`",
+    "upc-sdg figure2": "what the table reveals: `fedrec synthesise`",
 }
-"""Tables and figures that are left out, and why."""
+"""Tables and figures that are not reproduced, with the reason."""
 
 
 def studies() -> Iterator[Study]:

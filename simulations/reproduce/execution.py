@@ -50,7 +50,7 @@ class StudyFolder:
             write_atomically(file, json.dumps(about) + "\n")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the folder against a second process.
+        """Lock the folder against a second process.
 
         Raises:
             RunError: another process holds it.
@@ -63,7 +63,7 @@ class StudyFolder:
         )
 
     def jobs(self, seeds: int) -> list[tuple[Task, Job]]:
-        """All tasks with their seeds; one on which the seed has no influence is there once."""
+        """All tasks with their seeds; a task that does not depend on the seed occurs once."""
         return [
             (task, Job(self.path / "tasks" / f"{task.name}-seed{seed}", seed, self.quick))
             for seed in range(seeds)
@@ -72,7 +72,7 @@ class StudyFolder:
         ]
 
     def found(self, job: Job) -> list[Found] | None:
-        """What a job found, if it is done."""
+        """The results of a job, if it is done."""
         file = job.folder / "found.json"
         if not file.is_file():
             return None
@@ -82,11 +82,11 @@ class StudyFolder:
             raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
 
     def seconds(self, job: Job) -> float:
-        """How long a job that is done took."""
+        """Duration of a completed job."""
         return float(_read(job.folder / "found.json").get("seconds", 0.0))
 
     def keep(self, job: Job, found: Sequence[Found], seconds: float) -> None:
-        """Keep what a job found."""
+        """Save the results of a job."""
         table = {"found": [asdict(one) for one in found], "seconds": round(seconds, 1)}
         write_atomically(job.folder / "found.json", json.dumps(table, indent=1) + "\n")
 
@@ -94,13 +94,13 @@ class StudyFolder:
 def reproduce(
     folder: StudyFolder, seeds: int, *, only: str = "", say: Say = lambda _: None
 ) -> list[tuple[Job, list[Found]]]:
-    """Do what is left of a study; gives what all jobs found.
+    """Do the remaining jobs of a study; returns the results of all jobs.
 
     Args:
         folder: of the study.
         seeds: number of seeds.
-        only: do tasks alone whose name has this in it.
-        say: gets lines about the progress.
+        only: do only tasks whose name contains this text.
+        say: called with lines about the progress.
 
     Raises:
         FedrecError: a run failed; what was done before is kept.
@@ -125,7 +125,7 @@ def _forecast(folder: StudyFolder, jobs: list[Any], left: list[tuple[Task, Job]]
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it."""
+    """A duration as text."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

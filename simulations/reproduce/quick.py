@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments made small: the same components on made-up data, for `--quick`. Their numbers mean
-nothing."""
+"""Small versions of experiments for `--quick`: the same components on synthetic data, with
+meaningless numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_absent(value: Any) -> Any:
-    """Made-up items have genres alone, so nothing may name a parameter of other features."""
+    """Synthetic items have only genres, so settings must not name parameters of other features."""
     if isinstance(value, Mapping):
         return {k: _without_absent(v) for k, v in value.items() if not _is_absent(k)}
     if isinstance(value, list):
@@ -64,7 +64,7 @@ def _is_absent(name: object) -> bool:
 
 
 def _split(split: dict[str, Any]) -> dict[str, Any]:
-    """The files that `published` and shipped folds read are not there."""
+    """Replaces splits that need files: `published` and shipped folds."""
     if split.get("name") == "published":
         return {"name": "ratio"}
     return {key: value for key, value in split.items() if key not in ("shipped", "folder")}

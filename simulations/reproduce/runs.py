@@ -58,8 +58,8 @@ def run_task(
 
 
 def finished(job: Job, source: str | Mapping[str, Any], overrides: Sequence[str]) -> Result:
-    """The result of a job's run: read, gone on with from its newest checkpoint, or run from the
-    start.
+    """The result of a job's run: read if finished, else continued from its newest checkpoint, or
+    run.
 
     Raises:
         RunError: another run is in the job's folder, as of an earlier version of its settings.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study is: the tasks that fill a table or a figure of a paper, and what each of them
-finds."""
+"""Definition of a study: the tasks that compute a table or figure of a paper, and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Found:
 
     @property
     def cell(self) -> tuple[str, str, str]:
-        """What it is a value of."""
+        """Dataset, model and metric."""
         return self.dataset, self.model, self.metric
 
 
@@ -40,9 +39,9 @@ class Job:
     """One execution of a task.
 
     Attributes:
-        folder: for its run folders; what lies there from before is gone on with.
+        folder: for its run folders; existing runs are continued.
         seed: of the experiments.
-        quick: whether everything is to be small: made-up data, two rounds, few users.
+        quick: whether to run a small test: synthetic data, two rounds, few users.
     """
 
     folder: Path
@@ -52,14 +51,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Task:
-    """A part of a study that is done as a whole.
+    """A unit of work of a study.
 
     Attributes:
         name: also the name of its folder.
         seconds: about how long it takes for one seed, on two cores.
-        work: does it, and gives what it found.
-        seeded: whether other seeds find other numbers.
-        sample: whether `--quick` does it; one of many of a kind is enough there.
+        work: does it, and returns the results.
+        seeded: whether the results depend on the seed.
+        sample: whether `--quick` does it; one of several similar tasks is enough.
     """
 
     name: str
@@ -79,8 +78,8 @@ class Study:
         title: what it shows.
         datasets: folders below the data directory that it needs; none for arithmetic.
         tasks: what there is to do.
-        differs: what is not as in the paper, a sentence each.
-        seeds: number of seeds, unless the user says another.
+        differs: differences from the paper, a sentence each.
+        seeds: default number of seeds.
     """
 
     paper: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a paper prints beside what was found here, as one table."""
+"""A paper's numbers beside ours, as one table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("dataset", "model", "metric", "published", "ours", "low", "high", "se
 
 
 def comparison(known: dict[Cell, Published], found: Iterable[Found]) -> pd.DataFrame:
-    """One row per number: those of the paper in its order, then those that it has not.
+    """One row per number: those of the paper in its order, then additional ones.
 
     Args:
         known: what is printed.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps: one experiment in many settings and with many seeds, one run folder each."""
+"""Sweeps: one experiment with many settings and seeds, with one run folder per run."""

@@ -27,14 +27,14 @@ from simulations.sweep.workers import Workers, opened
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found.
+    """Results of a sweep.
 
     Attributes:
         folder: of the sweep.
         plan: the sweep.
         runs: one row per run, see `run_rows`.
         settings: one row per setting, see `setting_rows`.
-        chosen: numbers of the settings that none other beats by the aims; empty without aims.
+        chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
         failures: errors of runs by name of the run.
         total: privacy of all runs together.
     """
@@ -69,7 +69,7 @@ def sweep(
         workers: number of runs at a time; more than 1 are Ray actors.
         ray_address: of a Ray cluster whose machines all see `output`; default: a local Ray.
         retry_failed: whether runs that ended with an error are done again.
-        quiet: whether to tell nothing on the way.
+        quiet: whether to print no progress.
 
     Raises:
         FedrecError: another sweep is in the folder, or data, engine or disk are at fault.
@@ -98,7 +98,7 @@ class _Execution:
         self._retry = retry_failed
 
     def run(self, workers: int, address: str | None, quiet: bool) -> SweepResult:
-        """Do the runs that are left."""
+        """Do the remaining runs."""
         if self._retry:
             for job in self.folder.jobs():
                 if job.name in self.folder.failures():
@@ -134,7 +134,8 @@ class _Execution:
             write(self.folder)
 
     def _jobs(self) -> Iterator[Job]:
-        """Runs to do, one whenever there is a hand for it; new settings know the results so far."""
+        """Remaining runs, generated one by one; proposals of new settings use the results so
+        far."""
         trial = 0
         while True:
             if trial >= len(self.folder.trials()):
@@ -155,7 +156,7 @@ class _Execution:
         return run is not None and run.status()["state"] == "finished"
 
     def _is_right(self, job: Job) -> bool:
-        """Whether its settings fit together; if not, that is kept as its failure."""
+        """Whether its settings are valid; if not, the error is saved as its failure."""
         try:
             self.plan.at(self.folder.trials()[job.trial], job.seed)
         except ExperimentError as error:
@@ -195,7 +196,7 @@ class _Execution:
         return float(settings[aim].to_dict()[trial])
 
     def _words(self, job: Job) -> str:
-        """The most wanted number of a run."""
+        """The most important metric of a run."""
         failed = job.name in self.folder.failures()
         values = {} if failed else self.folder.values(job) or {}
         wanted = [*self.plan.aims, "hits@10", "rmse", *values]
@@ -206,7 +207,7 @@ class _Execution:
 
 
 def result_of(folder: SweepFolder) -> SweepResult:
-    """What a sweep has found so far; chosen settings are written as experiments on the test
+    """The results of a sweep so far; selected settings are written as experiments on the test
     rows."""
     runs, settings = write(folder)
     begun = [run for job in folder.jobs() if (run := folder.run(job)) is not None]
@@ -227,5 +228,5 @@ def result_of(folder: SweepFolder) -> SweepResult:
 
 
 def chosen_file(folder: Path, trial: int) -> Path:
-    """The experiment of a chosen setting, to be measured once on the test rows."""
+    """The experiment file of a selected setting, to be evaluated once on the test rows."""
     return folder / f"chosen-{trial:04d}.toml"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a sweep, which holds all of it.
+"""The folder of a sweep:
 
     sweep.json         experiment, what is varied, seeds, aims
     trials.json        the settings that were tried, in order
@@ -8,7 +8,7 @@
     runs.csv           one row per run: settings, seed, state, metrics
     settings.csv       one row per setting: means over seeds and their standard deviations
 
-A sweep that was killed continues with the runs that it had begun, each from its checkpoint.
+An interrupted sweep continues its started runs from their checkpoints.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SweepFolder:
             self.plan = plan
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the folder against a second process that would run the sweep.
+        """Lock the folder against a second process.
 
         Raises:
             RunError: another process holds it.
@@ -136,7 +136,7 @@ class SweepFolder:
         return found
 
     def add_trial(self, point: Point) -> int:
-        """Keep a setting before its first run begins; gives its number."""
+        """Save a setting before its first run begins; returns its number."""
         trials = [*self.trials(), point]
         write_atomically(self.path / "trials.json", _json(trials))
         return len(trials) - 1
@@ -148,7 +148,7 @@ class SweepFolder:
         return {str(name): str(text) for name, text in dict(self._read("failures.json")).items()}
 
     def set_failure(self, job: Job, text: str | None) -> None:
-        """Keep the error of a run; None forgets it, so that the run is done again."""
+        """Save the error of a run; None removes it, so that the run is repeated."""
         failures = {name: said for name, said in self.failures().items() if name != job.name}
         failures |= {} if text is None else {job.name: text}
         write_atomically(self.path / "failures.json", _json(failures))
@@ -171,7 +171,7 @@ class SweepFolder:
             shutil.rmtree(self.run_path(job), ignore_errors=True)
 
     def values(self, job: Job) -> dict[str, float] | None:
-        """What a finished run measured, see `values_of`; None of any other."""
+        """The metrics of a finished run, see `values_of`; None for other runs."""
         if job.name not in self._values:
             run = self.run(job)
             if run is None or run.status()["state"] != "finished":

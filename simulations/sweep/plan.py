@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep is: an experiment, what is varied, seeds, and by what a setting is chosen.
-
-Settings are never chosen by test users: a sweep with aims is refused unless it ranks validation
-rows.
+"""Definition of a sweep: an experiment, the varied keys, seeds, and the metrics for selection.
+Settings are never selected on test users: a sweep with aims is rejected unless it evaluates
+validation rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from simulations.sweep.space import Point, Space, from_record, grid, overrides, 
 
 Method: TypeAlias = Literal["grid", "random", "optimise"]
 TRIALS = 20
-"""Settings that `optimise` tries where nobody says how many."""
+"""Default number of settings that `optimise` tries."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ class Plan:
         seeds: of the runs of each setting.
         method: how settings are found.
         trials: number of settings.
-        aims: metrics that a setting is chosen by, such as `hits@10`, or `epsilon`; none: nothing is
-            chosen.
+        aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
     """
 
     experiment: dict[str, Any]
@@ -142,10 +140,16 @@ def _refuse_what_does_not_fit(
             str(trials),
             "--trials 20",
         ),
-        (both, "two ways to choose", "--optimise or --choose", "both", "leave --choose out"),
+        (
+            both,
+            "both --optimise and --choose",
+            "--optimise or --choose",
+            "both",
+            "leave --choose out",
+        ),
         (
             many,
-            "more than two aims",
+            "too many metrics",
             "one metric, or two",
             ", ".join(optimise or choose),
             "leave some out",
@@ -172,9 +176,9 @@ def _refuse_what_does_not_fit(
 
 def _refusal() -> ExperimentError:
     return ExperimentError(
-        "a setting would be chosen by test users",
+        "a setting would be selected by test users",
         expected="evaluation.held-out = 'validation' in a sweep that chooses",
-        got="'test', on which the chosen setting could then no longer be measured",
+        got="'test', on which the selected setting could then no longer be evaluated",
         fix="--set evaluation.held-out=validation, with validation rows in the split, such as "
         "--set split.validation-users=0.1",
     )

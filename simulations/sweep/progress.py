@@ -14,12 +14,12 @@ from simulations.sweep.folder import Job
 
 
 class SweepProgress:
-    """Runs that are done and those that run, as a share of the whole.
+    """Share of completed and running runs.
 
     Args:
         total: number of runs.
         done: runs that were done before.
-        quiet: whether to say nothing.
+        quiet: whether to print nothing.
     """
 
     def __init__(self, total: int, done: int, *, quiet: bool = False) -> None:
@@ -39,16 +39,16 @@ class SweepProgress:
             self._task = self._bar.add_task("", total=total, completed=done)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def on_rounds(self, job: Job, rounds: int, of: int) -> None:
-        """So many rounds of a run are done."""
+        """Called with the number of completed rounds of a run."""
         self._running[job.name] = rounds / of if of else 0.0
         self._show(f"{self._done}/{self._total} runs, {job.name} round {rounds}/{of}")
 
     def on_end(self, job: Job, failure: str | None, words: str) -> None:
-        """A run is done."""
+        """Called when a run is done."""
         self._done += 1
         self._running.pop(job.name, None)
         elapsed = time.monotonic() - self._started

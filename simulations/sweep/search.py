@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which setting is tried next: the next of a grid, a random one, or what Optuna proposes.
+"""Search strategies: the next setting of a grid, a random one, or Optuna's proposal.
 
-A proposal is a function of the sweep, its number and the results so far, and is kept before its
-first run begins: nothing else has to survive an interruption. Optuna's study is made anew from the
-results for each proposal.
+A proposal is a function of the sweep, its number and the results so far, and is saved before its
+first run begins; so no other state is needed after an interruption. Optuna's study is rebuilt from
+the results for each proposal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep varies: keys of an experiment, each with a list of values or a range."""
+"""Search spaces: keys of an experiment, each with a list of values or a range."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESERVED = {"seed": "--seeds N", "evaluation.held-out": "--set evaluation.held-
 
 @dataclass(frozen=True)
 class Choice:
-    """Any of some values.
+    """A list of values.
 
     Attributes:
         values: at least one, distinct.
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """Any number between two, inclusive; whole numbers where both bounds are.
+    """A range of numbers, inclusive; integers if both bounds are.
 
     Attributes:
         low: smallest value.
@@ -68,8 +68,7 @@ class Range:
         return self.rounded(value)
 
     def rounded(self, value: float) -> float | int:
-        """A value with five significant digits, as people read it, or a whole one; within the
-        range."""
+        """A value rounded to five significant digits, or an integer; within the range."""
         near = round(value) if self.whole else float(f"{value:.5g}")
         return min(max(near, self.low), self.high)
 

@@ -74,10 +74,10 @@ def setting_rows(plan_keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def best(settings: pd.DataFrame, aims: Sequence[str], seeds: int) -> list[int]:
-    """Settings that none other beats: the best by one aim, the Pareto front by two, in the order of
-    the first aim.
+    """The best settings: the best by one aim, or the Pareto front of two, in the order of the first
+    aim.
 
-    A setting of which a run failed is not chosen.
+    A setting with a failed run is not selected.
     """
     if not aims or not set(aims) <= set(settings.columns):
         return []
@@ -100,7 +100,7 @@ def _beaten(own: tuple[float, ...], others: Iterable[tuple[float, ...]]) -> bool
 
 
 def write(sweep: SweepFolder) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write runs.csv and settings.csv; gives both."""
+    """Write runs.csv and settings.csv; returns both."""
     runs = run_rows(sweep)
     settings = setting_rows(list(sweep.plan.space), runs)
     write_atomically(sweep.path / "runs.csv", runs.to_csv(index=False), durable=False)
@@ -109,7 +109,7 @@ def write(sweep: SweepFolder) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def shown(point: Point) -> dict[str, Any]:
-    """A setting as a table shows it: numbers and words as they are, lists and tables as TOML."""
+    """A setting for display in a table: numbers and strings unchanged, lists and tables as TOML."""
     return {
         key: value if isinstance(value, int | float | str) else toml_value(value)
         for key, value in point.items()

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies that give each client parameters of its own, and take each client's answer by
-itself."""
+"""Strategies that generate parameters for each client and need each client's reply separately."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph of users by how similar their item embeddings are, and means over it (Zhang et al., KDD
+"""A graph of users by the similarity of their item embeddings, and means over it (Zhang et al., KDD
 2024, equations 6 to 8)."""
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def propagated(
 
 
 class Uploads:
-    """What each client sent last: how far it moved some rows of the item embeddings.
+    """The last upload of each client: its changes to rows of the item embeddings.
 
     Args:
-        limit: clients that are remembered, those heard last; None: all.
+        limit: number of clients to remember, the most recent ones; None: all.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -70,8 +70,7 @@ class Uploads:
         self._changes: dict[int, np.ndarray] = {}
 
     def remember(self, client: int, rows: np.ndarray, change: np.ndarray) -> None:
-        """The change `float32 [n, d]` of the rows `int64 [n]` of one client, in place of what was
-        known of it."""
+        """Replace the change of one client by `float32 [n, d]` of the rows `int64 [n]`."""
         for memory in (self._rows, self._changes):
             memory.pop(client, None)
         self._rows[client], self._changes[client] = rows, change
@@ -81,7 +80,7 @@ class Uploads:
 
     @property
     def clients(self) -> np.ndarray:
-        """`int64`, those that are remembered, ascending."""
+        """`int64`, ascending: the remembered clients."""
         return np.array(sorted(self._rows), dtype=np.int64)
 
     def tables(self, clients: Iterable[int], start: np.ndarray) -> np.ndarray:
@@ -94,7 +93,7 @@ class Uploads:
         return found.reshape(len(clients), -1)
 
     def state(self) -> dict[str, np.ndarray]:
-        """As named arrays, in the order in which clients were heard."""
+        """The state as named arrays, in the order of the uploads."""
         if not self._rows:
             return {}
         counts = [len(rows) for rows in self._rows.values()]
@@ -106,7 +105,7 @@ class Uploads:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._rows, self._changes = {}, {}
         if "clients" not in state:
             return

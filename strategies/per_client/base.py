@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies share that give each client parameters of its own and take its answer by itself.
+"""Shared code of strategies that generate parameters for each client and need its reply separately.
 
-A round: every client of the cohort names the items that it touches; the server sends each what it
-made for it, one message per node; each answers with a gradient, under its id. No sum of updates is
+A round: every client of the cohort names the items that it needs; the server sends it the generated
+parameters, one message per node; it replies with a gradient, under its id. No sum of updates is
 ever made, so neither DP-FedAvg nor secure aggregation can cover these strategies.
 """
 
@@ -28,26 +28,25 @@ from strategies.dp import DpFedAvg
 
 
 class Memory(Protocol):
-    """Something that is kept from round to round."""
+    """State between rounds."""
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """As named arrays."""
+        """The state as named arrays."""
         ...
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         ...
 
 
 class PerClientStrategy(CohortStrategy):
-    """Base of strategies whose server takes each client's answer by itself.
-
-    A subclass sets `_optimiser` and says in `memories` what must survive a resumed run.
+    """Base of strategies whose server needs each client's reply separately. A subclass sets
+    `_optimiser` and returns in `memories` the state to be saved.
 
     Attributes:
         system: its name in errors.
-        takes: what it takes of the clients, in words.
-        sees: why there is no sum to protect, in words.
+        takes: what it needs of each client, in words.
+        sees: the reason why there is no sum to protect, in words.
         instead: what may protect clients in place of `[privacy]`.
     """
 
@@ -60,11 +59,11 @@ class PerClientStrategy(CohortStrategy):
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        self._open: set[int] = set()  # of the round's clients, those that have not answered
+        self._open: set[int] = set()  # clients of the round that have not answered
 
     @property
     def memories(self) -> dict[str, Memory]:
-        """What is remembered between rounds, by the prefix of its arrays' names."""
+        """The states to be saved, by the prefix of their arrays' names."""
         return {"optimiser/": self._optimiser}
 
     def state(self) -> dict[str, np.ndarray]:
@@ -72,25 +71,25 @@ class PerClientStrategy(CohortStrategy):
         return together({prefix: memory.state() for prefix, memory in self.memories.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         for prefix, memory in self.memories.items():
             memory.restore(under(prefix, state))
 
     def protect(self, privacy: DpFedAvg) -> None:
-        """Always refused.
+        """Always raises an error.
 
         Raises:
             ExperimentError: the noise of DP-FedAvg is for a sum, which is never made here.
         """
         raise ExperimentError(
             f"{self.system} cannot be made differentially private by [privacy]",
-            expected="a strategy that uses nothing but the sum of the clients' updates",
+            expected="a strategy that uses only the sum of the clients' updates",
             got=self.sees,
             fix=f"{self.instead}, or choose another system",
         )
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """Never called: there is no sum of updates.
+        """Not used: there is no sum of updates.
 
         Raises:
             NotImplementedError: always.
@@ -98,7 +97,7 @@ class PerClientStrategy(CohortStrategy):
         raise NotImplementedError(f"Expected {self.takes}, got a sum.")
 
     def _refuse_other_step(self, name: str, table: str, why: str) -> None:
-        """Refuse models and steps that are not made for a strategy.
+        """Refuse models and steps that do not belong to a strategy.
 
         Args:
             name: that model, step and strategy have.
@@ -117,21 +116,21 @@ class PerClientStrategy(CohortStrategy):
             )
 
     def _requests(self, server_round: int) -> dict[int, ItemRequests]:
-        """By node, the items that the cohort's clients touch; nodes that did not say are left out.
-        Each of these clients may answer once."""
+        """By node, the items that the cohort's clients need, without nodes that failed. Each of
+        these clients may answer once."""
         groups = dict(self.cohorts.by_node(self.cohorts.sample(server_round)))
         asked = self.cohorts.item_requests(groups, server_round)
         self._open = {one for part in asked.values() for one in part.clients.tolist()}
         return asked
 
     def _message(self, node: int, made: Generated, server_round: int) -> Message:
-        """What a node's clients get, and the order to train from it."""
+        """The message with the parameters of a node's clients, and the order to train them."""
         clients = made.requests.clients
         order = TrainOrder(server_round, clients, self.weighting, self.step, each=True)
         return Message(pack_train(to_record(made.arrays()), order), node, MessageType.TRAIN)
 
     def _answered(self, reply: TrainEach) -> list[int]:
-        """The clients of a node's answer.
+        """The clients of a node's reply.
 
         Raises:
             ClientError: it answers for clients that were not asked, or a second time.
@@ -147,8 +146,8 @@ class PerClientStrategy(CohortStrategy):
         return clients
 
     def _metrics(self, answers: Sequence[TrainEach], clients: int) -> MetricRecord:
-        """A round's metrics: so many clients, their examples, and the mean loss of those that had
-        some."""
+        """A round's metrics: number of clients, their examples, and the mean loss of clients with
+        examples."""
         examples = int(sum(reply.examples.sum() for reply in answers))
         metrics = MetricRecord({"num-clients": clients, "num-examples": examples})
         losses = np.concatenate([np.empty(0), *(reply.losses for reply in answers)])

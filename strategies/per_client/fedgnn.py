@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedGNN's server (Wu et al. 2021, algorithm 1), and what it carries to and from the third party.
+"""FedGNN's server (Wu et al. 2021, algorithm 1), and the messages that it forwards to and from the
+third party.
 
-A round: every client of the cohort names the items that it touches, its own among negatives and
+A round: every client of the cohort names the items that it needs, its own among negatives and
 pseudo items; the server sends their rows and the shared layers, and the third party neighbours of
 the client's items; the client sends clipped, noisy gradients. Rows and layers move along the mean
 over the cohort, by one step of `optimiser`.
 
-**Who learns what.** The server sees each client's message by itself, with the rows that it names.
+**Who learns what.** The server sees each client's message separately, with the rows that it names.
 The third party sees tokens and user embeddings (`fedrec.graphs.third_party`). In this simulation it
-lives in the server's process, which carries both unread; a real one would be somebody else, to whom
-devices write under encryption. Who holds both, and the key, knows everybody's items. Noise is the
-step's, on each message: what it is worth is said there, in `step.spent`, and beside the results.
-The noise of DP-FedAvg is for a sum, so `[privacy]` is refused, and so is secure aggregation.
+is part of the server's process, which forwards both without reading them; a real third party would
+be separate, and devices would encrypt their messages to it. A party with both, and the key, learns
+all users' items. The step adds noise to each message; its guarantee is documented there, computed
+by `step.spent` and printed with the results. The noise of DP-FedAvg is for a sum, so `[privacy]` is
+refused, and so is secure aggregation.
 
-Where this differs from the paper: neighbours are looked up in every round, by what devices sent
-last, and not once after some rounds of training without them; who was in no round yet has none.
+Where this differs from the paper: neighbours are looked up in every round, from the last messages
+of the devices, and not once after some rounds of training without them; a client that was in no
+round yet has no neighbours.
 """
 
 from __future__ import annotations
@@ -46,14 +49,15 @@ class FedgnnConfig(ServerRate):
     """Settings of FedGNN's server and third party."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
-    """What turns mean gradients into steps."""
+    """Optimiser for the mean gradients."""
     server_lr: float = Field(default=0.01, gt=0)
-    """Step size."""
+    """Server learning rate."""
     history: int = Field(default=50, ge=1)
-    """Items of a client's local graph at most (paper's code: 100); of more, evenly spaced ones."""
+    """Largest number of items in a client's local graph (paper's code: 100); of more items, evenly
+    spaced ones are used."""
     neighbours: int = Field(default=5, ge=0)
-    """Other users of each item at most (paper's code: 100); 0: each client is alone with its
-    items."""
+    """Largest number of neighbours per item (paper's code: 100); 0: local graphs without
+    neighbours."""
 
 
 class Fedgnn(PerClientStrategy):
@@ -74,15 +78,15 @@ class Fedgnn(PerClientStrategy):
 
     @property
     def memories(self) -> dict[str, Memory]:
-        """What devices sent the third party, and the optimiser's memory."""
+        """The messages to the third party, and the optimiser's state."""
         return {"third/": self._third, **super().memories}
 
     @classmethod
     def said(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
-        """What must stand beside the results of a run: what the noise is worth, beside the paper's
-        claim."""
+        """Remarks to be reported with the results: the guarantee of the noise, compared with the
+        paper's claim."""
         hidden = (
             "FedGNN: which rows a client's messages name, the tokens of its items and its user"
             " embedding are covered by no guarantee."
@@ -129,8 +133,8 @@ class Fedgnn(PerClientStrategy):
         return self._moved(means, server_round), metrics
 
     def _sent(self, requests: ItemRequests) -> Generated:
-        """What some clients get: rows, layers, neighbours, and room for what goes to the third
-        party."""
+        """The parameters for some clients: rows, layers, neighbours, and space for messages to the
+        third party."""
         clients, slots = requests.clients.tolist(), self.config.history
         table = np.asarray(self._theta[ITEMS])
         given, counts = self._third.found(clients, slots, table.shape[1])
@@ -147,8 +151,8 @@ class Fedgnn(PerClientStrategy):
         return Generated(requests, {**layers, **third, **room}, {ITEMS: table[requests.items]})
 
     def _add(self, reply: TrainEach, sums: dict[str, np.ndarray]) -> int:
-        """Add the gradients of a node's clients that had examples, and hand over what is for the
-        third party; the number of these clients.
+        """Add the gradients of a node's clients that had examples, and forward the messages to the
+        third party; returns the number of these clients.
 
         Raises:
             ClientError: it answers for clients that were not asked, or a second time.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPFedRec's server (Zhang et al., KDD 2024, algorithm 1): a graph of users guides each of them.
 
-A round: every client of the cohort names the items that it touches; for each of these the server
+A round: every client of the cohort names the items that it needs; for each of these the server
 sends the shared embedding and the client's guidance, the mean over similar users' tables; the
-client sends how far it moved the rows. With X_v = E + the last change that v sent, S the cosines of
+client sends its changes of the rows. With X_v = E + the last change that v sent, S the cosines of
 whole tables, and A the neighbours by S with equal weights,
 
     guidance of u = (A^layers X)_u,    E moves along the cohort's mean of (A^layers X)_u - E
@@ -54,26 +54,26 @@ class GpfedrecConfig(ServerRate):
     """Settings of GPFedRec's server."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
-    """What turns the mean change into a step; `sgd` with `server-lr = 1` is the paper's mean."""
+    """Optimiser for the mean change; `sgd` with `server-lr = 1` is the paper's mean."""
     server_lr: float = Field(default=0.01, gt=0)
-    """Step size."""
+    """Server learning rate."""
     neighbours: int = Field(default=0, ge=0)
-    """Most similar users that a user's guidance is the mean of, the user among them; 0: all whose
-    similarity is above the mean one times `threshold` (paper's code)."""
+    """Number of most similar users, including the user itself, whose mean is the guidance; 0: all
+    users whose similarity is above the mean similarity times `threshold` (paper's code)."""
     threshold: float = Field(default=1.0, gt=0)
-    """Multiple of the mean similarity that a neighbour's is above, with `neighbours = 0` (paper's
+    """Neighbours have a similarity above this multiple of the mean, with `neighbours = 0` (paper's
     code: 1)."""
     similarity: Literal["tables", "changes"] = "tables"
-    """Cosines of users' whole item embeddings (paper), or of what each changed alone."""
+    """Similarity by cosines of whole item embeddings (paper), or of each user's changes only."""
     layers: int = Field(default=1, ge=1)
-    """How often means over neighbours are taken (paper's code: 1)."""
+    """Number of times that means over neighbours are taken (paper's code: 1)."""
     remembered: int | None = Field(default=None, ge=1)
-    """Clients that the graph has at most, those heard last; default: all. The server holds so many
-    item tables."""
+    """Largest number of clients in the graph, the most recent ones; default: all. The server keeps
+    an item table for each."""
 
 
 class Gpfedrec(PerClientStrategy):
-    """Guides each client by similar ones; sees each client's update by itself."""
+    """Guides each client by similar clients; sees each client's update separately."""
 
     Config = GpfedrecConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
@@ -91,14 +91,14 @@ class Gpfedrec(PerClientStrategy):
 
     @property
     def memories(self) -> dict[str, Memory]:
-        """Each client's last upload, and the optimiser's memory."""
+        """Each client's last upload, and the optimiser's state."""
         return {"uploads/": self._uploads, **super().memories}
 
     @classmethod
     def said(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
-        """What must stand beside the results of a run: what the server sees."""
+        """Remarks to be reported with the results: what the server sees."""
         return [
             "GPFedRec: the server keeps each client's last change of the item embeddings under the"
             " client's id, and can tell the client's positives from it. No guarantee covers that."
@@ -107,8 +107,8 @@ class Gpfedrec(PerClientStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message per node, with its clients' rows and guidance; nodes that did not say what
-        they need get none.
+        """One message per node, with its clients' rows and guidance; nodes whose request failed get
+        none.
 
         Raises:
             ExperimentError: the model is another one.
@@ -123,8 +123,8 @@ class Gpfedrec(PerClientStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Remember what each client sent, and move along the mean of the cohort's new guidance;
-        without any client the parameters stay."""
+        """Store each client's upload, and move along the mean of the cohort's new guidance; without
+        any client the parameters stay."""
         answers = [unpack_each(reply.content) for reply in replies if not reply.has_error()]
         clients = [client for reply in answers for client in self._remember(reply)]
         metrics = self._metrics(answers, len(clients))

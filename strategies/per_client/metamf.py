@@ -2,27 +2,25 @@
 """Meta matrix factorization as a federated system (Lin et al. 2020).
 
 A round: every client of the cohort names the items that it touches; the server generates its
-private parameters, the rows of these items only; the client answers with the gradient g_c of its
+private parameters, the rows of these items only; the client replies with the gradient g_c of its
 mean loss with respect to them; the server back-propagates the gradients through its generator and
 takes one step of its optimiser:
 
     gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c,    J_c = d generated parameters of
     c / d generator
 
-which is the gradient of the mean loss over the cohort's examples, as if all of them lay on the
-server.
+which is the gradient of the mean loss over the cohort's examples, as in central training.
 
-What the server learns: it knows each client by its user id, sees which items each one touches in a
-round (with ranking, among the drawn negatives) and sees each one's gradient by itself, from which
-ratings can be computed. The generated parameters are private towards other clients, not towards the
-server. Secure aggregation cannot hide single gradients from a server that needs each of them, and
-the noise of DP-FedAvg is for a sum that is never made here, so both are refused. Perturbation on
-the device (`[perturb]`) is possible.
+What the server learns: it knows each client by its user id, sees which items each one needs in a
+round (with ranking, among the drawn negatives) and each one's gradient, from which ratings can be
+computed. The generated parameters are hidden from other clients, not from the server. Secure
+aggregation cannot hide single gradients from a server that needs each of them, and the noise of
+DP-FedAvg is for a sum that is never made here, so both are refused. Perturbation on the device
+(`[perturb]`) is possible.
 
-Where this differs from the paper: it says that clients get their item embeddings whole. Who sends
-rows only where the gradient is non-zero tells the same as one who names them before. Adam moves
-every row of the catalogue in each round, touched or not; `optimiser = "sgd"` without weight decay
-moves touched rows only.
+Where this differs from the paper: there, clients get their whole item embeddings. The non-zero rows
+of a gradient reveal the same as naming the items before. Adam moves every row of the catalogue in
+each round, touched or not; `optimiser = "sgd"` without weight decay moves touched rows only.
 """
 
 from __future__ import annotations
@@ -54,22 +52,21 @@ class MetaMfConfig(ServerRate):
     """Settings of the server in meta matrix factorization."""
 
     optimiser: Literal["adam", "sgd"] = "adam"
-    """What turns gradients into steps."""
+    """Optimiser of the generator."""
     server_lr: float = Field(default=0.001, gt=0)
-    """Step size."""
+    """Server learning rate."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of `sgd`."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty added to the gradient of each parameter."""
     undecayed: tuple[str, ...] = ()
-    """Patterns of parameters that the penalty leaves alone. Adam turns even a small penalty into
-    whole steps, and pulls the embeddings of users (`user.id`) to zero while these are in no
-    cohort."""
+    """Patterns of parameters without the penalty. Adam turns even a small penalty into whole steps,
+    and pulls the embeddings of users (`user.id`) to zero while these are in no cohort."""
     rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Factors on the step size by pattern of parameter names, such as `{"user.id" = 3.0}`; the
-    largest that fits."""
+    """Factors on the learning rate by pattern of parameter names, such as `{"user.id" = 3.0}`; of
+    several matches, the largest applies."""
     weighting: Literal["examples", "uniform"] = "examples"
-    """What a client counts: its number of examples, or the same for all."""
+    """Weight of a client: its number of examples, or uniform."""
 
 
 class MetaMf(PerClientStrategy, GeneratingStrategy):
@@ -94,13 +91,13 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
 
     @property
     def memories(self) -> dict[str, Memory]:
-        """The optimiser's memory alone."""
+        """The optimiser's state."""
         return {"": self._optimiser}
 
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> Generated:
-        """What goes to some clients."""
+        """The generated parameters of some clients."""
         own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(own, torch.from_numpy(clients.copy()), requests)
@@ -115,8 +112,8 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message per node, with the parameters of its clients; nodes that did not say what
-        they need get none."""
+        """One message per node, with the parameters of its clients; nodes whose request failed get
+        none."""
         self._theta = zero_copy_arrays(arrays)
         asked = self._requests(server_round)
         requests = ItemRequests.joined(list(asked.values()))
@@ -137,11 +134,11 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Back-propagate what came, in node order, and take a step; without any example the
+        """Back-propagate the gradients, in node order, and take a step; without any example the
         parameters stay."""
         if self._made is None:
             raise ClientError(
-                "gradients came for parameters that were not generated",
+                "received gradients for parameters that were not generated",
                 expected="a configured round",
             )
         requests, values, low = self._made
@@ -195,7 +192,7 @@ class _Collected:
         self.weight = 0.0
 
     def add(self, reply: TrainEach, weighting: Weighting) -> None:
-        """The answer of a node, all of whose clients were asked."""
+        """The reply of a node, whose clients were all asked."""
         places = np.searchsorted(self.requests.clients, reply.gradients.requests.clients)
         weights = reply.examples if weighting == "examples" else (reply.examples > 0)
         weights = weights.astype(np.float32)

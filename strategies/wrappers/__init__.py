@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies around any other strategy: differential privacy, two stages, a first round of
-counts."""
+"""Strategies that wrap another strategy: two stages, or a first round of counts or means."""

@@ -25,7 +25,7 @@ class ByRound(CohortStrategy):
 
     @classmethod
     def server_rate(cls, config: Any, round_number: int) -> float:
-        """That of the main strategy, which takes the later rounds."""
+        """The factor of the main strategy, which runs the later rounds."""
         main = resolve(STRATEGY, config.main.name)
         return main.server_rate(component_settings(STRATEGY, config.main), round_number)  # type: ignore[attr-defined]
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies whose first round is another's: one release to start from, then any strategy for the
-rounds after it."""
+"""Strategies with a special first round, followed by any other strategy."""
 
 from __future__ import annotations
 
@@ -19,20 +18,20 @@ from strategies.wrappers._by_round import ByRound
 
 
 class FirstRoundConfig(Config):
-    """Settings of every strategy with a first round of its own; a subclass adds `step`, what
-    clients do in it."""
+    """Settings of strategies with a special first round; a subclass adds `step`, the clients' step
+    in it."""
 
     sampler: Annotated[Section | None, registry.SAMPLER] = None
-    """How the cohort of the first round is drawn; default: as in the others."""
+    """Sampler of the first round; default: that of the experiment."""
     main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
-    """The strategy of all rounds after the first; its clients run the experiment's step."""
+    """Strategy of all rounds after the first; its clients run the experiment's step."""
 
 
 class FirstRound(ByRound):
     """One strategy in the first round, another in all that follow.
 
-    Rounds keep their numbers, which cohorts and noise are drawn by: the other strategy's first
-    round is round 2.
+    Rounds keep their numbers, on which cohorts and noise depend: the main strategy starts with
+    round 2.
 
     Attributes:
         first_phase: the first round's phase.
@@ -76,11 +75,11 @@ class FirstRound(ByRound):
         return self.first if round_number == 1 else self.main
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the other strategy remembers."""
+        """The state of the main strategy."""
         return self.main.state()
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.main.restore(state)
 
 
@@ -89,15 +88,15 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
     cls = registry.resolve(registry.STRATEGY, config.main.name)
     if not issubclass(cls, CohortStrategy):
         raise ExperimentError(
-            f"strategy {config.main.name!r} cannot follow a first round of another",
+            f"strategy {config.main.name!r} cannot follow a special first round",
             expected="one of fedrec's own strategies",
             got=repr(config.main.name),
             fix="set strategy.main.name = 'reptile'",
         )
     if issubclass(cls, FirstRound):
         raise ExperimentError(
-            f"strategy {config.main.name!r} would never have its first round, as round 1 is taken",
-            expected="one strategy with a first round of its own",
+            f"strategy {config.main.name!r} would never run its first round, as round 1 is taken",
+            expected="one strategy with a special first round",
             got=f"strategy.main.name = {config.main.name!r} inside of another one",
             fix="leave one of the two out",
         )

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item means first: one round adds up ratings and counts them, then another strategy does the rest.
+"""Item means in the first round, by sums and counts of ratings; then another strategy.
 
     [strategy]
     name = "means-start"
     main = { name = "reptile", server-lr = 1.0 }
 
-The first round makes `item.mean` and `item.count` of the sums of the clients' ratings, mapped to
-[-1, 1], and of their indicators of rated items. Under differential privacy the sums are a release
-of their own, phase `means`, charged to the same ledger; that means are quotients, and which items
-are rated most, is post-processing.
+The first round computes `item.mean` and `item.count` from the sums of the clients' ratings, mapped
+to [-1, 1], and of their indicators of rated items. Under differential privacy the sums are a
+release of their own, phase `means`, charged to the same ledger; computing quotients, and selecting
+the most rated items, is post-processing.
 
 Where this differs from the paper: PNBM uses exact item means, without accounting for them.
 """
@@ -34,22 +34,22 @@ class MeansStartConfig(FirstRoundConfig):
     """Settings of the start from item means."""
 
     step: Annotated[Section, registry.STEP] = Section(name="rating-sums")
-    """What a client does in the first round."""
+    """Step of the clients in the first round."""
     damping: float = Field(default=20.0, ge=0)
-    """Number of ratings, each equal to the mean of all, that every item has beside its own."""
+    """Smoothing: number of ratings equal to the overall mean that are added to each item."""
     scale: tuple[float, float] = (1.0, 5.0)
     """Lowest and highest rating; public."""
 
 
 class _Averaging(CohortStrategy):
-    """Turns the sums of the clients' ratings into means."""
+    """Computes means from the sums of the clients' ratings."""
 
     config: MeansStartConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         if "item.mean" not in theta or "item.count" not in theta:
             raise ExperimentError(
-                "the model has no item means to start from",
+                "the model has no item means",
                 expected="parameters 'item.mean' and 'item.count'",
                 got=", ".join(theta),
                 fix="set model.name = 'pnbm', or another strategy",
@@ -68,8 +68,7 @@ class _Averaging(CohortStrategy):
 
 
 class MeansStart(FirstRound):
-    """Adds up ratings in the first round, then leaves the rounds to another strategy, see
-    `FirstRound`.
+    """Sums ratings in the first round, then runs another strategy, see `FirstRound`.
 
     Raises:
         ExperimentError: the step of the first round has another scale of ratings.
@@ -87,9 +86,9 @@ class MeansStart(FirstRound):
 
 
 def _other_scale(scale: tuple[float, float], got: str) -> ExperimentError:
-    """Strategy, step and model have to map ratings in the same way."""
+    """Strategy, step and model must have the same rating scale."""
     return ExperimentError(
-        "ratings are on two scales",
+        "the rating scales differ",
         expected=f"strategy.scale, strategy.step.scale and model.scale alike ({list(scale)})",
         got=got,
         fix="set all three to the lowest and highest rating",

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Popularity first: one round counts how often each item is liked, then another strategy does the
-rest.
+"""Item popularity in the first round, by counts of likes; then another strategy.
 
     [strategy]
     name = "popularity-start"
     main = { name = "reptile", server-lr = 1.0 }
 
-The items' biases become b_i = ln(max(share of the clients who like i, a floor)), so that a fresh
-model ranks by popularity and its local adaptation only has to learn what is different about a user.
-Under differential privacy the counts are a release of their own, phase `popularity`, charged to the
-same ledger; the logarithm is post-processing.
+The items' biases become b_i = ln(max(share of the clients who like i, a floor)), so that the
+initial model ranks by popularity, and local adaptation only has to learn how a user differs from
+it. Under differential privacy the counts are a release of their own, phase `popularity`, charged to
+the same ledger; the logarithm is post-processing.
 
-Where this differs from the paper: PrivRec learns popularity by gradient descent like everything
-else, which under noise costs more rounds than it is worth.
+Where this differs from the paper: PrivRec learns popularity by gradient descent, which needs many
+rounds under noise.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ class PopularityStartConfig(FirstRoundConfig):
     """Settings of the popularity start."""
 
     step: Annotated[Section, registry.STEP] = Section(name="counts")
-    """What a client does in the first round."""
+    """Step of the clients in the first round."""
     floor: float = Field(default=0.001, gt=0, lt=1)
-    """Smallest share of clients that an item is taken to be liked by, in (0, 1)."""
+    """Smallest assumed share of clients who like an item, in (0, 1)."""
     noise_floor: float = Field(default=1.5, ge=0)
-    """The same in standard deviations of the noise of a share; the larger of the two counts."""
+    """The same in standard deviations of the noise of a share; the larger of both applies."""
 
 
 class _Counting(CohortStrategy):
-    """Turns the mean of the clients' counts into biases."""
+    """Computes biases from the mean of the clients' counts."""
 
     config: PopularityStartConfig
 
@@ -52,7 +51,7 @@ class _Counting(CohortStrategy):
         return {**theta, name: np.log(np.maximum(shares, self._floor()))}
 
     def _floor(self) -> float:
-        """Counts below it are mostly noise, and the logarithm would spread them far apart."""
+        """Shares below it are mostly noise, which the logarithm would amplify."""
         noise = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std
         return max(self.config.floor, self.config.noise_floor * noise)
 
@@ -61,7 +60,7 @@ class _Counting(CohortStrategy):
 
 
 class PopularityStart(FirstRound):
-    """Counts in the first round, then leaves the rounds to another strategy, see `FirstRound`."""
+    """Counts likes in the first round, then runs another strategy, see `FirstRound`."""
 
     Config = PopularityStartConfig
     first_phase = POPULARITY

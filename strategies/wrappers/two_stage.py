@@ -2,8 +2,8 @@
 """Two-stage federated training (PrivRec section 2.4).
 
 Stage one trains the item embedding by itself on sessions; the main stage then trains the whole
-recommender, starting from these embeddings. Each stage is a strategy of its own, so that one of
-them may add noise and the other not.
+recommender, starting from these embeddings. Each stage is a separate strategy, so that one may add
+noise and the other not.
 
     [strategy]
     name = "two-stage"
@@ -19,8 +19,8 @@ them may add noise and the other not.
 Where this differs from the paper: it says that privacy may be relaxed in stage one "when user
 information is exclusive". The sequences of stage one still are users' own, and embeddings learned
 from them without noise are not covered by the guarantee of the main stage. `clients` therefore
-chooses whose they are: everyone's; those of a share who opted in; or public ones, of clients who
-are then left out of the main stage.
+selects whose sequences are used: those of all clients, of a share who opted in, or of a share whose
+data are public and who are excluded from the main stage.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class StageOneConfig(Config):
     """Settings of stage one."""
 
     rounds: int = Field(ge=1)
-    """Rounds of stage one; they count among the experiment's."""
+    """Rounds of stage one; they are part of the experiment's `rounds`."""
     step: Annotated[Section, registry.STEP] = Section(name="contrastive")
-    """What a client does in stage one."""
+    """Step of the clients in stage one."""
     strategy: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
-    """How the server combines updates in stage one."""
+    """Strategy of stage one."""
     sampler: Annotated[Section | None, registry.SAMPLER] = None
-    """How the cohort of a round is drawn in stage one; default: as in the main stage."""
+    """Sampler of stage one; default: that of the main stage."""
     clients: Literal["all", "opted-in", "public"] = "all"
-    """Who takes part: all training clients, a share of them, or a share that the main stage then
-    leaves out."""
+    """Participants: all training clients, a share of them, or a share that is excluded from the
+    main stage."""
     share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the training clients, in (0, 1), for `opted-in` and `public`; drawn once, by the
+    """Share of the training clients, in (0, 1), for `opted-in` and `public`; drawn once, from the
     seed."""
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class TwoStageConfig(Config):
     stage_one: StageOneConfig
     """Stage one."""
     main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
-    """How the server combines updates in the main stage; its clients run the experiment's step."""
+    """Strategy of the main stage; its clients run the experiment's step."""
 
 
 class TwoStage(ByRound):
@@ -139,17 +139,17 @@ class TwoStage(ByRound):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the stage's strategy makes of the replies; the metrics tell the `stage`, 1 or 2."""
+        """The aggregate of the stage's strategy; the metrics contain the `stage`, 1 or 2."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         stage = 1 if self.phase(server_round) == STAGE_ONE else 2
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
 
     def state(self) -> dict[str, np.ndarray]:
-        """What both strategies remember, each under its stage's name."""
+        """The states of both strategies, each under the name of its stage."""
         return together({f"{stage}/": inner.state() for stage, inner in self.stages.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         for stage, inner in self.stages.items():
             inner.restore(under(f"{stage}/", state))
 
@@ -177,7 +177,7 @@ def _inner(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
     if len(cls.schedule(settings, step)) > 1:
         raise ExperimentError(
             f"strategy {section.name!r} has phases of its own and cannot be a stage",
-            expected="a strategy whose rounds are all alike",
+            expected="a strategy without phases",
             got=f"strategy.{at}.name = {section.name!r}",
             fix=(
                 "put it around the two stages: strategy.name = 'popularity-start', strategy.main ="

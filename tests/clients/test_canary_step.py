@@ -129,7 +129,7 @@ def test_a_model_without_item_tables_is_refused(nodes):
     audited, _ = nodes()
     step = audited.step(audited.experiment.step)
     step.model.item_tables = ()  # type: ignore[misc]
-    with pytest.raises(ExperimentError, match="no place for canaries"):
+    with pytest.raises(ExperimentError, match="no item table for canaries"):
         step.update(
             {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
         )

@@ -188,5 +188,5 @@ def test_a_round_that_is_run_again_starts_from_the_same_private_state(node):
 
 
 def test_private_parameters_without_a_folder_are_refused(node):
-    with pytest.raises(ClientError, match="nowhere to keep private parameters"):
+    with pytest.raises(ClientError, match="private parameters cannot be saved"):
         train_clients(node(**PRIVATE), THETA, order(1))

@@ -123,6 +123,8 @@ def test_the_contract_block_names_a_contract(my_idea, monkeypatch):
 
 
 def test_the_groups_on_the_page_are_those_of_the_registry():
-    named = re.findall(r"`(fedrec\.\w+)`", PAGE.split("The groups are")[1].split("A built-in")[0])
+    named = re.findall(
+        r"`(fedrec\.\w+)`", PAGE.split("The groups are")[1].split("takes precedence")[0]
+    )
     assert {kind.group for kind in KINDS} <= set(named)
     assert resolve(KINDS[0], "synthetic")

@@ -137,4 +137,4 @@ def test_a_long_value_is_cut():
 
 def test_did_you_mean():
     assert did_you_mean("reptil", ["fedavg", "reptile"]) == "did you mean 'reptile'?"
-    assert did_you_mean("x", []) == "nothing is known under this heading"
+    assert did_you_mean("x", []) == "this table has no keys"

@@ -177,14 +177,14 @@ def test_it_looks_at_validation_users_whoever_is_evaluated(run_tiny):
         ((WATCH,), "no validation users"),
         (("split.validation-users=0.25", "early-stopping.metric='hits@7'"), "no metric 'hits@7'"),
         (("split.validation-users=0.25", "early-stopping.metric='epsilon'"), "no metric"),
-        (("split.validation-users=0.25", "early-stopping.every=3"), "never look"),
+        (("split.validation-users=0.25", "early-stopping.every=3"), "never evaluate"),
         (
             (
                 "split={name='ratio', train=0.6, validation=0.2, test=0.2}",
                 "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}",
                 WATCH,
             ),
-            "training users without noise",
+            "noiseless metrics",
         ),
         (
             (

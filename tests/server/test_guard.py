@@ -336,7 +336,7 @@ def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplo
     lines = [
         record.getMessage()
         for record in caplog.records
-        if "noise for nothing" in record.getMessage()
+        if "noise but no signal" in record.getMessage()
     ]
     assert len(lines) == 1 and "item.id" in lines[0] and "layer0" not in lines[0]
     caplog.clear()
@@ -344,7 +344,7 @@ def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplo
     run_tiny(
         PRIVATE, still, "privacy.mode=secure", "rounds=2", *CHEAP, output="secure"
     )  # a sum of zero is data too
-    assert "noise for nothing" not in caplog.text
+    assert "noise but no signal" not in caplog.text
 
 
 # --- two stages -----------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
     [
         (
             "name='flwr.serverapp.strategy:FedAvg'",
-            "one of Flower's, which averages what clients send as it likes",
+            "one of Flower's, whose averaging of updates cannot be controlled",
         ),
         ("name='fedavg'", "weighting 'examples': one client's share of the sum has no bound"),
         (
@@ -560,7 +560,9 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
         accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
     )  # within the digits of the grid
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
-    with pytest.raises(ComponentError, match=r"accountant .* is wrong: an attack reaches more"):
+    with pytest.raises(
+        ComponentError, match=r"is wrong: the best known attack exceeds"
+    ):
         accountant.epsilon(1e-5, attack=True)
 
 

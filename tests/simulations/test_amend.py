@@ -42,9 +42,9 @@ def test_a_crash_while_a_run_is_amended_leaves_the_run_as_it_was(run_tiny):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("strategy.server-lr=0.3", "cannot change any more"),
-        ("evaluation.fine-tune={epochs=5}", "cannot change any more"),
-        ("rounds=1", "cannot be taken back"),
+        ("strategy.server-lr=0.3", "cannot be changed after the first round"),
+        ("evaluation.fine-tune={epochs=5}", "cannot be changed after the first round"),
+        ("rounds=1", "cannot be removed"),
         ("rounds=many", "valid integer"),
     ],
 )

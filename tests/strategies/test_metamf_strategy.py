@@ -305,15 +305,15 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
     [
         (
             {"split": {"name": "user-holdout"}, "sampler": {"name": "fixed-size", "cohort": 5}},
-            "learned nothing about some of the users",
+            "no parameters for some of the test users",
         ),
-        ({"strategy": {"name": "reptile"}}, "start from parameters that the server makes"),
+        ({"strategy": {"name": "reptile"}}, "need parameters that the server generates"),
         ({"step": {"name": "sgd"}}, "cannot start from generated parameters"),
         (
             {"step": {"name": "sgd"}, "strategy": {"name": "reptile"}},
-            "start from parameters that the server makes",
+            "need parameters that the server generates",
         ),
-        ({"model": {"name": "privrec"}}, "no parameters to generate others from"),
+        ({"model": {"name": "privrec"}}, "cannot generate parameters"),
     ],
     ids=["unknown users", "other strategy", "other step", "model alone", "other model"],
 )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canaries: who they are, what they upload, and how their directions are read out of a model.
+"""Canaries: their ids, their uploads, and their directions in a model.
 
 Canary j is client `first + j`. Its direction u_j lies in one row of an item table that belongs to
 no item: the j-th of the last k rows, `u_j = (1, ..., 1) / sqrt(d)` there and 0 elsewhere. Different
-rows: directions are orthonormal. Rows of no item: nobody else's update has a part along them, and
-nobody is recommended them.
+rows: directions are orthonormal. Rows of no item: no other client's update has a component along
+them, and they are never recommended.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fedrec.rng import stream
 
 
 class CanaryPlan(Config):
-    """Who the canaries of an audit are, and what they upload."""
+    """Ids and uploads of the canaries of an audit."""
 
     first: int = Field(ge=0)
     """Client id of the first canary; the others follow."""
     count: int = Field(ge=4)
     """Number of canaries, k."""
     magnitude: float = Field(gt=0)
-    """L2 norm of a canary's upload; above the clip S, so that the clip is tested too."""
+    """L2 norm of a canary's upload; above the clip norm S, so that clipping is tested, too."""
     examples: int = Field(default=1000, ge=1)
-    """Number of examples that a canary says it has; tests that no weight depends on it."""
+    """Number of examples that a canary reports; tests that no weight depends on it."""
     seed: int = Field(default=0, ge=0)
     """Seed of the secret signs, stream `"canary-signs"`."""
 
@@ -74,11 +74,8 @@ def reserved_table(item_tables: tuple[str, ...], parameters: dict[str, tuple[int
         if name in parameters:
             return name
     raise ExperimentError(
-        "this model has no place for canaries",
+        "this model has no item table for canaries",
         expected="a model with a table of item rows (`item_tables`)",
         got=f"parameters {', '.join(parameters)}",
-        fix=(
-            "audit an experiment with such a model, for example privrec: a strategy does not know"
-            " its model"
-        ),
+        fix="audit an experiment with such a model, for example privrec",
     )

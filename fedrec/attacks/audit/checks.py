@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level 0: is the release what it is claimed to be? Tests of the noise and of a client's reach.
+"""Level 0 checks: tests of the noise, and of how far one client moves the mean.
 
 These compare with the claimed numbers instead of with an epsilon, so they find small faults that no
 bound on epsilon can see, such as noise of half the size, and faults that hide from one, such as the
@@ -57,8 +57,7 @@ def all_checks(seen: Observations, mechanism: Mechanism, significance: float) ->
 
 
 def differences(seen: Observations) -> Observations:
-    """What is left of a round in which every canary took part, as if along canaries that were
-    absent.
+    """The noise of a round in which every canary took part, as if along absent canaries.
 
     Along canary j the release is `b_j m + noise`, with the same m for all, as all upload the same
     length. An orthonormal basis of the contrasts between the `b_j x_j` is free of m, and its noise

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run claims of itself, as far as an audit tests it, and what its canaries' scores should
-look like then.
+"""The privacy claim of a run as an audit tests it, and the distribution of its canaries' scores
+under this claim.
 
 Adjacency is replace-one: canary j uploads +S u_j or -S u_j, and both are clipped to the norm S.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an audit looks at: released means along the canaries' directions, who took part, and the
-secret signs."""
+"""The observations of an audit: released means along the canaries' directions, participation, and
+the secret signs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two data sets that differ in one rating: how well releases tell them apart bounds an epsilon from
-below.
+"""Datasets that differ in one rating: a lower bound on epsilon from how well releases distinguish
+them.
 
 For an epsilon-DP release the chance of any answer differs by a factor of at most exp(epsilon)
 between the two. So of an adversary who is right with chance p on the one, and wrong with chance q
@@ -28,7 +28,7 @@ from fedrec.baselines.private.dpsgd_pnbm import DpsgdPnbm, DpsgdPnbmConfig, sens
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What telling two data sets apart says of an epsilon.
+    """A lower bound on epsilon from distinguishing two datasets.
 
     Attributes:
         epsilon: lower bound, at least 0.

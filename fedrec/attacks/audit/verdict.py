@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything an audit finds about one or several runs, and what follows from it.
+"""All results of an audit of one or more runs, and the verdict.
 
 FAIL: a lower bound lies above the claimed epsilon, or a check of level 0 refutes the claim. WARN:
 only a point estimate lies above it. PASS: neither; which does not prove the claim. All tests

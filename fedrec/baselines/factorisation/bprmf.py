@@ -33,16 +33,16 @@ class BprmfConfig(UserRowsConfig):
     """Settings of BPR-MF; the defaults were chosen on validation rows of Amazon Office."""
 
     factors: int = Field(default=64, ge=1)
-    """Width of p_u and q_i."""
+    """Number of factors (width of p_u and q_i)."""
     epochs: int = Field(default=800, ge=1)
-    """Passes over the positives."""
+    """Epochs over the positives."""
     learning_rate: float = Field(default=0.05, gt=0)
-    """Step size."""
+    """Learning rate."""
     regularisation: float = Field(default=0.05, ge=0)
     """Lambda: weight of the squared norms of the three rows of a triple."""
     negatives: Literal["uniform", "popular"] = "uniform"
-    """How j is drawn: uniformly from what the user has not, or in proportion to popularity,
-    skipping what it has."""
+    """Sampling of j: uniformly from the items that the user does not have, or in proportion to
+    popularity, skipping its own items."""
     biases: bool = False
     """Whether items have biases, which are added to p_u . q_i and trained and penalised like
     factors."""

@@ -45,23 +45,23 @@ class IalsConfig(Config):
     """Settings of implicit alternating least squares."""
 
     factors: int = Field(default=64, ge=1)
-    """Width of x_u and y_i."""
+    """Number of factors (width of x_u and y_i)."""
     weight: float = Field(default=8.0, ge=1)
-    """c, the weight of a liked pair, where that of any other is 1."""
+    """Weight c of a liked pair; that of all other pairs is 1."""
     regularisation: float = Field(default=10.0, gt=0)
-    """Lambda, > 0."""
+    """Regularisation lambda, > 0."""
     frequency_exponent: float = Field(default=0.0, ge=0, le=1)
-    """nu, how much the penalty grows with the weight of a user's, or an item's, pairs; 0: it is
+    """Exponent nu, by which the penalty grows with the weight of a user's or an item's pairs; 0:
     lambda for all."""
     sweeps: int = Field(default=15, ge=1)
-    """How often users and items are solved for."""
+    """Number of sweeps over users and items."""
     solver: Literal["exact", "cg"] = "exact"
-    """While it is fitted: by Cholesky decomposition (`exact`), or a few steps of conjugate
+    """Solver during fitting: Cholesky decomposition (`exact`), or a few steps of conjugate
     gradients (`cg`)."""
     cg_steps: int = Field(default=3, ge=1)
     """Steps of conjugate gradients in each sweep."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial item factors."""
+    """Seed of the initial item factors."""
 
 
 class Ials(Baseline):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PureSVD (Cremonesi, Koren and Turrin 2010): the best approximation of the binary matrix by one of
-low rank.
+"""PureSVD (Cremonesi, Koren and Turrin 2010): the best low-rank approximation of the binary matrix.
 
 With X the binary `[users, items]` matrix and V its first right singular vectors, scores are X V V^T
 (their equation 8). V is all that is fitted, so users who were not there are served by their items.
@@ -27,7 +26,7 @@ class PuresvdConfig(Config):
     """Settings of PureSVD."""
 
     factors: int = Field(default=50, ge=1)
-    """Number of singular vectors; all there are, where these are fewer."""
+    """Number of singular vectors, at most all."""
 
 
 class Puresvd(Baseline):

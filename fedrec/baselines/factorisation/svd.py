@@ -30,13 +30,13 @@ class SvdConfig(Config):
     """Settings of biased matrix factorization by gradient descent."""
 
     factors: int = Field(default=100, ge=1)
-    """Width of p_u and q_i."""
+    """Number of factors (width of p_u and q_i)."""
     epochs: int = Field(default=20, ge=1)
-    """Passes over the ratings."""
+    """Epochs over the ratings."""
     learning_rate: float = Field(default=0.005, gt=0)
-    """Step size."""
+    """Learning rate."""
     regularisation: float = Field(default=0.02, ge=0)
-    """Lambda."""
+    """Regularisation lambda."""
     spread: float = Field(default=0.1, ge=0)
     """Standard deviation of the initial factors."""
     seed: int = Field(default=0, ge=0)

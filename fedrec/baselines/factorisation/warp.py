@@ -39,15 +39,16 @@ class WarpConfig(UserRowsConfig):
     """Settings of LightFM with WARP."""
 
     factors: int = Field(default=10, ge=1)
-    """Width of p_u and q_i."""
+    """Number of factors (width of p_u and q_i)."""
     epochs: int = Field(default=30, ge=1)
-    """Passes over the liked pairs."""
+    """Epochs over the liked pairs."""
     learning_rate: float = Field(default=0.05, gt=0)
-    """Step size of Adagrad."""
+    """Learning rate of Adagrad."""
     max_sampled: int = Field(default=10, ge=1)
-    """Most items that are drawn for a liked one; more make steps slower and the rank more exact."""
+    """Largest number of items sampled for a liked one; with more, steps are slower and the rank is
+    more exact."""
     features: tuple[str, ...] = ()
-    """Side features of users and items that add to their ids, by name; none: ids alone."""
+    """Names of side features of users and items that are added to their ids; none: ids only."""
 
 
 class Warp(UserRowsBaseline):

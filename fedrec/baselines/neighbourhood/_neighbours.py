@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the neighbourhood predictors of ratings share: settings, means, fallback and clipping."""
+"""Shared code of neighbourhood predictors of ratings: settings, means, fallback and clipping."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Scale = tuple[float, float]
 
 
 class ScaleConfig(Config):
-    """Settings of predictors that know the scale of ratings."""
+    """Settings of predictors with a rating scale."""
 
     scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public."""
     clip: bool = True
-    """Whether predictions stay within the scale."""
+    """Whether predictions are clipped to the scale."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> Self:
@@ -41,19 +41,19 @@ class NeighbourConfig(ScaleConfig):
     """Settings of a predictor from similar items."""
 
     neighbours: int | None = Field(default=None, ge=1)
-    """N_k, the most similar items that count; default: all. PNBM has 900 on ML-100K and 1,300 on
-    ML-1M."""
+    """Number of neighbours N_k, the most similar items; default: all. PNBM has 900 on ML-100K and
+    1,300 on ML-1M."""
     neighbours_of: Literal["catalogue", "user"] = "catalogue"
-    """Among which items the most similar ones are chosen: all, or those that the user has rated."""
+    """Candidates for neighbours: all items, or those that the user has rated."""
     positive_only: bool = False
-    """Whether negative similarities count as 0."""
+    """Whether negative similarities are set to 0."""
     shrinkage: float = Field(default=0.0, ge=0)
-    """Similarities of items that n users rated are taken times n / (n + shrinkage)."""
+    """Similarities of items that n users rated are multiplied by n / (n + shrinkage)."""
     among: Among = "co-raters"
     """Whose ratings norms (cosine) or means (Pearson) are of: of users who rated both items, or of
     all."""
     fallback: Literal["item-mean", "user-mean"] = "item-mean"
-    """What is predicted without any rated neighbour: the item's mean, or that plus the user's mean
+    """Prediction without rated neighbours: the item's mean, or that plus the user's mean
     deviation."""
 
 

@@ -34,16 +34,16 @@ from fedrec.rng import stream
 
 
 class SimilarityConfig(ScaleConfig):
-    """Settings of everything that learns similarities."""
+    """Settings of systems that learn similarities."""
 
     start: Start = "constant"
     """Similarities before the first step; `constant` and `uniform` know no ratings, `cosine` and
     `pearson` are made of them."""
     regularisation: float = Field(default=0.005, ge=0)
-    """Lambda, the weight of the penalty, in every step."""
+    """Regularisation lambda, in every step."""
     neighbours: int | None = Field(default=None, ge=1)
-    """N_k, the items of largest similarity that count when an item is predicted; default: all. The
-    paper has 500."""
+    """Number of neighbours N_k with the largest similarity in a prediction; default: all. The paper
+    has 500."""
     prior: float = Field(default=0.0, ge=0)
     """Added to the denominators of equation 2; 0 in the paper."""
     seed: int = Field(default=0, ge=0)
@@ -54,13 +54,13 @@ class PnbmConfig(SimilarityConfig):
     """Settings of the probabilistic neighbourhood model."""
 
     epochs: int = Field(default=20, ge=0)
-    """Passes over the ratings."""
+    """Epochs over the ratings."""
     batch: int | None = Field(default=1000, ge=1)
     """Ratings per step; default 1000, null: all."""
     learning_rate: float = Field(default=0.1, gt=0)
     """Step size eta, on the sum over a batch."""
     renormalise: bool = False
-    """Whether every row keeps its sum of magnitudes."""
+    """Whether each row is rescaled to keep its sum of magnitudes."""
 
 
 class Pnbm(RatingBaseline):

@@ -35,12 +35,12 @@ class NeighbourConfig(Config):
     """Settings of a neighbourhood."""
 
     neighbours: int = Field(default=50, ge=1)
-    """Number of nearest rows that count."""
+    """Number of neighbours."""
     metric: Metric = "cosine"
     """Similarity: `cosine`, `pearson` or `euclidean`."""
     shrinkage: float = Field(default=0.0, ge=0)
-    """Added to the denominator of `cosine` and `pearson`; pulls similarities that rest on few
-    places towards zero."""
+    """Added to the denominator of `cosine` and `pearson`; shrinks similarities of rows with few
+    ones towards zero."""
 
 
 def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float = 0) -> np.ndarray:

@@ -21,7 +21,7 @@ class UserKnnConfig(NeighbourConfig):
     """Settings of user-based nearest neighbours."""
 
     neighbours: int = Field(default=100, ge=1)
-    """Number of nearest training users who count."""
+    """Number of neighbours (training users)."""
 
 
 class UserKnn(Baseline):

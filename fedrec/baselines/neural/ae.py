@@ -12,10 +12,10 @@ from fedrec.models.vae import Vae as VaeModel
 
 
 class AeConfig(VaeConfig):
-    """Settings of the central autoencoder, beside those of the network."""
+    """Settings of the central autoencoder, in addition to those of the network."""
 
     beta: Literal[0] = 0
-    """There is no prior to be pulled to."""
+    """Not used: there is no prior."""
 
 
 class Ae(Vae):

@@ -13,7 +13,7 @@ class GmfConfig(NeumfConfig):
     """Settings of GMF."""
 
     factors: int = Field(default=32, ge=1)
-    """Width of the product."""
+    """Number of factors (width of the product)."""
     tower: tuple[()] = ()
     """There is none."""
 

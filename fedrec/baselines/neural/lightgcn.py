@@ -43,23 +43,23 @@ class LightgcnConfig(UserRowsConfig):
     """Settings of LightGCN."""
 
     factors: int = Field(default=64, ge=1)
-    """Width of the rows."""
+    """Width of the embeddings."""
     layers: int = Field(default=3, ge=0)
-    """K, how many steps over the graph; 0: matrix factorization."""
+    """Number of propagation layers K; 0: matrix factorization."""
     epochs: int = Field(default=100, ge=1)
-    """Passes; each has as many triples as there are liked pairs. The paper has 1000."""
+    """Epochs; each has as many triples as there are liked pairs. The paper has 1000."""
     batch_size: int = Field(default=2048, ge=1)
     """Triples per step."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     final_rate: float = Field(default=1.0, gt=0, le=1)
-    """Step size at the end, as a share of the learning rate; it falls linearly. 1: it stays."""
+    """Learning rate at the end, as a share of `learning_rate`; it falls linearly. 1: constant."""
     decay: float = Field(default=1e-4, ge=0)
-    """Weight of the squared norms of a triple's rows."""
+    """L2 penalty on the rows of a triple."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial rows."""
     draw: Literal["users", "pairs"] = "users"
-    """What is drawn uniformly: a user and one of its items (`users`), or a liked pair (`pairs`)."""
+    """Uniform sampling of a user and one of its items (`users`), or of a liked pair (`pairs`)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of rows while they are propagated in training; parameters, gradients and scores are float32.
     bfloat16 has 8 bits of mantissa, half the memory traffic, and on x86-64 several times the speed

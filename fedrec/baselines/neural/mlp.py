@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLP, a tower of layers over a user's and an item's row (He et al. 2017, section 3.3): `neumf`
-without its product."""
+"""MLP, a tower of layers over the embeddings of a user and an item (He et al. 2017, section 3.3):
+`neumf` without its product."""
 
 from __future__ import annotations
 

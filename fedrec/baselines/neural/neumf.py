@@ -46,32 +46,32 @@ class NeumfConfig(UserRowsConfig):
     """Settings of NeuMF."""
 
     factors: int = Field(default=32, ge=0)
-    """Width of the product; 0: there is none."""
+    """Number of factors (width of the product); 0: no product."""
     tower: tuple[int, ...] = (64, 32, 16)
-    """Widths of the tower: of the two rows together, an even number, and of each layer; none: there
-    is no tower."""
+    """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
+    tower."""
     epochs: int = Field(default=10, ge=0)
-    """Passes over the liked pairs."""
+    """Epochs over the liked pairs."""
     pretrain_epochs: int = Field(default=0, ge=0)
-    """Passes before these in which the product and the tower are trained, each alone; 0: none."""
+    """Epochs before these in which the product and the tower are trained separately; 0: none."""
     product_share: float = Field(default=0.5, ge=0, le=1)
     """alpha, the product's share in the logit when both are joined after pre-training."""
     optimiser: Literal["adam", "sgd"] = "adam"
-    """Of the model as a whole: Adam, or plain gradient descent. Parts are pre-trained by Adam."""
+    """Of the whole model: Adam, or plain gradient descent. Parts are pre-trained by Adam."""
     batch_size: int = Field(default=1024, ge=1)
-    """Liked pairs per step; each has its drawn items beside it."""
+    """Liked pairs per step, in addition to their sampled negatives."""
     negatives: int = Field(default=4, ge=1)
-    """Items drawn for each liked pair."""
+    """Negatives sampled per liked pair."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """Step size of the optimiser; in pre-training of Adam."""
+    """Learning rate of the optimiser; in pre-training of Adam."""
     regularisation: float = Field(default=0.0, ge=0)
-    """Weight of the squared norms of the rows in a batch, means over its liked pairs."""
+    """L2 penalty on the embeddings of a batch, averaged over its liked pairs."""
     spread: float = Field(default=0.01, gt=0)
-    """Standard deviation of the initial rows."""
+    """Standard deviation of the initial embeddings."""
     fold_in_steps: int = Field(default=60, ge=1)
-    """Steps of Adam on the rows of a user who is folded in."""
+    """Steps of Adam on the embeddings of a user who is folded in."""
     fold_in_rate: float = Field(default=0.02, gt=0)
-    """Their size."""
+    """Learning rate of these steps."""
 
     @model_validator(mode="after")
     def _is_trained(self) -> Self:

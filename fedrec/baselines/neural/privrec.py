@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrivRec's network trained in one place (Wang et al. 2021, table 2, row PrivRec-CEN).
+"""PrivRec's network trained centrally (Wang et al. 2021, table 2, row PrivRec-CEN).
 
 The same arithmetic as its federated training, without clients and messages: REPTILE (their equation
 6) over users, each of whom trains a copy of the network on its liked items and drawn ones, and the
@@ -8,8 +8,8 @@ fine-tunes a copy first, as a device would.
 
 Where this differs from the paper: it does not say how PrivRec-CEN is trained; joined batches of all
 users without fine-tuning learn hardly more than popularity, as the network knows users by side
-features only. Settings are those of the shipped experiment `privrec-ml1m`, where all its
-differences are told.
+features only. The settings are those of the shipped experiment `privrec-ml1m`; its page describes
+all differences.
 """
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from fedrec.rng import stream, torch_stream
 
 
 class PrivrecConfig(PrivRecModelConfig):
-    """Settings of PrivRec in one place, beside those of the network."""
+    """Settings of centrally trained PrivRec, in addition to those of the network."""
 
     hidden: tuple[int, ...] = (64, 32, 16, 8)
     """Widths of the hidden layers."""
     activation: Activation = "tanh"
     """Activation of the hidden layers."""
     rounds: int = Field(default=80, ge=1)
-    """Moves of the shared network; each goes less far than the one before, the last one hardly at
-    all."""
+    """Rounds of REPTILE, with a server rate that falls linearly to almost zero."""
     users: int = Field(default=20, ge=1)
-    """Users who train in each round."""
+    """Users per round."""
     epochs: int = Field(default=5, ge=1)
-    """Passes of each over its own examples, and of a user who is scored."""
+    """Local epochs of each user, in training and in fine-tuning."""
     batch_size: int = Field(default=128, ge=1)
     """Examples per gradient step."""
     negatives: int = Field(default=40, ge=0)
-    """Items drawn for each liked one."""
+    """Negatives sampled per liked item."""
     learning_rate: float = Field(default=0.3, gt=0)
-    """Step size."""
+    """Learning rate."""
     item_rate: float = Field(default=1000.0, ge=0)
-    """Factor on the step size of the items' embeddings, which move in the last epoch only, and not
-    in fine-tuning."""
+    """Factor on the learning rate of the item embeddings, which are trained in the last epoch only,
+    and not in fine-tuning."""
     layer_rate: float = Field(default=0.3, ge=0)
-    """Factor on the step size of the layers."""
+    """Factor on the learning rate of the layers."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial parameters, and of everything that is drawn."""
+    """Seed of the initial parameters and of all random draws."""
 
 
 class Privrec(Baseline):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The central variational autoencoder (Liang et al. 2018): what the federated one is measured
-against.
+"""The central variational autoencoder (Liang et al. 2018), the reference for the federated one.
 
 Where this differs from the papers: Fang et al. name plain gradient descent and a learning rate of
 0.005, with which the network hardly learns in 30 epochs of MovieLens-100K; Adam is used, as in
@@ -23,18 +22,18 @@ from fedrec.rng import torch_stream
 
 
 class VaeConfig(VaeModelConfig):
-    """Settings of the central variational autoencoder, beside those of the network."""
+    """Settings of the central variational autoencoder, in addition to those of the network."""
 
     epochs: int = Field(default=60, ge=1)
-    """Passes over the users."""
+    """Epochs over the users."""
     batch_size: int = Field(default=10, ge=1)
     """Users per gradient step (paper: 10 for MovieLens-100K)."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """Step size of Adam."""
+    """Learning rate of Adam."""
     beta: float = Field(default=0.5, ge=0)
-    """Weight of the divergence from the prior at the end (paper: 0.5 for MovieLens-100K)."""
+    """Final weight beta of the divergence from the prior (paper: 0.5 for MovieLens-100K)."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial parameters, the order of users, dropout and codes."""
+    """Seed of the initial parameters, the order of users, dropout and codes."""
 
 
 class Vae(Baseline):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of users, some users at a time, and what clipping makes of each."""
+"""Rows of users, in blocks, and their clipping factors."""
 
 from __future__ import annotations
 

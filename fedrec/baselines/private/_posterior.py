@@ -44,13 +44,13 @@ class PosteriorConfig(ScaleConfig):
     """Settings of one sample by stochastic gradient Langevin dynamics."""
 
     epsilon: float | None = Field(default=20.0, gt=0)
-    """As the paper states it, for a user; null: the posterior as it is, without a scale."""
+    """Epsilon per user, as the paper states it; null: the unscaled posterior."""
     most_ratings: int = Field(default=200, ge=1)
-    """Tau: of users with more ratings so many are kept, at random."""
+    """Tau, the largest number of ratings per user; of more, a random subset is kept."""
     bound: Literal["paper", "tight"] = "paper"
     """Scale of the posterior: epsilon / 4B, or epsilon / B, which gives the same guarantee."""
     clip_inside: bool = True
-    """Whether predictions are clipped to the scale inside the density, without which B is no
+    """Whether predictions are clipped to the scale inside the density; otherwise B is not a
     bound."""
     steps: int = Field(default=200, ge=0)
     """Number of steps of the chain; not in the paper."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Centralised recommenders that are differentially private: what each release costs, and that it is
-paid for first.
+"""Differentially private centralised recommenders: the cost of each release, which is charged
+before its noise is drawn.
 
 A private system releases a few sums over all training users under Gaussian noise and computes
 everything else from those. One target epsilon is for all of its releases; each takes a share of the
@@ -38,14 +38,14 @@ Charge = Callable[[int, Event], None]
 
 
 class PrivateConfig(Config):
-    """Settings that every private system has."""
+    """Settings of all private systems."""
 
     epsilon: float = Field(default=5.0, gt=0)
-    """Of all releases together."""
+    """Epsilon of all releases together."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Probability with which the guarantee may fail."""
     adjacency: Adjacency = "replace-one"
-    """Neighbours: one user's data exchanged for another's, or there or not."""
+    """Neighbours: one user's data replaced by another's, or one user added or removed."""
     backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
     noise: bool = True
@@ -54,7 +54,7 @@ class PrivateConfig(Config):
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
     generator."""
     seed: int | None = Field(default=None, ge=0)
-    """Of the noise; default: the experiment's."""
+    """Seed of the noise; default: the experiment's."""
 
     def seeded(self, seed: int) -> Self:
         """The same settings, with seeds of their own that were left out taken from the experiment's
@@ -67,7 +67,7 @@ class PrivateConfig(Config):
         return self.seed or 0
 
     def privacy(self, clip_norm: float) -> PrivacyConfig:
-        """The same in the terms of an experiment's `[privacy]` table, for one clip norm."""
+        """The same as an experiment's `[privacy]` table, for one clip norm."""
         target = {"epsilon": self.epsilon} if self.noise else {"noise_multiplier": 0.0}
         shared = {
             "delta": self.delta,
@@ -117,11 +117,11 @@ class PrivateBaseline(Baseline):
 
     @abstractmethod
     def parts(self) -> tuple[Part, ...]:
-        """What it releases, in order."""
+        """Its releases, in order."""
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
-        """How the users of a release are drawn out of so many: a sampler and its settings;
-        everybody by default."""
+        """The sampler of a release's users and its settings, for a number of users; all users by
+        default."""
         return "full", {}
 
     def plans(self, users: int) -> dict[str, Plan]:
@@ -150,7 +150,7 @@ class PrivateBaseline(Baseline):
         }
 
     def spent(self, users: int) -> Report:
-        """What all releases cost together, as the accountant has it; infinite without noise."""
+        """Total cost of all releases by the accountant; infinite without noise."""
         accountant, plans = Accountant(self.config.backend), self.plans(users)
         for part in self.parts():
             accountant.step(_event(plans[part.name], part.name, part.unfounded), part.releases)
@@ -225,5 +225,5 @@ class Releases:
 
 
 def _event(plan: Plan, name: str, unfounded: str) -> Event:
-    """What one release of a kind costs."""
+    """Cost of one release of a kind."""
     return NonPrivate(unfounded, name) if unfounded else plan.event(name)

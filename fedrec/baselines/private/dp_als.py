@@ -62,24 +62,25 @@ class DpAlsConfig(PrivateConfig):
     """Settings of private alternating least squares."""
 
     items: int = Field(default=500, ge=1)
-    """The number of items with the largest noisy counts that are learned; at most the catalogue."""
+    """Number of items (with the largest noisy counts) that are learned; at most the catalogue."""
     factors: int = Field(default=12, ge=1)
-    """Width of x_u and y_i."""
+    """Number of factors (width of x_u and y_i)."""
     steps: int = Field(default=1, ge=1)
-    """How often users and items are solved for."""
+    """Number of sweeps over users and items."""
     clip_norm: float = Field(default=0.5, gt=0)
-    """G, bound on the norm of x_u."""
+    """Bound G on the norm of x_u."""
     item_budget: float = Field(default=10.0, gt=0)
     """k, bound on the squared norm of a user's weights: as many items with weight 1 count in
     full."""
     exponent: float = Field(default=0.2, ge=0)
-    """e, how much less the liked pairs of popular items weigh in A_i and b_i."""
+    """Exponent e, by which the liked pairs of popular items weigh less in A_i and b_i."""
     unobserved: float = Field(default=1.0, ge=0)
-    """a0, weight of all pairs."""
+    """Weight a0 of all pairs."""
     regularisation: float = Field(default=0.3, gt=0)
-    """Lambda, of users and items."""
+    """Regularisation lambda of users and items."""
     ridge: float = Field(default=5.0, ge=0)
-    """What items have beside lambda, in units of the largest eigenvalue of the noise in an A_i."""
+    """Additional regularisation of items, in units of the largest eigenvalue of the noise in an
+    A_i."""
     start: Literal["gram", "random"] = "gram"
     """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
     count_share: float = Field(default=0.05, gt=0, lt=1)

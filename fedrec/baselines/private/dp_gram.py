@@ -55,30 +55,29 @@ class DpGramConfig(PrivateConfig):
     """Settings of the noisy Gram matrix."""
 
     model: Literal["ease", "puresvd"] = "puresvd"
-    """What is made of it."""
+    """Model that is computed from the noisy Gram matrix."""
     items: int = Field(default=500, ge=1)
-    """m, the number of items with the largest noisy counts that the Gram matrix is about; at most
-    the catalogue."""
+    """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
+    catalogue."""
     clip_norm: float = Field(default=8.0, gt=0)
     """c, bound on the Frobenius norm of a user's matrix, which is the number of chosen items that
     it likes."""
     exponent: float = Field(default=0.2, ge=0)
-    """Items are weighted by their noisy counts to the power of minus this; 0 weighs them alike."""
+    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
     count_share: float = Field(default=0.06, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     count_clip: float = Field(default=6.0, gt=0)
     """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
     factors: int = Field(default=12, ge=1)
-    """Largest number of eigenvectors of `puresvd`; those below the noise edge are left out anyhow,
-    and the ones just above it are mostly noise."""
+    """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
+    case, and those just above it are mostly noise."""
     public_features: bool = False
-    """Whether the matrix is denoised with what is public of the items, their features: directions
-    in which their popularities and features vary stand much more noise
-    (`fedrec.factors.subspace`)."""
+    """Whether the matrix is denoised with the items' public features: directions in which
+    popularities and features vary are much more robust to noise (`fedrec.factors.subspace`)."""
     ridge: float = Field(default=1.0, ge=0)
     """Lambda of `ease` in units of the noise edge."""
     regularisation: float = Field(default=1.0, gt=0)
-    """What is added to that, > 0; without noise the whole lambda."""
+    """Constant part of lambda, > 0; without noise, lambda."""
 
 
 class DpGram(PrivateBaseline):

@@ -32,25 +32,26 @@ class DpItemMeanConfig(ScaleConfig):
     """Settings of private item means."""
 
     epsilon: float = Field(default=1.0, gt=0)
-    """Of the one release."""
+    """Epsilon of the release."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Probability with which the guarantee may fail."""
     clip_norm: float = Field(default=7.5, gt=0)
     """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
     sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
     most_ratings: int | None = Field(default=None, ge=1)
-    """Of users with more ratings so many are kept, at random, before clipping; default: all."""
+    """Largest number of ratings per user before clipping; of more, a random subset is kept;
+    default: all."""
     adjacency: Adjacency = "replace-one"
-    """Neighbours: one user's data exchanged for another's, or there or not."""
+    """Neighbours: one user's data replaced by another's, or one user added or removed."""
     backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
     damping: float = Field(default=20.0, ge=0)
-    """Number of ratings, each in the middle of all, that every item has beside its noisy count."""
+    """Smoothing: number of average ratings that are added to each item."""
     user_damping: float = Field(default=5.0, ge=0)
-    """Number of ratings without deviation that every user has beside its own; on the device, free
-    of charge."""
+    """Smoothing: number of ratings without deviation that are added to each user; on the device, at
+    no privacy cost."""
     seed: int = Field(default=0, ge=0)
-    """Of the noise."""
+    """Seed of the noise."""
 
 
 class DpItemMean(RatingBaseline):
@@ -79,7 +80,9 @@ class DpItemMean(RatingBaseline):
             )
         present = int((profiles.counts > 0).sum())
         if not present:
-            raise ExperimentError("there is nobody to learn from", expected="ratings", got="none")
+            raise ExperimentError(
+                "there are no users to learn from", expected="ratings", got="none"
+            )
         plan = self._plan = self.plan(present)
         squares = np.square(scaled(profiles.values, config.scale)) + 1
         norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Popularity under user-level differential privacy: the floor for a system that is private itself.
+"""Popularity under user-level differential privacy: the baseline for private systems.
 
 One release: every training user's indicator vector of liked items is clipped, the sum gets noise
 once. The noise is calibrated by the same plan and accountant as that of a federated run, for every

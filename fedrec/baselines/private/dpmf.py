@@ -58,20 +58,20 @@ class DpMfConfig(PrivateConfig):
     reading: Literal["objective", "posterior"] = "objective"
     """Perturbed objective (Hua et al.) or a posterior sample (Liu et al.)."""
     factors: int = Field(default=10, ge=1)
-    """Width of x_u and y_i."""
+    """Number of factors (width of x_u and y_i)."""
     steps: int = Field(default=2, ge=1)
-    """How often users are solved for and items moved; each costs."""
+    """Number of steps, each of which is a release."""
     user_norm: float = Field(default=1.0, gt=0)
-    """G, bound on the norm of x_u."""
+    """Bound G on the norm of x_u."""
     clip_norm: float = Field(default=6.0, gt=0)
     """Bound on the norm of a user's part of B, at most sqrt(n) G for n liked items, or of its
     gradient."""
     regularisation: float = Field(default=1.0, gt=0)
-    """Lambda."""
+    """Regularisation lambda."""
     quadratic_share: float = Field(default=0.1, gt=0, lt=1)
-    """With `objective`: share of a step's budget that K takes."""
+    """With `objective`: share of a step's budget for K."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """With `posterior`: h, the step size on the summed gradient."""
+    """With `posterior`: learning rate h on the summed gradient."""
 
 
 class DpMf(PrivateBaseline):

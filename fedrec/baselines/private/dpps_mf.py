@@ -34,13 +34,13 @@ class DppsMfConfig(PosteriorConfig):
     """Settings of a posterior sample of factors."""
 
     factors: int = Field(default=10, ge=1)
-    """Width of u and v; 10 to 20 in PNBM."""
+    """Number of factors (width of u and v); 10 to 20 in PNBM."""
     temperature: float = Field(default=0.03, gt=0)
     """Rho, factor on the variance of the noise; 1e-4 to 3e-2 in PNBM, 1 samples the posterior."""
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the factors that the chain starts from."""
     own_regularisation: float = Field(default=5.0, gt=0)
-    """Penalty of the regression by which a user finds its own factors."""
+    """Regularisation of the users' own factors."""
 
 
 class DppsMf(RatingBaseline):

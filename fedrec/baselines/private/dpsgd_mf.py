@@ -40,22 +40,21 @@ class DpsgdMfConfig(ScaleConfig):
     """Settings of matrix factorization under noise."""
 
     epsilon: float | None = Field(default=1.0, gt=0)
-    """For the value of one rating; null: no noise."""
+    """Epsilon for the value of one rating; null: no noise."""
     epochs: int = Field(default=10, ge=1)
-    """Passes over the ratings; 10 to 50 in PNBM."""
+    """Epochs over the ratings; 10 to 50 in PNBM."""
     factors: int = Field(default=10, ge=1)
-    """Width of p_u and q_i; 10 to 20 in PNBM."""
+    """Number of factors (width of p_u and q_i); 10 to 20 in PNBM."""
     learning_rate: float = Field(default=8e-4, gt=0)
-    """Eta; 6e-4 or 8e-4 in PNBM."""
+    """Learning rate eta; 6e-4 or 8e-4 in PNBM."""
     regularisation: float = Field(default=0.02, ge=0)
-    """Lambda; 0.02 or 0.2 in PNBM."""
+    """Regularisation lambda; 0.02 or 0.2 in PNBM."""
     error_bound: float = Field(default=2.0, gt=0)
-    """E_max, the largest error that counts."""
+    """Bound e_max on the errors."""
     average_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of epsilon that the averages get, in (0, 1)."""
+    """Share of epsilon for the averages, in (0, 1)."""
     damping: float = Field(default=5.0, ge=0)
-    """Number of ratings, each without deviation, that every item and user has beside its own in its
-    average."""
+    """Smoothing: number of ratings without deviation that are added to each item and user."""
     std: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial factors."""
     seed: int = Field(default=0, ge=0)

@@ -73,21 +73,21 @@ class DpsgdPnbmConfig(SimilarityConfig):
     start: Start = "uniform"
     """S0; `cosine` and `pearson` are made of ratings without noise."""
     epsilon: float | None = Field(default=1.0, gt=0)
-    """As the paper states it, for one rating; null: no noise."""
+    """Epsilon for one rating, as the paper states it; null: no noise."""
     iterations: int = Field(default=10, ge=1)
-    """K, the number of steps; 1 to 20 in the paper."""
+    """Number of steps K; 1 to 20 in the paper."""
     sample: float = Field(default=1.0, gt=0, le=1)
     """Gamma = L / |R|, the share of ratings in a step; not in the paper."""
     learning_rate: float = Field(default=0.4, gt=0)
-    """Eta; 0.1 or 0.4 in the paper."""
+    """Learning rate eta; 0.1 or 0.4 in the paper."""
     rescale: float = Field(default=10.0, gt=0)
     """Beta; 10 or 20 in the paper."""
     floor: float = Field(default=10.0, ge=0)
-    """C, the least denominator; 10 or 15 in the paper, 0 without noise only."""
+    """Smallest denominator C; 10 or 15 in the paper; 0 only without noise."""
     minimum_ratings: int = Field(default=20, ge=0)
-    """Users with so many ratings or fewer are not learned from."""
+    """Users with at most this number of ratings do not train."""
     bounded: bool = True
-    """Whether errors, factors and denominators are bounded; without, there can be no noise."""
+    """Whether errors, factors and denominators are bounded; required for noise."""
 
     @model_validator(mode="after")
     def _noise_needs_bounds(self) -> Self:
@@ -121,7 +121,7 @@ class DpsgdPnbm(RatingBaseline):
         profiles = everyone.more_than(config.minimum_ratings)
         if not len(profiles.values):
             raise ExperimentError(
-                "there is nobody to learn from",
+                "there are no users to learn from",
                 expected=f"users with more than minimum-ratings = {config.minimum_ratings} ratings",
                 got=f"at most {everyone.counts.max(initial=0)} ratings of a user",
                 fix="lower minimum-ratings",

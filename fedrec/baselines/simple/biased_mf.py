@@ -28,13 +28,13 @@ class BiasedMfConfig(Config):
     """Settings of biased matrix factorization."""
 
     factors: int = Field(default=20, ge=1)
-    """Width of p_u and q_i."""
+    """Number of factors (width of p_u and q_i)."""
     regularisation: float = Field(default=0.1, gt=0)
-    """Lambda, per rating, > 0; about 0.05 to 0.15 for MovieLens."""
+    """Regularisation lambda per rating, > 0; about 0.05 to 0.15 for MovieLens."""
     sweeps: int = Field(default=15, ge=1)
-    """How often users and items are solved for."""
+    """Number of sweeps over users and items."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial item factors."""
+    """Seed of the initial item factors."""
 
 
 class BiasedMf(RatingBaseline):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Item mean: every user's rating of an item is the mean of the training ratings of that item.
 
-The floor that a rating predictor must leave. With `damping` k an item has k more ratings equal to
-the mean of all.
+The simplest baseline of rating predictors. With `damping` k, k ratings equal to the overall mean
+are added to each item.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ItemMeanConfig(Config):
     """Settings of the item mean."""
 
     damping: float = Field(default=0.0, ge=0)
-    """Number of ratings, each equal to the mean of all, that every item has beside its own."""
+    """Smoothing: number of ratings equal to the overall mean that are added to each item."""
 
 
 class ItemMean(RatingBaseline):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Popularity: every user gets the items that most training users like. The floor that a recommender
-must leave."""
+"""Popularity: every user gets the items that most training users like. The simplest baseline of
+recommenders."""
 
 from __future__ import annotations
 

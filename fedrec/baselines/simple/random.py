@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items in random order: the row that every recommender must beat.
+"""Items in random order, the weakest baseline.
 
 Of M items a user with n known ones gets each held-out positive into the first k places with
 probability k / (M - n).
@@ -22,7 +22,7 @@ class RandomConfig(Config):
     """Settings of the random order."""
 
     seed: int = Field(default=0, ge=0)
-    """Of the order."""
+    """Seed of the order."""
 
 
 class Random(Baseline):

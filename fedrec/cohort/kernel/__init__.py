@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local SGD of declared models in native code: the declaration, the parameters in memory, and the
-compiled steps."""
+"""Local SGD in native code, for models that declare a kernel: parameters in memory, and compiled
+steps."""

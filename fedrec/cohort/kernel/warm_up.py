@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the kernel ahead of its first use: `python -m fedrec.cohort.kernel.warm_up`.
 
-It takes some fifteen seconds, once on a machine. Whoever does not do it waits as long in the first
-training round.
+This takes about 15 s, once per machine; otherwise the first training round takes that much longer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking over a copy of a dataset that the user has: a zip, a tar, a folder or a single file."""
+"""Imports a local copy of a dataset: a zip, a tar, a folder or a single file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def import_data(name: str, path: Path) -> Path:
         fix = (
             "name your file in the experiment (dataset.path)"
             if name == "table"
-            else "there is nothing to do"
+            else "this dataset needs no import"
         )
         raise DataError(
             f"{name!r} is not a dataset to import",

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw files of datasets: downloaded, imported, unpacked, verified and read."""
+"""Raw files of datasets: unpacking, verification and reading."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets published as a training and a test file: which of the two the rows are taken from."""
+"""Datasets published as a training and a test file: selection of the rows of one or both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which columns of somebody's table are users, items, ratings and times: by their names, then by
-what is in them. What was found, and why, is printed, and each column can be named instead.
+"""Recognises the user, item, rating and time columns of a table, by their names, then by their
+contents. The result and its reasons are printed, and each column can be named explicitly.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Recognised:
     ignored: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """The findings in plain words, one per line."""
+        """The result as text, one finding per line."""
         said = [
             f"{role}: column {self.columns[role]!r} ({self.reasons[role]})"
             for role in ROLES
@@ -126,7 +126,7 @@ def _settled(
                 got=f"--{role} {name}",
                 fix=f"give the name of the column of {role}s",
             )
-        columns[role], reasons[role] = name, "as you said"
+        columns[role], reasons[role] = name, "as given"
     for role in ROLES:
         for name in names:
             if role not in columns and name not in columns.values() and _named(role, name):

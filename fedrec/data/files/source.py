@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a public dataset comes from, and what must be in it."""
+"""Source and published statistics of a public dataset."""
 
 from __future__ import annotations
 

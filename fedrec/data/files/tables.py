@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of CSV and Parquet files, and what ids, numbers and times in them may look like."""
+"""Columns of CSV and Parquet files, and the accepted formats of ids, numbers and times."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the MovieLens releases have in common: licence, age bands, features looked up by id."""
+"""Shared code of the MovieLens readers: licence, age bands, features by id."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The truth behind the synthetic dataset: factors, features that explain a part of them, and
+"""Ground truth of the synthetic dataset: factors, features that explain a part of them, and
 popularity."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class CanariesConfig(ReaderConfig):
     below `base`."""
 
     base: dict[str, Any] = Field(default_factory=lambda: {"name": "synthetic"})
-    """The other dataset: its name and settings."""
+    """The base dataset: its name and settings."""
     count: int = Field(1000, ge=1)
     """Number of users added; their indices follow those of the others."""
 

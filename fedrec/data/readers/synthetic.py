@@ -50,15 +50,16 @@ class SyntheticConfig(ReaderConfig):
     min_interactions: int = Field(8, ge=1)
     """Fewest interactions of a user, at most `mean-interactions` and half of the items."""
     rank: int = Field(8, ge=1, le=256)
-    """Number of factors behind the taste."""
+    """Number of latent factors."""
     noise: float = Field(0.3, ge=0)
     """Standard deviation of the noise in ratings; the affinity itself has standard deviation 1."""
     demographics: float = Field(0.3, ge=0, le=1)
     """Share of the variance of the users' factors that their features explain, in [0, 1]."""
     selectivity: float = Field(2.0, ge=0)
-    """How strongly users prefer what they like among the candidates; 0 leaves popularity alone."""
+    """How strongly users prefer candidates with high affinity; 0: only popularity matters."""
     data_seed: int = Field(0, ge=0)
-    """Seed of the data, apart from the experiment's seed: repeated runs see the same dataset."""
+    """Seed of the data, independent of the experiment's seed, so that repeated runs see the same
+    dataset."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -39,11 +39,11 @@ class TableConfig(ReaderConfig):
     separator: str = Field(",", min_length=1, max_length=1)
     """Character between two values of a CSV file, such as "," or "\\t"."""
     user_features: tuple[str, ...] = ()
-    """Columns that are constant per user, or files of further tables that have the user column, one
-    row per user."""
+    """Names of columns that are constant per user, or files of additional tables with the user
+    column and one row per user."""
     item_features: tuple[str, ...] = ()
-    """Columns that are constant per item, or files of further tables that have the item column, one
-    row per item."""
+    """Names of columns that are constant per item, or files of additional tables with the item
+    column and one row per item."""
 
 
 class Table(Reader):
@@ -79,7 +79,7 @@ class Table(Reader):
     def _path(self) -> Path:
         if self.config.path is None:
             raise DataError(
-                "no table is named",
+                "no table is given",
                 expected="dataset.path",
                 got="nothing",
                 fix="set dataset.path = ...",

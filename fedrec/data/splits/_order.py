@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of each user's rows, on which all splits stand."""
+"""The order of each user's rows, which all splits use."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class KfoldConfig(Config):
     folder: Path | None = None
     """Folder with the shipped fold files (u1.test to u5.test); needed when `shipped` is true."""
     validation: float = Field(0.0, ge=0, lt=1)
-    """Share of the other folds' rows that is held out to choose settings."""
+    """Share of the other folds' rows that is held out for validation."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

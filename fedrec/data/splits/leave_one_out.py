@@ -23,14 +23,15 @@ class LeaveOneOutConfig(Config):
     """Settings of leave-one-out."""
 
     validation: bool = True
-    """Hold out the row before the last one to choose settings; false leaves it to training."""
+    """Whether to hold out the row before the last one for validation; false: it is a training
+    row."""
     leaky_negatives: bool = False
-    """Keep held-out items out of the negatives that clients draw, as the public code of PFedRec,
-    GPFedRec and FedRAP does. This leaks the test item, and is here only to explain their figures:
-    every table says that it was on."""
+    """Whether to exclude held-out items from the sampled negatives, as the public code of PFedRec,
+    GPFedRec and FedRAP does. This leaks the test item and exists only to explain their results;
+    every table reports it."""
     order: Order = "temporal"
-    """Which row is the last: "temporal" (by time, equal times in the source's order) or
-    "random"."""
+    """Definition of the last row: "temporal" (by time; rows of equal times in the source's order)
+    or "random"."""
 
 
 class LeaveOneOut(Split):

@@ -36,7 +36,7 @@ class MembersConfig(Config):
     """`shadow`, `target`: the two systems of PrivRec's attack; `half`: a system of the
     likelihood-ratio attack."""
     shadow_users: int = Field(1000, ge=2)
-    """PrivRec: how many users the attacker has."""
+    """PrivRec: number of users whose data the attacker has."""
     used: float = Field(0.8, gt=0, lt=1)
     """PrivRec: share of these that train the shadow system."""
     members: float = Field(0.5, gt=0, lt=1)
@@ -44,7 +44,7 @@ class MembersConfig(Config):
     runs: int = Field(16, ge=4)
     """Likelihood ratio: number of shadow systems, even."""
     run: int = Field(0, ge=0)
-    """Likelihood ratio: which of them, from 1; 0 is the target system."""
+    """Likelihood ratio: number of the shadow system, from 1; 0 is the target system."""
 
     @model_validator(mode="after")
     def _is_one_of_the_runs(self) -> Self:

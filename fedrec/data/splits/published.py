@@ -22,8 +22,8 @@ class PublishedConfig(Config):
     """Settings of the published split."""
 
     validation: float = Field(0.0, ge=0, lt=1)
-    """Share of each user's training rows that choose settings, in [0, 1), rounded half up; a user
-    keeps one row."""
+    """Share of each user's training rows for validation, in [0, 1), rounded half up; at least one
+    row remains for training."""
 
 
 class Published(Split):

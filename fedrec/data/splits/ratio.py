@@ -26,13 +26,14 @@ class RatioConfig(Config):
     """Settings of the split by shares."""
 
     train: float = Field(0.8, gt=0, le=1)
-    """Share of each user's rows that train, in (0, 1]."""
+    """Share of each user's rows for training, in (0, 1]."""
     validation: float = Field(0.1, ge=0, lt=1)
-    """Share of each user's rows that choose settings, in [0, 1)."""
+    """Share of each user's rows for validation, in [0, 1)."""
     test: float = Field(0.1, ge=0, lt=1)
-    """Share of each user's rows that are tested, in [0, 1)."""
+    """Share of each user's rows for testing, in [0, 1)."""
     order: Order = "random"
-    """Which rows: "random", or "temporal" (first training, then validation, then test)."""
+    """Order of the rows: "random", or "temporal" (training rows first, then validation, then
+    test)."""
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> Self:

@@ -28,14 +28,15 @@ class UserHoldoutConfig(Config):
     """Settings of the split by users."""
 
     test_users: float = Field(0.2, gt=0, lt=1)
-    """Share of the users who are tested, in (0, 1); the number is rounded."""
+    """Share of test users, in (0, 1); their number is rounded."""
     validation_users: float = Field(0.0, ge=0, lt=1)
-    """Share of the users held out to choose settings, in [0, 1), on top of the test users."""
+    """Share of validation users, in [0, 1), in addition to the test users."""
     halves: Order = "random"
-    """How a held-out user's rows are halved: "random", or "temporal" (the earlier half trains)."""
+    """How a held-out user's rows are halved: "random", or "temporal" (the earlier half is for
+    training)."""
     split_by: Literal["rows", "pairs"] = "rows"
-    """What is halved: "rows", so that a repeated item may be on both sides, or "pairs" (its rows
-    stay together)."""
+    """Unit of the halves: "rows" (a repeated item may be in both halves), or "pairs" (all rows of
+    an item are in one half)."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of which each client keeps a part of its own, down to item embeddings of its own."""
+"""Models with a private part on each client, which may include its own item embeddings."""

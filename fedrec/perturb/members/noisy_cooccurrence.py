@@ -40,19 +40,19 @@ class NoisyCooccurrenceConfig(Config):
     """Settings of the generator from noisy co-occurrences."""
 
     epsilon: float = Field(gt=0)
-    """Of the whole table, for both releases together, > 0."""
+    """Epsilon of the whole table, for both releases together, > 0."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Probability with which the guarantee may fail."""
     items: int = Field(default=500, ge=2)
-    """How many of the items, the most popular by the noisy counts, are in the matrix and in the
-    synthetic table."""
+    """Number of items in the matrix and in the synthetic table, the most popular ones by the noisy
+    counts."""
     clip_items: int = Field(default=8, ge=1)
-    """Items of a user that count in full; with more of them each counts less (sqrt(m / n), and for
-    pairs m (m + 1) / (n (n + 1)) under the root)."""
+    """Number m of items up to which a user's items have full weight; for n > m items each has
+    weight sqrt(m / n), and each pair sqrt(m (m + 1) / (n (n + 1)))."""
     threshold: float = Field(default=2.0, ge=0)
-    """Counts below so many standard deviations of their noise are taken for zero."""
+    """Counts below this number of standard deviations of their noise are set to zero."""
     smoothing: float = Field(default=0.1, ge=0, le=1)
-    """Share of the draws that go by popularity alone, in [0, 1]."""
+    """Share of draws by popularity only, in [0, 1]."""
     backend: BackendName = DEFAULT_BACKEND
     """Accountant."""
 
@@ -122,7 +122,7 @@ class NoisyCooccurrence(Perturbation):
                 " noise."
             ),
             (
-                "Settings that were chosen on these data are not covered. Random numbers come from"
+                "Settings that were tuned on these data are not covered. Random numbers come from"
                 " the experiment's seed: a simulation, not a release."
             ),
         ]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share of each user's rows gets random items: what every generator of synthetic rows is measured
-against."""
+"""Replaces a share of each user's rows by random items: the baseline for generators of synthetic
+rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RandomReplacementConfig(ReplacementConfig):
 
 
 class RandomReplacement(Perturbation):
-    """Random rows of each user get items that the user has not, each equally likely."""
+    """Random rows of each user get uniformly random items that the user does not have."""
 
     Config = RandomReplacementConfig
     config: RandomReplacementConfig

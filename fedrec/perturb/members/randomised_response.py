@@ -18,7 +18,7 @@ class RandomisedResponseConfig(Config):
     """Settings of randomised response."""
 
     epsilon: float = Field(gt=0)
-    """Of one row, > 0; a profile of n rows has n times as much."""
+    """Epsilon of one row, > 0; a profile of n rows has n times this epsilon."""
 
 
 class RandomisedResponse(Perturbation):

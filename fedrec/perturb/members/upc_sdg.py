@@ -46,24 +46,25 @@ class UpcSdgConfig(ReplacementConfig):
     """Settings of UPC-SDG, and of its ablations."""
 
     sensitivity: float = Field(default=0.9, ge=0)
-    """gamma: how alike a substitute may be to what it replaces, >= 0 (paper: 0.1 to 0.9)."""
+    """Sensitivity gamma: largest similarity of a substitute to the item that it replaces, >= 0
+    (paper: 0.1 to 0.9)."""
     similarity: Definition = "paper"
-    """How alike two items are: equation 2 (`paper`), as the authors' code computes it (`released`),
-    or the `cosine`."""
+    """Similarity of two items: equation 2 (`paper`), that of the authors' code (`released`), or
+    `cosine`."""
     select: Literal["attention", "random"] = "attention"
-    """Which rows are replaced: those of least attention, or random ones (ablation s)."""
+    """Rows to replace: those of least attention, or random ones (ablation s)."""
     generate: Literal["gumbel", "random", "fixed-similarity"] = "gumbel"
-    """What replaces them: what the trained generator draws, random items (ablation r), or the items
-    whose similarity is nearest to gamma (ablation f)."""
+    """Substitutes: drawn by the trained generator, random items (ablation r), or the items whose
+    similarity is nearest to gamma (ablation f)."""
     draw: Draw = "sample"
     """Whether the generator's substitutes are a `sample` of its softmax (equation 11) or its `best`
     (authors' code)."""
     embeddings: BprmfConfig = BprmfConfig()
-    """Of the embeddings that everything stands on; their seed is the experiment's."""
+    """Settings of the embeddings; their seed is the experiment's."""
     attention: AttentionConfig = AttentionConfig()
-    """Of the attention."""
+    """Settings of the attention."""
     generator: GeneratorConfig = GeneratorConfig()
-    """Of the generator."""
+    """Settings of the generator."""
 
 
 class UpcSdg(Perturbation):

@@ -29,13 +29,13 @@ class AttentionConfig(Config):
     hidden: int = Field(default=64, ge=1)
     """Width of the hidden layers: of the attention, and of f."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
-    """Share of f's hidden units that are left out in training."""
+    """Dropout rate of f's hidden units."""
     epochs: int = Field(default=20, ge=1)
-    """Passes over the users."""
+    """Epochs over the users."""
     batch_rows: int = Field(default=2048, ge=1)
-    """Training rows per step; a step takes whole users."""
+    """Training rows per step; all rows of a user are in the same step."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Step size of Adam."""
+    """Learning rate of Adam."""
 
 
 class Attention(nn.Module):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is put in the place of a row: a linear map and Gumbel-softmax (UPC-SDG, equations 8 to 15).
+"""The generator of substitutes: a linear map and Gumbel-softmax (UPC-SDG, equations 8 to 15).
 
     R_ui = W2 [p_u ; q_i ; gamma_u] + b2          h_ui = R_ui E_I^T
     y_ui = softmax((h_ui + g) / tau)              q_v  = y_ui E_I
@@ -35,15 +35,15 @@ class GeneratorConfig(Config):
     utility_weight: float = Field(default=1.0, ge=0)
     """lambda_g (paper: 1 for Office and Gowalla, 7 for Clothing)."""
     temperature: float = Field(default=0.5, gt=0)
-    """tau of the Gumbel-softmax in training; the paper does not give it."""
+    """Temperature tau of the Gumbel-softmax in training; not given in the paper."""
     steps: int = Field(default=500, ge=1)
-    """Steps of Adam; the chosen rows are gone through as often as that takes."""
+    """Number of steps of Adam."""
     batch_size: int = Field(default=256, ge=1)
     """Rows per step."""
     learning_rate: float = Field(default=1e-2, gt=0)
-    """Step size of Adam (paper: searched in 1e-1 to 1e-5)."""
+    """Learning rate of Adam (paper: searched in 1e-1 to 1e-5)."""
     candidates: int = Field(default=512, ge=2)
-    """Items that a step sees; all of them where the catalogue has no more."""
+    """Number of candidate items per step; at most the catalogue."""
 
 
 class Generator(nn.Module):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each user wants: how many of its rows are replaced (k), and how alike a substitute may be
+"""Users' preferences: the share of replaced rows (k), and the largest similarity of a substitute
 (gamma)."""
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ class ReplacementConfig(Config):
     """Settings of a perturbation that replaces rows."""
 
     replacement_ratio: float = Field(default=0.2, ge=0, le=1)
-    """k: share of each user's training rows that are replaced, in [0, 1]; k n is rounded half
-    up."""
+    """Share k of each user's training rows to replace, in [0, 1]; k n is rounded half up."""
     users: Path | None = None
-    """CSV or Parquet file with a column `user` and any of `replacement-ratio` and `sensitivity`:
-    what single users want. Every user with training rows has to be in it; default: all want the
-    same."""
+    """CSV or Parquet file with preferences per user: a column `user` and any of `replacement-ratio`
+    and `sensitivity`. It must contain all users with training rows; default: the same for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +106,7 @@ def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
     present = [name for name in (RATIO, SENSITIVITY) if name in columns]
     if not present:
         raise DataError(
-            f"{path} says nothing of what users want",
+            f"{path} has no preferences of users",
             expected=f"a column {RATIO} or {SENSITIVITY}",
             got=f"columns {', '.join(map(str, columns))}",
             fix="name the columns so",

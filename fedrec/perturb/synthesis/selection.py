@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of each user are replaced (UPC-SDG, equation 7), and the replaced rows of all users at
-once."""
+"""Selection of the rows to replace (UPC-SDG, equation 7), for all users at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How alike two items are by their embeddings (UPC-SDG, equation 2), in three definitions.
+"""Similarity of two items by their embeddings (UPC-SDG, equation 2), in three definitions.
 
     paper      (q_i.q_v - min_j q_i.q_j) / (q_i.q_i - min_j q_i.q_j)
     released   (q_v.q_i - min_j q_v.q_j) / (max_j q_v.q_j - min_j q_v.q_j)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Substitutes for chosen rows: items that the user has not, no two alike in one profile.
-
-UPC-SDG leaves open what happens where two rows of a user get one substitute; the profile would
-shrink, or hold an item twice. Here a profile keeps its size: an item that the user has, or that
-another of its rows was given, is drawn again (which is a draw from the distribution without it).
+"""Substitutes for selected rows: distinct items that the user does not have. UPC-SDG does not
+specify what happens if two rows of a user get the same substitute. Here a profile keeps its size:
+an item that the user has, or that another of its rows got, is drawn again (which is a draw from the
+distribution without it).
 """
 
 from __future__ import annotations

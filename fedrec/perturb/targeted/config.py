@@ -11,32 +11,29 @@ from fedrec.config import Config
 
 
 class TargetedConfig(Config):
-    """Perturbation of each client's training rows on its device, drawn once and the same in every
-    round.
-
-    Drawing anew in each round would publish a client's profile as often as it is sampled, so that
-    is not offered.
+    """Perturbation of each client's training rows on its device, drawn once for all rounds. A new
+    draw per round would publish a client's profile as often as it is sampled, and is not supported.
     """
 
     attribute: str
-    """Name of a user feature with at most one category per user, such as `gender`: what is to be
-    hidden."""
+    """The attribute to hide: name of a user feature with at most one category per user, such as
+    `gender`."""
     epsilon: float = Field(gt=0)
-    """Nominal epsilon of one protected interaction; what it truly gives is in `fedrec perturb`."""
+    """Nominal epsilon of one protected interaction; `fedrec perturb` reports the true guarantee."""
     budget: float = Field(default=0.0, ge=0, le=1)
-    """Data budget beta: the share of a profile that is left untouched."""
+    """Data budget beta: the share of a profile that is not perturbed."""
     select: Literal["stereotypical", "random"] = "stereotypical"
-    """Which interactions are protected: the most stereotypical ones of the profile (equation 1), or
-    random ones."""
+    """Protected interactions: the most stereotypical ones of the profile (equation 1), or random
+    ones."""
     mechanism: Literal["coin-flip", "randomised-response"] = "coin-flip"
-    """`coin-flip`: equation 2; `randomised-response`: over the whole catalogue, whose epsilon is
-    what it says."""
+    """Mechanism: `coin-flip` (equation 2), or `randomised-response` over the whole catalogue, whose
+    stated epsilon holds."""
     distinct_fakes: bool = False
-    """Draw a profile's replacements without repetition (coin-flip only); equation 2 draws each by
-    itself."""
+    """Whether to draw a profile's replacements without repetition (coin-flip only); equation 2
+    draws them independently."""
     public_share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the training users whose raw data are public and alone give the stereotypes;
-    default: all give them."""
+    """Share of training users with public data, from which alone the stereotypes are computed;
+    default: all users."""
 
     @model_validator(mode="after")
     def _distinct_where_it_means_something(self) -> Self:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a perturbation is worth as local differential privacy: the nominal epsilon and the true
-ones.
+"""The local differential privacy of a perturbation: the nominal epsilon and the true ones.
 
 Equation 2 of the poster "targeted DP" keeps an interaction with odds of e^eps to 1, but spreads the
 other outcome over the m unvisited items (times R rating values, where ratings are drawn too). A
@@ -97,7 +96,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def words(config: TargetedConfig) -> list[str]:
-    """What must be reported with the results of a run, whoever its clients are."""
+    """Sentences to be reported with the results of a run."""
     said = [
         (
             f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which items tell a group of users: item-group inclination and stereotypicality (poster "targeted
-DP", equation 1).
+"""Items that are typical of a group of users: item-group inclination and stereotypicality (poster
+"targeted DP", equation 1).
 
     IGI(i, a) = share of the users of group a that interacted with item i
     S(i, a)   = (IGI(i, a) - IGI(i, not a)) / max(IGI(i, a), IGI(i, not a))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a targeted perturbation did to a dataset, and what it is worth, in figures over its
-clients."""
+"""Statistics of a targeted perturbation over clients: its effect on the dataset, and its
+guarantee."""
 
 from __future__ import annotations
 

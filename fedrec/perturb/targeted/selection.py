@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interactions of a profile are protected: the data budget and the choice (poster "targeted
-DP", section 2).
+"""Selection of the protected interactions of a profile by the data budget (poster "targeted DP",
+section 2).
 
 The poster's argmax stands for the k largest values. Ties are broken at random, so that the order of
 a dataset's rows does not decide.

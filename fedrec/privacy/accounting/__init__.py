@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sequence of noisy releases costs: events, accountants, calibration."""
+"""Accounting of noisy releases: events, accountants, calibration."""

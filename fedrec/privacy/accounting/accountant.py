@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accountant: counts events, and says what they cost together.
+"""The accountant: counts events and computes their total cost.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
-each phase is still reported: what that phase would cost if everything else were public.
-`Volunteered` events cost nothing: the total is that of everybody else, and no epsilon is reported
-for their phase.
+each phase is still reported, as if everything else were public. `Volunteered` events cost nothing:
+the total is for all other users, and no epsilon is reported for their phase.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _GRID = 2e-3  # relative error of numbers that are found on a grid
 
 @dataclass(frozen=True)
 class Report:
-    """What a number of releases costs.
+    """Cost of a number of releases.
 
     Attributes:
         epsilon: upper bound; infinite when something was not private.
@@ -47,9 +46,9 @@ class Report:
         order: Rényi order at which it was found; None for other methods.
         attack: epsilon that the best known attack reaches, a lower bound; None when it was not
             asked for.
-        phases: epsilon of each phase alone; without those that learned from volunteers only.
+        phases: epsilon of each phase alone, without phases that train on volunteers only.
         events: number of events.
-        caveats: what the number does not say, in words.
+        caveats: limits of the guarantee, as sentences.
     """
 
     epsilon: float
@@ -83,18 +82,18 @@ class Accountant:
         """
         if n < 0:
             raise ExperimentError(
-                "privacy cannot be given back", expected="a count >= 0", got=str(n)
+                "a negative number of events", expected="a count >= 0", got=str(n)
             )
         _refuse_mixed([*self._counts, event])
         self._counts[event] += n
 
     def epsilon(self, delta: float, *, attack: bool = False, caveats: Iterable[str] = ()) -> Report:
-        """What all events so far cost.
+        """Total cost of all events so far.
 
         Args:
             delta: in [0, 1); at 0 only Laplace noise has a finite epsilon.
             attack: also compute what the best known attack reaches (a fraction of a second).
-            caveats: what the report is to say beside the number.
+            caveats: sentences for the report.
 
         Raises:
             ExperimentError: delta is out of range, or the backend has no bound for an event.
@@ -117,19 +116,19 @@ class Accountant:
         )
 
     def _attacked(self, reached: float, bound: float) -> float:
-        """What an attack reaches, which no bound may be below; both are numbers of a grid, to about
-        three digits.
+        """The epsilon of the best known attack, a lower bound for any valid epsilon; both are
+        computed on a grid, to about three digits.
 
         Raises:
             ComponentError: it is beyond the bound, which is then none.
         """
         if reached > bound * (1 + _GRID) + _GRID**2:
             raise ComponentError(
-                f"accountant {self.backend.method!r} is wrong: an attack reaches more than the"
-                " bound that it gives",
+                f"accountant {self.backend.method!r} is wrong: the best known attack exceeds its"
+                " bound",
                 expected=f"an epsilon of at least {reached:.6g}",
                 got=f"{bound:.6g}",
-                fix="take another privacy.backend, and report this",
+                fix="choose another privacy.backend, and report this error",
             )
         return min(reached, bound)
 

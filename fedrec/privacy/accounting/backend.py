@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of an accountant's backend: from counted releases and a delta to an upper bound on
-epsilon."""
+"""The interface of accountants' backends, which compute an upper bound on epsilon from counted
+releases and a delta."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrec.privacy.accounting.events import Release
 BackendName = Literal["autodp", "tight-rdp", "pld"]
 """Backends that give valid upper bounds, the later ones tighter."""
 DEFAULT_BACKEND: BackendName = "pld"
-"""What experiments, baselines, the command line and Python callers get unless they choose."""
+"""Default backend of experiments, baselines, the command line and Python callers."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Backend(ABC):
     `fedrec/privacy/accounting/backends/`."""
 
     method: ClassVar[str]
-    """What it does, in words for a report."""
+    """Description of the method for reports."""
 
     @abstractmethod
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:

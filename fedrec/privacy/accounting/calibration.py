@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest noise that keeps a number of rounds within an epsilon, never less."""
+"""Calibration: the smallest noise with which a number of rounds stays within a target epsilon."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def calibrate(
         delta: in [0, 1).
         rounds: number of rounds (T); or, of rounds whose noise differs, the number by noise
             multiplier / that returned.
-        release: what a round releases; its noise multiplier is not looked at.
-        backend: accountant that has to agree.
+        release: the release of a round; its noise multiplier is ignored.
+        backend: accountant of the target.
         tolerance: the multiplier is at most this share above the smallest one that keeps the
             target.
 
@@ -55,7 +55,7 @@ def calibrate(
 
     if not keeps(_MOST):
         raise ExperimentError(
-            "no noise reaches that epsilon by this accountant",
+            "this accountant cannot prove that epsilon for any noise",
             expected=(
                 "a target that can be proven: Rényi orders up to 64 prove none below about 0.1 at"
                 " delta 1e-5"
@@ -67,7 +67,7 @@ def calibrate(
     while high > low * (1 + tolerance):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if keeps(middle) else (middle, high)
-    return high  # the only one of the two that was seen to keep the target
+    return high  # the only one of the two that was verified to keep the target
 
 
 def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pair of distributions that dominates one round, and what the accountants compute from it.
+"""The pair of distributions that dominates one round, from which the accountants compute epsilon.
 
 With Q the noise around 0, P the noise around 1 (everything in units of the sensitivity) and mix =
 (1 - q) Q + q P:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was released, as the accountants count it: one event per release, whatever the size of the
-cohort.
+"""Events that accountants count: one per release, independently of the cohort size.
 
 Where this differs from the paper: tables 4 and 5 of PrivRec count every client of a round as a
 release of its own (found by reproducing all 36 cells). The server adds noise once to the sum, so a
@@ -24,7 +23,7 @@ TRAINING = "training"
 
 @dataclass(frozen=True)
 class Release:
-    """What an accountant needs to know of an event.
+    """The parameters of an event that accountants need.
 
     Attributes:
         mechanism: distribution of the noise.
@@ -41,7 +40,7 @@ class Release:
     def __post_init__(self) -> None:
         if not 0 < self.noise_multiplier < float("inf"):
             raise ExperimentError(
-                "that noise protects nobody",
+                "invalid noise multiplier",
                 expected="a finite noise multiplier > 0",
                 got=f"{self.noise_multiplier}",
             )
@@ -142,10 +141,8 @@ class NonPrivate:
 
 @dataclass(frozen=True)
 class Volunteered:
-    """Something computed without noise from the data of users who agreed to that, and of nobody
-    else.
-
-    It costs everybody else nothing. For the volunteers the total epsilon is infinite.
+    """A release without noise, computed only from the data of users who agreed to it. It costs
+    nothing for other users; for the volunteers the total epsilon is infinite.
 
     Attributes:
         who: whose data, in words.
@@ -194,7 +191,7 @@ def from_record(record: dict[str, Any]) -> Event:
         return cls(**values)
     except (KeyError, TypeError) as error:
         raise RunError(
-            "this is no privacy event",
+            "this is not a privacy event",
             expected="a record written by fedrec",
             got=f"{record!r} ({error})",
         ) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a round's cohort is drawn, as far as privacy depends on it.
+"""Sampling schemes of cohorts, as needed for accounting.
 
 Amplification by sampling is a statement about a sampler and an adjacency together: sampling a fixed
 number without replacement goes with replace-one (the number of clients is public and stays),
@@ -17,7 +17,7 @@ from fedrec.privacy.adjacency import Adjacency
 
 @dataclass(frozen=True)
 class Full:
-    """Every client takes part in every round, or it is known who does: no amplification."""
+    """Every client takes part in every round, or participation is known: no amplification."""
 
     @property
     def rate(self) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of single users, and what each has spent where every user adds Gaussian noise of its own.
+"""Budgets and costs of single users who each add their own Gaussian noise.
 
 A user's device sends one clipped vector of norm at most S with noise of standard deviation sigma on
 every coordinate, each time it takes part, and who takes part is known. Such releases compose
@@ -39,12 +39,12 @@ from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.clipping import Clip
 from fedrec.rng import stream
 
-_LARGEST = 1e6  # epsilon, beyond which nobody speaks of privacy
+_LARGEST = 1e6  # epsilon above which there is no meaningful privacy
 
 
 @dataclass(frozen=True)
 class PersonalBudget:
-    """What a user asked for.
+    """The requested guarantee of a user.
 
     Attributes:
         epsilon: > 0.
@@ -57,7 +57,7 @@ class PersonalBudget:
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
             raise ExperimentError(
-                "nobody can be given that budget",
+                "invalid budget",
                 expected="a finite epsilon > 0, and delta in (0, 1)",
                 got=f"epsilon {self.epsilon}, delta {self.delta}",
             )

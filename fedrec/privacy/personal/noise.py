@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of noise that each user adds on its own device, and what one upload under it costs that
-user.
+"""Settings of noise that each user adds on its own device, and the user's cost of an upload.
 
-A step whose settings are of this kind makes the server keep accounts of single users. All here
-follows from the settings and the user's id, never from data.
+For a step with such settings the server accounts for each user separately. Everything here depends
+on the settings and the user's id, never on data.
 
 Where this differs from DP-VAE (Fang et al. 2022): see `fedrec.privacy.personal.budgets`. A clip
 norm that follows the gradients is had without looking at them bare: each upload carries one noisy
@@ -31,36 +30,36 @@ class QuantileConfig(Config):
     """A clip norm that follows a quantile of the users' gradient norms, released under noise."""
 
     quantile: float = Field(default=0.5, ge=0, le=1)
-    """Share of gradients that are meant to stay unclipped."""
+    """Target share of gradients that are not clipped."""
     rate: float = Field(default=0.2, gt=0)
     """Step of S <- S exp(-rate (share unclipped - quantile)); the server's learning rate multiplies
     it."""
     share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of what an upload costs, in squared sensitivity over noise, that the noisy number
-    takes."""
+    """Share of an upload's cost (squared sensitivity / noise) for the noisy number."""
 
 
 class PersonalNoise(Config):
-    """Noise of a user's own."""
+    """Settings of noise that each user adds."""
 
     mode: Literal["sound", "paper"] = "sound"
-    """Clip norm that is fixed or found under noise, or the paper's, from private data, which
-    guarantees nothing."""
+    """`sound`: a clip norm that is fixed or found under noise; `paper`: the paper's, from private
+    data, without any guarantee."""
     clip_norm: float = Field(default=1.5, gt=0)
-    """S with mode `sound` (paper: constant bounds of 1.5 and 2); the first one with `quantile`."""
+    """Clip norm S in mode `sound` (paper: constant bounds of 1.5 and 2); the initial one with
+    `quantile`."""
     epsilon: float = Field(default=1.0, gt=0)
-    """The users' epsilon, or the largest where they are drawn (paper: 1)."""
+    """The users' epsilon, or the largest one if they are drawn (paper: 1)."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """The users' delta (paper: 1 / number of training rows)."""
     budgets: Literal["uniform", "equal"] = "uniform"
     """Whether each user's epsilon is drawn from (0, epsilon] (paper), or is the same for all."""
     budget_seed: int | None = Field(default=None, ge=0)
-    """Of the drawn budgets and of noise on the priors; default: the experiment's seed."""
+    """Seed of the drawn budgets and of noise on the priors; default: the experiment's seed."""
     participations: int | None = Field(default=None, ge=1)
-    """Uploads that epsilon_k is to pay for, all together; a device makes no more. None: the paper's
-    noise, for one upload alone, and no limit."""
+    """Number of uploads that epsilon_k covers together, which is also a device's limit; default:
+    the paper's noise, for one upload, and no limit."""
     quantile: QuantileConfig | None = None
-    """With mode `sound`: a clip norm that follows a noisy quantile; default: it stays."""
+    """In mode `sound`: a clip norm that follows a noisy quantile; default: a fixed clip norm."""
     priors: PriorsConfig | None = None
     """Priors of the users' codes from their metadata (equation 11); default: standard normal."""
     noise: Literal["reproducible", "secure"] = "reproducible"
@@ -81,8 +80,7 @@ class PersonalNoise(Config):
         return self
 
     def seeded(self, seed: int) -> Self:
-        """The same settings, with seeds of their own that were left out taken from the experiment's
-        seed."""
+        """The same settings; seeds that are not set are derived from the experiment's seed."""
         return (
             self if self.budget_seed is not None else self.model_copy(update={"budget_seed": seed})
         )
@@ -94,11 +92,11 @@ class PersonalNoise(Config):
 
     @property
     def noisy_priors(self) -> PriorsConfig | None:
-        """The priors, if noise is put on them; else they never leave the device."""
+        """The priors, if noise is added to them; otherwise they never leave the device."""
         return self.priors if self.priors is not None and self.priors.noise else None
 
     def budget(self, client: int) -> PersonalBudget:
-        """What a user asked for."""
+        """The requested guarantee of a user."""
         if self.budgets == "equal":
             return PersonalBudget(self.epsilon, self.delta)
         return drawn_budget(self.own_seed, client, self.epsilon, self.delta)

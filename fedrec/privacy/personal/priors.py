@@ -14,26 +14,24 @@ class PriorsConfig(Config):
     """User-level priors (equation 11)."""
 
     source: str = Field(default="onehot", pattern=r"^(onehot|glove:.+|table:.+)$")
-    """Vectors of the metadata's words: `onehot` (no similarity, needs nothing), `glove:FILE` (a
-    text file of GloVe), `table:FILE` (a JSON object from words to equally long lists of
-    numbers)."""
+    """Word vectors of the metadata: `onehot` (no similarity, no file), `glove:FILE` (a GloVe text
+    file), `table:FILE` (a JSON object from words to lists of numbers of equal length)."""
     sha256: str | None = None
-    """Digest that the file must have; default: any."""
+    """Required SHA-256 digest of the file; default: any."""
     features: tuple[str, ...] = ()
-    """Kinds of metadata; default: all that users have."""
+    """User features to use; default: all."""
     words: dict[str, str] = Field(default_factory=lambda: {"M": "male", "F": "female"})
-    """Words to look up in place of labels."""
+    """Words to look up instead of labels."""
     projection_seed: int = Field(default=0, ge=0)
-    """Of the orthogonal matrix that turns vectors into K numbers."""
+    """Seed of the orthogonal matrix that maps vectors to K numbers."""
     noise: bool = True
-    """Whether noise is put on the priors, as the paper does; without, they never leave the device,
-    and what a gradient tells of them its own noise covers."""
+    """Whether noise is added to the priors, as in the paper; otherwise they never leave the device,
+    and the noise on gradients covers what these reveal of them."""
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of a user's whole budget, in squared sensitivity over noise, that noisy priors take,
-    where the noise is calibrated to a number of uploads."""
+    """Share of a user's budget (squared sensitivity / noise) for noisy priors, if the noise is
+    calibrated to a number of uploads."""
     smallest_variance: float = Field(default=0.05, gt=0)
-    """Lower bound of the variances: noise makes some negative, and a variance of zero allows no
-    code but one."""
+    """Lower bound of the variances, because noise makes some of them negative."""
 
     def files(self) -> Iterator[str]:
         """The file of the word vectors, if there is one."""

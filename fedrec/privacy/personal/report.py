@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users with noise of their own have really spent, beside what they asked for: as a table and
-in words."""
+"""True and requested epsilons of users who add their own noise, as a table and as sentences."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def epsilon_table(
 
 
 def promises(settings: PersonalNoise) -> list[str]:
-    """What is to be known before anything runs."""
+    """Remarks that are printed before the run."""
     said = []
     if settings.mode == "paper":
         said.append(f"Mode 'paper': {PAPER_MODE}.")
@@ -66,7 +65,7 @@ def promises(settings: PersonalNoise) -> list[str]:
 
 
 def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
-    """The table in words."""
+    """The table as sentences."""
     uploads, nominal, nothing, exchanged = (table[name].to_numpy(dtype=float) for name in _COLUMNS)
     said = promises(settings)
     said.append(

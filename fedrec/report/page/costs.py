@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run took, and how to repeat it."""
+"""Cost of a run, and how to repeat it."""
 
 from __future__ import annotations
 

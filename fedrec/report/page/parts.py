@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page is made of: tables and notes as plain values, which the template lays out."""
+"""Parts of a page: tables and notes as plain values for the template."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privacy cards: what is protected, how, how well, and what is not."""
+"""Privacy cards: the guarantee of a run and its limits."""
 
 from __future__ import annotations
 

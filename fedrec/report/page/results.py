@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a page about what was run, what came out, and for whom."""
+"""The parts of a page about settings and results, for all users and for groups."""
 
 from __future__ import annotations
 

@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 def attribute(
     experiment: membership.Name,
-    name: Annotated[
-        str, typer.Option("--attribute", help="User feature to be inferred.")
-    ] = "gender",
+    name: Annotated[str, typer.Option("--attribute", help="User feature to infer.")] = "gender",
     source: Annotated[
-        str, typer.Option(help="What is seen: profiles, recommendations, updates.")
+        str, typer.Option(help="What the attacker sees: profiles, recommendations or updates.")
     ] = "profiles",
-    attacker: Annotated[str, typer.Option(help="neural or logistic.")] = "neural",
+    attacker: Annotated[str, typer.Option(help="Classifier: neural or logistic.")] = "neural",
     folds: Annotated[
-        int, typer.Option(min=2, help="Folds; each user is asked about in one of them.")
+        int, typer.Option(min=2, help="Number of cross-validation folds over users.")
     ] = 5,
     lists: Annotated[
-        str, typer.Option(help="Lists of the shared model, or fine-tuned.")
+        str,
+        typer.Option(help="Lists of the shared model, or after fine-tuning: shared, fine-tuned."),
     ] = "fine-tuned",
-    include_known: Annotated[bool, typer.Option(help="Lists may hold a user's own items.")] = False,
+    include_known: Annotated[
+        bool, typer.Option(help="Whether lists may contain a user's known items.")
+    ] = False,
     without: Annotated[
-        list[str] | None, typer.Option(help="Parameters not looked at: --without 'user.*'")
+        list[str] | None,
+        typer.Option(help="Pattern of parameters to ignore, such as 'user.*'; may repeat."),
     ] = None,
     overrides: membership.Overrides = None,
     engine: membership.Engine = None,
@@ -39,7 +41,7 @@ def attribute(
     as_json: membership.AsJson = False,
     quiet: membership.Quiet = False,
 ) -> None:
-    """Infer a user's attribute from its profile, its recommendations or its updates."""
+    """Infer an attribute of users from their profiles, recommendations or updates."""
     from simulations.attacks.attribute import AttributeOptions, attack_attribute
 
     membership.one_of("source", source, ("profiles", "recommendations", "updates"))

@@ -39,30 +39,32 @@ _COLUMNS = (
 
 Clip = Annotated[
     float | None,
-    typer.Option(help="S, claimed largest L2 norm of a client's update; default: see [privacy]."),
+    typer.Option(help="Claimed clip norm S (L2) of a client's update; default: from [privacy]."),
 ]
 NoiseStd = Annotated[
     float | None,
     typer.Option(
-        help="Claimed standard deviation of the noise in the mean; default: see [privacy]."
+        help="Claimed standard deviation of the noise in the mean update; default: from [privacy]."
     ),
 ]
 Epsilon = Annotated[
     float | None,
     typer.Option(
-        help="Claimed epsilon, canaries counted as clients; default: without amplification."
+        help="Claimed epsilon, canaries included; default: that without amplification by sampling."
     ),
 ]
-Delta = Annotated[float, typer.Option(help="Delta of the claim.")]
+Delta = Annotated[float, typer.Option(help="Delta of the claimed epsilon.")]
 Denominator = Annotated[
-    float | None, typer.Option(help="What the sum is divided by; default: the cohort.")
+    float | None, typer.Option(help="Denominator of the mean; default: the cohort size.")
 ]
-Canaries = Annotated[int, typer.Option(min=20, help="Canary clients in each run.")]
+Canaries = Annotated[int, typer.Option(min=20, help="Number of canary clients per run.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of runs.")]
 Overshoot = Annotated[
-    float, typer.Option(help="Canaries upload so many times S, to test the clip.")
+    float, typer.Option(help="Norm of the canaries' updates in units of S, to test clipping.")
 ]
-Significance = Annotated[float, typer.Option(min=1e-9, max=0.5, help="Chance of a wrong FAIL.")]
+Significance = Annotated[
+    float, typer.Option(min=1e-9, max=0.5, help="Probability of a wrong FAIL, in (0, 1).")
+]
 
 
 def audit(
@@ -82,8 +84,8 @@ def audit(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment with canary clients and test its privacy claim; the exit status is 1 when
-    it FAILs.
+    """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
+    FAIL.
 
     The claim is that of the experiment's [privacy] table, or the one given by --clip and
     --noise-std.

@@ -26,12 +26,16 @@ Overrides = Annotated[
 ]
 Engine = Annotated[str | None, typer.Option(help="serial or ray.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Folder of all runs; finished ones are taken.")
+    Path | None,
+    typer.Option("--output", "-o", help="Folder of the runs; finished runs in it are reused."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Epsilon = Annotated[
-    float | None, typer.Option(help="Claimed epsilon of the attacked system, to show its ceiling.")
+    float | None,
+    typer.Option(
+        help="Claimed epsilon of the attacked system, to print the bounds that it implies."
+    ),
 ]
 Delta = Annotated[float, typer.Option(help="Delta of the claimed epsilon.")]
 
@@ -41,24 +45,34 @@ def membership(
     experiment: Name,
     overrides: Overrides = None,
     engine: Engine = None,
-    shadow_users: Annotated[int, typer.Option(help="Users that the attacker has.")] = 1000,
-    used: Annotated[float, typer.Option(help="Share of them that train the shadow system.")] = 0.8,
+    shadow_users: Annotated[
+        int, typer.Option(help="Number of users whose data the attacker has.")
+    ] = 1000,
+    used: Annotated[
+        float, typer.Option(help="Share of these users that train the shadow system.")
+    ] = 0.8,
     members: Annotated[
-        float, typer.Option(help="Share of the others that train the target system.")
+        float, typer.Option(help="Share of the other users that train the target system.")
     ] = 0.5,
-    encoding: Annotated[str, typer.Option(help="Of a list: multi-hot, pooled or both.")] = "both",
+    encoding: Annotated[
+        str, typer.Option(help="Encoding of a list: multi-hot, pooled or both.")
+    ] = "both",
     lists: Annotated[
-        str, typer.Option(help="Lists of the shared model, or fine-tuned: shared, fine-tuned.")
+        str,
+        typer.Option(help="Lists of the shared model, or after fine-tuning: shared, fine-tuned."),
     ] = "shared",
-    exclude_known: Annotated[bool, typer.Option(help="Lists without a user's own items.")] = False,
-    trees: Annotated[int, typer.Option(help="Trees of the random forest.")] = 100,
+    exclude_known: Annotated[
+        bool, typer.Option(help="Exclude a user's known items from lists.")
+    ] = False,
+    trees: Annotated[int, typer.Option(help="Number of trees in the random forest.")] = 100,
     balanced: Annotated[
-        bool, typer.Option(help="Weigh members and others of the shadow users equally.")
+        bool, typer.Option(help="Give members and non-members among the shadow users equal weight.")
     ] = False,
     judged: Annotated[
         int,
         typer.Option(
-            min=0, help="Test users for the target's own metrics; 0 takes all, which takes longer."
+            min=0,
+            help="Test users for evaluating the target's recommendations; 0: all (slow).",
         ),
     ] = 200,
     epsilon: Epsilon = None,
@@ -67,7 +81,7 @@ def membership(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """The membership attack of PrivRec: shadow system, top-10 lists, random forest."""
+    """Run PrivRec's membership attack: shadow system, top-10 lists, random forest."""
     from simulations.attacks.membership import MembershipOptions, attack_membership
 
     one_of("encoding", encoding, ("multi-hot", "pooled", "both"))
@@ -92,16 +106,16 @@ def lira(
     experiment: Name,
     overrides: Overrides = None,
     engine: Engine = None,
-    shadows: Annotated[int, typer.Option(help="Number of shadow systems, even.")] = 16,
-    mode: Annotated[str, typer.Option(help="online or offline.")] = "online",
+    shadows: Annotated[int, typer.Option(help="Number of shadow systems (even).")] = 16,
+    mode: Annotated[str, typer.Option(help="Attack mode: online or offline.")] = "online",
     variance: Annotated[
-        str, typer.Option(help="One for all users or one for each: global, user.")
+        str, typer.Option(help="Variance pooled over users or per user: global, user.")
     ] = "global",
     signal: Annotated[
-        str, typer.Option(help="positives or contrast, see docs/attacks.md.")
+        str, typer.Option(help="Signal: positives or contrast, see docs/attacks.md.")
     ] = "contrast",
     fine_tune: Annotated[
-        bool, typer.Option(help="Fine-tune on the user's data before its fit is measured.")
+        bool, typer.Option(help="Fine-tune on the user's data before measuring the signal.")
     ] = False,
     epsilon: Epsilon = None,
     delta: Delta = 1e-5,
@@ -109,7 +123,7 @@ def lira(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """The likelihood-ratio attack (Carlini et al. 2022) with shadow federations."""
+    """Run the likelihood-ratio attack (LiRA, Carlini et al. 2022) with shadow federations."""
     from simulations.attacks.lira import LiraOptions, attack_lira
 
     one_of("mode", mode, ("online", "offline"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec attack run`: a membership attack by name, ours or a plug-in's."""
+"""`fedrec attack run`: a membership attack by name, built-in or from a plug-in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(
         list[str] | None, typer.Option("--with", "-w", help="A setting: --with signal=positives")
     ] = None,
     fine_tune: Annotated[
-        bool, typer.Option(help="Fine-tune on a user's data before its scores are seen.")
+        bool, typer.Option(help="Fine-tune on a user's data before computing its scores.")
     ] = False,
     overrides: membership.Overrides = None,
     engine: membership.Engine = None,
@@ -29,7 +29,7 @@ def run(
     as_json: membership.AsJson = False,
     quiet: membership.Quiet = False,
 ) -> None:
-    """Train an experiment on half of its users and let an attack find out who they were."""
+    """Train an experiment on half of its users and run a membership attack on it."""
     from fedrec.experiment.overrides import override
     from fedrec.experiment.sections import Section
     from simulations.attacks.named import attack_by_name

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec data`: list, fetch, import and look at datasets. Nothing is downloaded unless it is asked
-for."""
+"""`fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`."""
 
 from __future__ import annotations
 
@@ -25,13 +24,14 @@ Name = Annotated[
     str, typer.Argument(help="Name of a dataset, see `fedrec data list`.", autocompletion=_names)
 ]
 Options = Annotated[
-    list[str] | None, typer.Option("--set", "-s", help="Option of the reader: --set unit=pairs")
+    list[str] | None,
+    typer.Option("--set", "-s", help="Setting of the reader, such as unit=pairs; may repeat."),
 ]
 
 
 @app.command("list")
 def list_datasets() -> None:
-    """List the datasets: what they are, and whether they are here."""
+    """List the datasets and whether their files are present."""
     from rich.console import Console
     from rich.table import Table
 
@@ -53,7 +53,7 @@ def list_datasets() -> None:
 
 @app.command()
 def fetch(name: Name) -> None:
-    """Download a dataset from its publisher, check its size and SHA-256, and unpack it."""
+    """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
     from fedrec.data.fetching.download import fetch as download
     from fedrec.errors import DataError
 
@@ -78,9 +78,9 @@ def fetch(name: Name) -> None:
 @app.command("import")
 def import_(
     name: Name,
-    path: Annotated[Path, typer.Argument(help="A local archive, folder or file with the data.")],
+    path: Annotated[Path, typer.Argument(help="Local archive, folder or file with the data.")],
 ) -> None:
-    """Install a dataset from a local archive or folder, after checking it."""
+    """Verify a local archive or folder and install its dataset."""
     from fedrec.data.fetching.importing import import_data
 
     typer.echo(import_data(name, path))
@@ -88,7 +88,7 @@ def import_(
 
 @app.command()
 def info(name: Name, options: Options = None) -> None:
-    """Read a dataset, check it, and describe it."""
+    """Read and verify a dataset, and print its statistics."""
     import numpy as np
 
     data = _reader(name, options or []).read()

@@ -12,19 +12,19 @@ import typer
 
 def glove_subset(
     file: Annotated[
-        Path, typer.Argument(help="A text file of GloVe, such as glove.6B.50d.txt.", exists=True)
+        Path, typer.Argument(help="GloVe text file, such as glove.6B.50d.txt.", exists=True)
     ],
     experiment: Annotated[
-        str, typer.Argument(help="An experiment; its users' metadata say which words are needed.")
+        str, typer.Argument(help="Experiment whose user metadata determine the needed words.")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The table, for priors.source = 'table:FILE'.")
+        Path, typer.Option("--output", "-o", help="Output file, for priors.source = 'table:FILE'.")
     ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
     ] = None,
 ) -> None:
-    """Take the vectors of the words of users' metadata out of a file of GloVe."""
+    """Extract the vectors of the words in users' metadata from a GloVe file."""
     import json
 
     from fedrec.data.population import read_interactions

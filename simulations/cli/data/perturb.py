@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec perturb`: what the `[perturb]` table of an experiment does to its data, and what it is
-worth."""
+"""`fedrec perturb`: the effect of an experiment's `[perturb]` table on its data, and its
+guarantee."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Named = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Override a key: --set perturb.budget=0.3")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only one JSON object.")]
 
 
 def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Perturb an experiment's data before anything is trained, and report what that did and
-    guarantees."""
+    """Apply an experiment's perturbation without training, and report its effect and its
+    guarantee."""
     from fedrec.data.perturbation import perturbation_of
     from fedrec.experiment.loading import load
 

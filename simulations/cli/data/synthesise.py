@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec synthesise`: write what a perturbation makes of the training rows, and measure what that
-still tells."""
+"""`fedrec synthesise`: write the perturbed training rows, and measure what they reveal of the real
+ones."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ _TITLES = {
 
 def synthesise(
     experiment: Named,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the table goes: .csv, or .parquet.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file: .csv or .parquet.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the synthetic training rows of an experiment with a table [perturb], and print measures
-    of how much they tell of the real ones.
+    """Write the synthetic training rows of an experiment with a table [perturb], and measure what
+    they reveal of the real ones.
 
     For example: fedrec synthesise upc-sdg-office --output synthetic.csv
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec deploy`: a deployment of real clients, made, started, looked at, used and stopped."""
+"""`fedrec deploy`: create, start, inspect, use and stop a deployment of real clients."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
+Folder = Annotated[Path, typer.Argument(help="Deployment folder.")]
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    nodes: Annotated[int, typer.Option(help="Number of nodes to make keys for.")] = 2,
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes to create keys for.")] = 2,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address of this machine, as clients reach it; may repeat."),
+        typer.Option(help="Name or address under which clients reach this machine; may repeat."),
     ] = None,
-    bind: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port that clients reach.")] = 8443,
+    bind: Annotated[
+        str, typer.Option(help="Address that the gateway listens on; 0.0.0.0: all.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8443,
     superlink_port: Annotated[
-        int, typer.Option(help="Port of the SuperLink, on this machine only.")
+        int, typer.Option(help="Port of the SuperLink, reachable from this machine only.")
     ] = 18000,
     node_port: Annotated[
         int, typer.Option(help="First port of the nodes on this machine.")
     ] = 19100,
     most_clients: Annotated[
-        int | None, typer.Option(help="Clients that a node may host; for runs with noise.")
+        int | None,
+        typer.Option(help="Largest number of clients per node; required for runs with noise."),
     ] = None,
     local_nodes: Annotated[
-        bool, typer.Option(help="Whether `up` starts the nodes here too.")
+        bool, typer.Option(help="Whether `up` also starts the nodes on this machine.")
     ] = True,
-    proxy: Annotated[str, typer.Option(help="auto, nginx or python.")] = "auto",
+    proxy: Annotated[str, typer.Option(help="Gateway: auto, nginx or python.")] = "auto",
     experiment: Annotated[
-        str | None, typer.Option(help="Cut the dataset of this experiment into one file per node.")
+        str | None,
+        typer.Option(help="Split the dataset of this experiment into one file per node."),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="Override a key of it.")
+        list[str] | None, typer.Option("--set", "-s", help="Override a key of the experiment.")
     ] = None,
 ) -> None:
-    """Make authority, certificates, keys and secrets, and the files that start a deployment."""
+    """Create a deployment folder: authority, certificates, keys, secrets and settings."""
     from simulations.deployment.initialise import initialise
     from simulations.deployment.layout import DeploymentConfig
 
@@ -75,7 +79,7 @@ def init(
 
 @app.command()
 def up(folder: Folder) -> None:
-    """Start everything, let the nodes in, and wait until all is well."""
+    """Start all processes, register the nodes, and wait until all are healthy."""
     from simulations.deployment import operator
     from simulations.deployment.layout import Deployment
 
@@ -86,7 +90,7 @@ def up(folder: Folder) -> None:
 
 @app.command()
 def status(folder: Folder) -> None:
-    """Show every process, node and run; exits with 1 when something is not well."""
+    """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
     from simulations.deployment import operator
     from simulations.deployment.layout import Deployment
 
@@ -98,7 +102,7 @@ def status(folder: Folder) -> None:
 
 @app.command()
 def down(folder: Folder) -> None:
-    """Stop everything that `up` started."""
+    """Stop all processes that `up` started."""
     from simulations.deployment import operator
     from simulations.deployment.layout import Deployment
 
@@ -108,7 +112,7 @@ def down(folder: Folder) -> None:
 
 @app.command()
 def register(folder: Folder) -> None:
-    """Let all nodes in whose keys lie in the deployment; `up` does it too."""
+    """Register all nodes whose keys are in the deployment folder; `up` does so, too."""
     from simulations.deployment import operator
     from simulations.deployment.layout import Deployment
 
@@ -120,10 +124,14 @@ def register(folder: Folder) -> None:
 def add_nodes(
     folder: Folder,
     count: Annotated[
-        int, typer.Argument(min=0, help="How many; 0 makes keys that older nodes lack.")
+        int,
+        typer.Argument(
+            min=0,
+            help="Number of new nodes; 0 only creates keys that nodes of an older version lack.",
+        ),
     ] = 1,
 ) -> None:
-    """Make folders with keys for further nodes; then `register` lets them in."""
+    """Create folders with keys for further nodes; `register` then admits them."""
     from simulations.deployment.initialise import add_nodes as add
     from simulations.deployment.layout import Deployment
 
@@ -136,11 +144,11 @@ def add_nodes(
 def compose(
     folder: Folder,
     into: Annotated[
-        Path | None, typer.Option(help="Folder to write to; default: the deployment's.")
+        Path | None, typer.Option(help="Folder to write to; default: the deployment folder.")
     ] = None,
 ) -> None:
-    """Write docker-compose.yml and .env anew, and let containers read what they need; `init` does
-    it too."""
+    """Rewrite docker-compose.yml and .env and set file permissions for containers; `init` does so,
+    too."""
     from simulations.deployment.containers import write_compose
     from simulations.deployment.layout import Deployment
 
@@ -226,7 +234,7 @@ def run(
         Path | None, typer.Option("--output", "-o", help="Run folder, new or empty.")
     ] = None,
 ) -> None:
-    """Run an experiment on the nodes of a deployment, and wait for its end."""
+    """Run an experiment on the nodes of a deployment, and wait until it ends."""
     from fedrec.runs.directory import default_folder
     from fedrec.runs.folder import RunFolder
     from simulations.deployment import launch
@@ -245,7 +253,7 @@ def resume(
     folder: Folder,
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
 ) -> None:
-    """Continue a run from its newest checkpoint, and wait for its end."""
+    """Continue a run from its newest checkpoint, and wait until it ends."""
     from simulations.deployment import launch
     from simulations.deployment.layout import Deployment
 
@@ -254,9 +262,9 @@ def resume(
 
 @app.command()
 def stop(
-    folder: Folder, run: Annotated[int, typer.Argument(help="A run, as `status` shows it.")]
+    folder: Folder, run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")]
 ) -> None:
-    """End a run; what it reported stays, and it can be resumed."""
+    """Stop a run; its reported rounds are kept, and it can be resumed."""
     from simulations.deployment.flower.control import Control
     from simulations.deployment.layout import Deployment
 

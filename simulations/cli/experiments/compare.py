@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec compare`: which system is better, user by user."""
+"""`fedrec compare`: paired comparison of systems over users."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs on the same data.")],
     metric: Annotated[
-        str | None, typer.Option(help="A column of users.csv; default: hits@10.")
+        str | None, typer.Option(help="Metric (column of users.csv); default: hits@10.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="The system to compare with; default: the first run's.")
+        str | None, typer.Option(help="System to compare with; default: that of the first run.")
     ] = None,
     form: Annotated[
-        str | None, typer.Option("--format", help="csv, markdown or latex in place of a table.")
+        str | None,
+        typer.Option("--format", help="Output format: csv, markdown or latex; default: a table."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .csv, .md or .tex file.")
+        Path | None, typer.Option("--output", "-o", help="Output file: .csv, .md or .tex.")
     ] = None,
 ) -> None:
-    """Compare the systems of one run or several by paired tests over users (t, Wilcoxon, bootstrap,
+    """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
     Holm)."""
     from rich.console import Console
 

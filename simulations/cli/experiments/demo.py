@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec demo`: two runs and a page, offline."""
+"""`fedrec demo`: two runs and a report, offline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def demo(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the runs and the page.")
+        Path | None, typer.Option("--output", "-o", help="Folder of the runs and the report.")
     ] = None,
 ) -> None:
-    """A federated recommender beside popularity and EASE, the same under differential privacy, and
-    a report; offline, on synthetic data."""
+    """Train a federated recommender without and with differential privacy on synthetic data,
+    compare it with baselines, and write a report; works offline."""
     from server.callbacks.progress import Progress
     from simulations.demo import demo as demonstrate
 

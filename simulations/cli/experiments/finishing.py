@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all commands that run an experiment: progress, then the table."""
+"""Shared by all commands that run an experiment: progress and result table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def finish(
     go_on: bool = False,
     overwrite: bool = False,
 ) -> Result:
-    """Run an experiment and print its table.
+    """Run an experiment and print its results.
 
     Args:
         source: an experiment's file, name or table.
@@ -72,7 +72,7 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
 
 
 def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
-    """Do the work, and print its table; Ctrl-C leaves a run that can be resumed, and says how."""
+    """Do the work and print the results; after Ctrl-C, print the command that resumes the run."""
     from server.callbacks.progress import Progress
 
     progress = Progress()
@@ -93,7 +93,7 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
 
 
 def print_table(result: Result) -> None:
-    """Print the table of a finished run, and what it costs in privacy."""
+    """Print the results of a finished run, and its privacy cost."""
     from rich.console import Console
 
     from fedrec.report.summary import early_stopping_line, summary_notes, summary_table
@@ -126,7 +126,7 @@ def _print_next(result: Result) -> None:
 
 
 def _can_learn_more(experiment: Experiment) -> bool:
-    """Whether another round may change the parameters: not where clients send statistics of their
+    """Whether another round may change the parameters; not if clients send statistics of their
     histories, which are the same in each round."""
     from clients.local.sufficient_statistics import SufficientStatistics
     from fedrec.components.registry import STEP, resolve

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec list`: what there is, which paper it comes from, and which file it is in."""
+"""`fedrec list`: components and experiments, their papers and files."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ Entry = dict[str, str]
 
 def list_components(
     kind: Annotated[
-        str | None, typer.Argument(help="One kind only, such as `dataset` or `strategy`.")
+        str | None,
+        typer.Argument(
+            help="Kind of component, such as `dataset` or `strategy`; or a word to search for."
+        ),
     ] = None,
     word: Annotated[
         str | None,
-        typer.Argument(help="Only entries with this word in name, description or paper."),
+        typer.Argument(help="Name of a component, or a word in name, description or paper."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only one JSON object.")] = False,
 ) -> None:
-    """List datasets, splits, models, steps, strategies, samplers, perturbations, baselines,
-    callbacks and more; KIND and NAME of one show its settings.
+    """List components and shipped experiments; with KIND and NAME, show the settings of one
+    component.
 
-    Tables of an experiment are the kind `section`: `fedrec list section privacy`. A single argument
-    that is no kind is a word to search for: `fedrec list noisy`. In a pipe every entry is one line
-    that begins with its kind.
+    The kind `section` has the tables of an experiment: `fedrec list section privacy`. A single
+    argument that is not a kind is a search word: `fedrec list noisy`. In a pipe, each entry is one
+    line that starts with its kind.
     """
     from fedrec.components.registry import KINDS
 
@@ -49,7 +52,7 @@ def list_components(
             for name, entries in found.items()
         }
         if not any(found.values()):
-            _refuse(f"nothing mentions {word!r}", word, [*kinds, "experiment"])
+            _refuse(f"no entry mentions {word!r}", word, [*kinds, "experiment"])
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif sys.stdout.isatty():

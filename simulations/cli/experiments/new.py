@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec new`: write a package with a component of one's own."""
+"""`fedrec new`: create a package with a new component."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ def new(
         str,
         typer.Argument(
             help=(
-                "strategy, step, model, dataset, split, sampler, perturbation, callback, baseline"
-                " or attack."
+                "Kind of component: strategy, step, model, dataset, split, sampler, perturbation,"
+                " callback, baseline or attack."
             )
         ),
     ],
-    name: Annotated[str, typer.Argument(help="Name in experiments, such as my-idea.")],
-    into: Annotated[
-        Path, typer.Option(help="Folder in which the package's folder is made.")
-    ] = Path(),
+    name: Annotated[
+        str, typer.Argument(help="Name of the component in experiments, such as my-idea.")
+    ],
+    into: Annotated[Path, typer.Option(help="Folder in which the package is created.")] = Path(),
 ) -> None:
-    """Write a small package: code, experiment, contract test, README. It works as it is; then make
-    it yours."""
+    """Create a small working package: code, experiment, contract test and README."""
     from simulations.scaffold.package import write_package
 
     target = write_package(kind, name, into)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec recommend`: the lists of a finished run as a file."""
+"""`fedrec recommend`: recommendation lists of a finished run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ if TYPE_CHECKING:
 
 
 def recommend(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    top: Annotated[int, typer.Option(help="Items per user.")] = 10,
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    top: Annotated[int, typer.Option(help="Number of items per user.")] = 10,
     users: Annotated[
-        list[str] | None, typer.Option("--user", help="A user's id as in the data; default: all.")
+        list[str] | None,
+        typer.Option("--user", help="User id as in the data; may repeat; default: all users."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A .csv or .parquet file; default: print as CSV."),
+        typer.Option(
+            "--output", "-o", help="Output file: .csv or .parquet; default: print as CSV."
+        ),
     ] = None,
 ) -> None:
-    """Recommend items that a user has no row about, by a finished run."""
+    """Recommend new items to users with the model of a finished run."""
     from fedrec.errors import ExperimentError
     from fedrec.runs.result import Result
 
     if output is not None and output.suffix not in (".csv", ".parquet", ".pq"):
         raise ExperimentError(
-            f"cannot tell the format of {output}",
+            f"unknown format of {output}",
             expected="a file that ends in .csv or .parquet",
             got=output.suffix or "no ending",
         )
@@ -57,7 +60,7 @@ def _write(table: pd.DataFrame, output: Path) -> None:
         raise DataError(
             "writing Parquet needs pyarrow",
             expected="the optional package pyarrow",
-            got="it is not installed",
+            got="not installed",
             fix="pip install 'fedrec[parquet]', or write a .csv file",
         ) from None
     with open_atomically(output) as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec report`: one self-contained HTML page about one run or several."""
+"""`fedrec report`: a self-contained HTML page about one or more runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The page; default: report.html in the first run."),
+        typer.Option(
+            "--output", "-o", help="Output file; default: report.html in the first run folder."
+        ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
-    """Write one HTML page: what was run, results, users, privacy, cost, and how to repeat it."""
+    """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
     from fedrec.report.page.page import report as rendered
     from fedrec.runs.folder import RunFolder
     from fedrec.runtime.atomic_files import write_atomically

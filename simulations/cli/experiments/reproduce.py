@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec reproduce`: a paper's tables and figures beside ours."""
+"""`fedrec reproduce`: compare a paper's tables and figures with our results."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ _FILE_WIDTH = 120  # columns of a table that goes into a file or a pipe
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="privrec, dp-vae, targeted-dp, pnbm or upc-sdg.")
+        str | None, typer.Argument(help="Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg.")
     ] = None,
     item: Annotated[
-        str | None, typer.Argument(help="Such as table2 or figure1; default: all of the paper.")
+        str | None,
+        typer.Argument(help="Table or figure, such as table2; default: all of the paper."),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="List what there is, and how long it takes.")
+        bool,
+        typer.Option("--list", help="List all tables and figures with their expected duration."),
     ] = False,
     quick: Annotated[
-        bool, typer.Option(help="Everything small, on made-up data: to see that it runs.")
+        bool, typer.Option(help="Test that it runs, with few rounds on synthetic data.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds; default: 1, or what the study says.")
+        int | None,
+        typer.Option(min=1, help="Number of seeds; default: that of the study, usually 1."),
     ] = None,
-    only: Annotated[str, typer.Option(help="Only tasks with this in their name.")] = "",
+    only: Annotated[str, typer.Option(help="Only run tasks whose name contains this text.")] = "",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder of the study: new, or that of the same study."),
+        typer.Option("--output", "-o", help="Folder of the study: new, or of the same study."),
     ] = None,
 ) -> None:
-    """Run what a paper's table or figure shows, and print both side by side with intervals.
-
-    The time that it takes is printed first. Finished work is kept: the same command continues an
-    interrupted study.
+    """Run the experiments of a paper's table or figure, and print its numbers beside ours, with
+    intervals. The expected duration is printed first. The same command continues an interrupted
+    study.
     """
     from simulations.reproduce.catalogue import find, studies
 
@@ -86,8 +88,8 @@ def _reproduce(
     if quick:
         notes.insert(
             0,
-            "QUICK: made-up data and two rounds. Our numbers mean nothing; they show that "
-            "everything runs.",
+            "QUICK: synthetic data and two rounds. Our numbers are meaningless; this only shows "
+            "that everything runs.",
         )
     write_atomically(folder.path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(

@@ -18,7 +18,7 @@ def _shipped(incomplete: str) -> list[str]:
     return [name for name in shipped_experiments() if name.startswith(incomplete)]
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder.")]
 
 
 def run(
@@ -30,37 +30,41 @@ def run(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="Override a key: --set strategy.server-lr=0.5"),
+        typer.Option(
+            "--set", "-s", help="Override a key, such as strategy.server-lr=0.5; may repeat."
+        ),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="serial, ray or flower.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine: serial, ray or flower.")] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Number of nodes that host the clients.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:N.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda:N.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the experiment.")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Address of a running Ray cluster.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder, new or empty.")
+        Path | None, typer.Option("--output", "-o", help="Run folder: new or empty.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your own CSV or Parquet file in place of an experiment, see `try`."),
+        typer.Option(
+            help="Your own CSV or Parquet file instead of an experiment, see `fedrec try`."
+        ),
     ] = None,
     user: Column = None,
     item: Column = None,
     rating: Column = None,
     time: Column = None,
     go_on: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --output if there is one.")
+        bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option(help="Remove the run in --output if there is one.")
+        bool, typer.Option(help="Replace the run in --output if it exists.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment from the beginning."""
+    """Run an experiment."""
     source = _source(
         experiment, data, {"user": user, "item": item, "rating": rating, "time": time}, quiet
     )
@@ -79,7 +83,7 @@ def run(
 def _source(
     experiment: str | None, data: Path | None, columns: dict[str, str | None], quiet: bool
 ) -> str | dict[str, Any]:
-    """What to run: an experiment, or one on somebody's own table."""
+    """What to run: an experiment, or one on the user's own table."""
     from fedrec.errors import ExperimentError
 
     if data is not None and experiment is None:
@@ -87,7 +91,7 @@ def _source(
     if experiment is not None and data is None and not any(columns.values()):
         return experiment
     raise ExperimentError(
-        "cannot tell what to run",
+        "it is not clear what to run",
         expected="an experiment, or a table with --data (and --user, --item, --rating, --time)",
         got="neither"
         if experiment is None and data is None
@@ -97,14 +101,16 @@ def _source(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder, or that of a sweep.")],
+    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a sweep.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="Change a key, such as --set rounds=200 for more rounds."),
+        typer.Option(
+            "--set", "-s", help="Change a key, such as rounds=200 for more rounds; may repeat."
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its newest checkpoint, or a sweep with the runs that are left."""
+    """Continue a run from its newest checkpoint, or a sweep with its unfinished runs."""
     from simulations.cli.experiments import sweep
 
     if sweep.is_sweep(folder):

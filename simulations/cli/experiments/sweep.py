@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec sweep`: one experiment in many settings and with many seeds."""
+"""`fedrec sweep`: run one experiment with many settings and seeds."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ Vary = Annotated[
     typer.Option(
         "--vary",
         "-v",
-        help="KEY=[VALUE, ...], or KEY={low=0.01, high=1.0, log=true}; may repeat.",
+        help="KEY=[VALUE, ...] or KEY={low=0.01, high=1.0, log=true}; may repeat.",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="Override a key in all runs: --set rounds=50"),
+    typer.Option("--set", "-s", help="Override a key in all runs, such as rounds=50; may repeat."),
 ]
-Seeds = Annotated[int, typer.Option(help="Runs of each setting, each with a seed of its own.")]
+Seeds = Annotated[int, typer.Option(help="Number of seeds per setting.")]
 Trials = Annotated[
-    int | None, typer.Option(help="Try so many random settings; default: the whole grid.")
+    int | None, typer.Option(help="Number of random settings to try; default: the full grid.")
 ]
 Optimise = Annotated[
     list[str] | None,
     typer.Option(
-        help="Let Optuna propose settings by this metric; twice for two aims: hits@10 and epsilon."
+        help="Metric to optimise with Optuna; two make a Pareto front: hits@10 and epsilon."
     ),
 ]
 Choose = Annotated[
     list[str] | None,
-    typer.Option(help="Choose a setting of the grid, or of the random ones, by this metric."),
+    typer.Option(
+        help="Metric to select the best setting of the grid, or of the random settings, by."
+    ),
 ]
-Workers = Annotated[int, typer.Option(help="Runs at a time; Ray does more than 1.")]
+Workers = Annotated[int, typer.Option(help="Number of parallel runs; more than 1 use Ray.")]
 RayAddress = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Folder of the sweep: new, or that of the same sweep."),
+    typer.Option("--output", "-o", help="Folder of the sweep: new, or of the same sweep."),
 ]
-RetryFailed = Annotated[bool, typer.Option(help="Repeat runs that ended with an error.")]
-DryRun = Annotated[
-    bool, typer.Option(help="Check everything, print the settings, and run nothing.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the folder.")]
+RetryFailed = Annotated[bool, typer.Option(help="Repeat runs that failed.")]
+DryRun = Annotated[bool, typer.Option(help="Validate and print the settings without running them.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder of the sweep.")]
 
 
 def sweep(
@@ -79,11 +79,9 @@ def sweep(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment in many settings and with many seeds, one run folder each.
-
-    Without --trials every combination of the --vary values is run. The same command continues an
-    interrupted sweep, as does `fedrec resume FOLDER`. Settings are chosen by validation
-    rows, never by test rows.
+    """Run an experiment with many settings and seeds, each in its own run folder. Without --trials,
+    all combinations of the --vary values are run. The same command, or `fedrec resume FOLDER`,
+    continues an interrupted sweep. Settings are selected on validation rows, never on test rows.
     """
     from simulations.sweep.execution import sweep as run_sweep
     from simulations.sweep.plan import plan_of
@@ -163,21 +161,21 @@ def _print_result(result: SweepResult) -> None:
 
 
 def _choice(result: SweepResult) -> list[str]:
-    """Which setting was chosen, and the command that measures it."""
+    """Print the selected setting, and the command that evaluates it."""
     from simulations.sweep.execution import chosen_file
 
     aims = " and ".join(result.plan.aims)
     if not result.plan.aims:
         return [
-            "No setting was chosen, and the table is in the order of the runs. To choose one: "
+            "No setting was selected; the table is in the order of the runs. To select one: "
             "--choose METRIC with --set evaluation.held-out=validation."
         ]
     if not result.chosen:
-        return [f"No setting has a value of {aims} for all seeds: none was chosen."]
+        return [f"No setting has a value of {aims} for all seeds: none was selected."]
     front = ", ".join(map(str, result.chosen))
-    said = f"Chosen by {aims}: setting {front}. To measure it once on the test rows:"
+    said = f"Selected by {aims}: setting {front}. To evaluate it once on the test rows:"
     if len(result.chosen) > 1:
-        said = f"No other setting is better by both {aims} than {front}. On the test rows:"
+        said = f"Pareto front of {aims}: settings {front}. To evaluate them on the test rows:"
     return [said, *(f"  fedrec run {chosen_file(result.folder, one)}" for one in result.chosen)]
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec privacy`: what a number of rounds costs, how much noise a target needs, and what it means
-in words."""
+"""`fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations."""
 
 from __future__ import annotations
 
@@ -15,22 +14,24 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Clients = Annotated[int, typer.Option(help="Clients that may be drawn (N).")]
+Clients = Annotated[int, typer.Option(help="Number of clients that may be sampled (N).")]
 Cohort = Annotated[
     float, typer.Option(help="Clients per round (M); with poisson the expected number.")
 ]
-Rounds = Annotated[int, typer.Option(help="Rounds (T).")]
+Rounds = Annotated[int, typer.Option(help="Number of rounds (T).")]
 Multiplier = Annotated[
     float,
     typer.Option(
         help=(
-            "z: standard deviation of the sum's noise / its sensitivity. The sensitivity is 2S"
-            " under replace-one and S under add-remove (S: the clip norm), so the same noise has"
-            " half the z under replace-one."
+            "Noise multiplier z: standard deviation of the sum's noise / its sensitivity. The"
+            " sensitivity is 2S under replace-one and S under add-remove (S: the clip norm), so the"
+            " same noise has half the z under replace-one."
         )
     ),
 ]
-Delta = Annotated[float | None, typer.Option(help="Default: the smaller of N^-1.1 and 1e-5.")]
+Delta = Annotated[
+    float | None, typer.Option(help="Delta; default: the smaller of N^-1.1 and 1e-5.")
+]
 Sampler = Annotated[str, typer.Option(help="fixed-size (without replacement) or poisson.")]
 Adjacency = Annotated[
     str, typer.Option(help="replace-one (with fixed-size) or add-remove (with poisson).")
@@ -49,7 +50,9 @@ Mechanism = Annotated[
 ]
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help='Print one JSON object; an infinite epsilon is the text "inf".'),
+    typer.Option(
+        "--json", help='Print only one JSON object; an infinite epsilon is the string "inf".'
+    ),
 ]
 
 
@@ -66,13 +69,13 @@ def epsilon(
     mechanism: Mechanism = "gaussian",
     as_json: AsJson = False,
 ) -> None:
-    """Epsilon of a number of rounds, an upper bound."""
+    """Compute the epsilon of a number of rounds (an upper bound)."""
     _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
 
 
 @app.command()
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="Target for all rounds.")],
+    epsilon: Annotated[float, typer.Option(help="Target epsilon for all rounds together.")],
     clients: Clients,
     cohort: Cohort,
     rounds: Rounds,
@@ -83,37 +86,41 @@ def calibrate(
     mechanism: Mechanism = "gaussian",
     as_json: AsJson = False,
 ) -> None:
-    """Smallest noise multiplier z that keeps a target epsilon; relative to 2S under replace-one, S
-    under add-remove."""
+    """Compute the smallest noise multiplier z for a target epsilon; relative to 2S under
+    replace-one, S under add-remove."""
     _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
 
 
 @app.command()
 def explain(
     experiment: Annotated[
-        str | None, typer.Argument(help="An experiment with a [privacy] table.")
+        str | None, typer.Argument(help="Experiment with a [privacy] table.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", help="Override a key of the experiment: --set rounds=100"),
+        typer.Option(
+            "--set", "-s", help="Override a key of the experiment, such as rounds=100; may repeat."
+        ),
     ] = None,
     clients: Annotated[
         int | None,
         typer.Option(
-            help="Clients that may be drawn (N); an experiment's are counted in its data."
+            help="Number of clients that may be sampled (N); default: counted in the data."
         ),
     ] = None,
-    cohort: Annotated[float | None, typer.Option(help="See `epsilon`.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="See `epsilon`.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="See `epsilon`.")] = None,
-    delta: Annotated[float | None, typer.Option(help="See `epsilon`.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
-    adjacency: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
-    backend: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
-    mechanism: Annotated[str | None, typer.Option(help="See `epsilon`.")] = None,
+    cohort: Annotated[float | None, typer.Option(help="Clients per round (M).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds (T).")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise multiplier z.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="fixed-size or poisson.")] = None,
+    adjacency: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Accountant: autodp, tight-rdp, pld or paper.")
+    ] = None,
+    mechanism: Annotated[str | None, typer.Option(help="gaussian or laplace.")] = None,
 ) -> None:
-    """What the epsilon of an experiment, or of options as in `epsilon`, means for a user, and what
-    it leaves out."""
+    """Explain what the epsilon of an experiment (or of options as in `epsilon`) means for a user,
+    and what it does not cover."""
     options = {
         k: v for k, v in locals().items() if k not in ("experiment", "overrides") and v is not None
     }
@@ -159,7 +166,7 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
     beside = sorted(set(options) - {"clients"})
     if beside:
         raise ExperimentError(
-            "an experiment says itself how it is run",
+            "an experiment already has these settings",
             expected="an experiment, or options",
             got=", ".join("--" + key.replace("_", "-") for key in beside),
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec privacy users`: the true epsilons of users with noise of their own, beside those they
-asked for."""
+"""`fedrec privacy users`: true and requested epsilons of users who add their own noise."""
 
 from __future__ import annotations
 
@@ -13,25 +12,24 @@ import typer
 def users(
     experiment: Annotated[
         str,
-        typer.Argument(
-            help="An experiment whose users add noise of their own (step dpvae or dpsgd)."
-        ),
+        typer.Argument(help="Experiment whose users add their own noise (step dpvae or dpsgd)."),
     ],
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", "-s", help="Override a key of the experiment: --set step.epsilon=0.5"
+            "--set",
+            "-s",
+            help="Override a key of the experiment, such as step.epsilon=0.5; may repeat.",
         ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds; default: all of the experiment.")
+        int | None, typer.Option(help="Number of rounds; default: all of the experiment.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="CSV file with one row per user.")
+        Path | None, typer.Option("--output", "-o", help="Output CSV file with one row per user.")
     ] = None,
 ) -> None:
-    """What each user of an experiment spends beside what it asked for; known before anything
-    runs."""
+    """Compute each user's true epsilon beside the requested one; no training is needed."""
     from rich.console import Console
     from rich.table import Table
 

@@ -33,24 +33,24 @@ from simulations.deployment.flower.unfinished import UNFINISHED, UnfinishedTasks
 from simulations.deployment.flower.work_signal import WorkSignal
 
 PIECES_WAIT = 60.0
-"""Seconds that the ServerApp waits for the pieces of a reply that was announced; Flower's two hours
-are for whoever announces a reply and sends it bit by bit, or never."""
+"""Seconds that the ServerApp waits for the pieces of an announced reply; with Flower's two hours a
+node could block a round by never sending them."""
 FIRST_POLL = 0.1
-"""Seconds after work until an executor asks for the next task; the interval that the environment
-sets, if longer."""
+"""Seconds after a task until an executor polls for the next one; or the interval of the
+environment, if longer."""
 SERVER_POLL, CLIENT_POLL = 1.0, 30.0
-"""Seconds that an executor without work sleeps at most between two questions: the server's as in
-Flower; a node's is woken by a work_signal, and asks for what it may not have heard."""
+"""Longest time in seconds between two polls of an idle executor: the server's as in Flower; a
+node's executor is woken by a work signal and polls only for missed ones."""
 LoadApp = Callable[[str, str, str], ClientApp]
 
-# By name, because their packages give functions of the same names.
+# Imported by name, because their packages define functions of the same names.
 http_grid: Any = importlib.import_module("flwr.superlink.grid.http_grid")
 run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
 run_superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
 
 
 class ForkExecutor:
-    """Runs each task in a fork of this process, which has imported what it needs.
+    """Runs each task in a fork of this process, which has imported all modules.
 
     Args:
         kind: of the tasks that are run, and no others.
@@ -89,12 +89,12 @@ class ForkExecutor:
         exit_handler.registered_exit_handlers.clear()  # the parent's
         try:
             self._become(spec)
-        except Exception as error:  # before Flower's own report of errors, which ends the process
+        except Exception as error:  # before Flower's own error handling, which ends the process
             _report_failure(spec, f"{type(error).__name__}: {error}")
             raise
 
     def reconcile(self) -> None:
-        """Collect children that have ended; a killed one is reported to Flower at once, and not
+        """Collect children that have ended; a killed one is reported to Flower immediately, and not
         after a minute."""
         for child, spec in list(self._children.items()):
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -146,8 +146,8 @@ def _certificates(spec: ExecutionSpec) -> bytes | None:
 
 
 class TolerantClient(RuntimeHttpClient):
-    """An executor's calls, which are repeated if they fail on the server. Flower's executor ends
-    instead, and with it its ServerApp and the whole run, because of a busy database."""
+    """An executor's calls, which are repeated if they fail on the server. Flower's executor exits
+    instead, for example because of a busy database, and with it its ServerApp and the run."""
 
     def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:
         """A task, or none."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to nodes that ask for a message while there is none, without the database.
+"""Fast replies to nodes that poll while they have no message, without using the database.
 
 Most calls to a SuperLink with many nodes are of this kind. In Flower each passes nine middlewares
 and two threads, and marks a message as delivered in a write to the database that finds none: some
@@ -33,7 +33,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PULL = "/v1/fleet/pull-messages"
-"""Path of the call by which a node asks for a message."""
+"""Path of the call with which a node polls for a message."""
 BELIEVED = 60.0
 """Seconds after which the database is asked again whether there is a message for a node."""
 HELD = 25.0
@@ -57,7 +57,7 @@ class HeldCall(NamedTuple):
 
 
 class EmptyQueues:
-    """Nodes for which the database was seen to hold no message, until one is stored for them.
+    """Nodes without a message in the database, until one is stored for them.
 
     Args:
         clock: monotonic seconds.
@@ -83,12 +83,12 @@ class EmptyQueues:
             held.end()
 
     def messages(self, node: int) -> int:
-        """How many messages have been stored for a node: asked before the database is."""
+        """Number of messages stored for a node so far; read before the database is queried."""
         return self._stored[node]
 
     def none_found(self, node: int, messages: int) -> None:
-        """The database held no message for a node; nothing is concluded where one was stored since
-        `messages` were counted, as it may have come too late to be found."""
+        """Record that the database has no message for a node; ignored if one was stored since
+        `messages` was read, because the query may have missed it."""
         with self._lock:
             if self._stored[node] == messages:
                 self._until[node] = self._clock() + BELIEVED
@@ -123,7 +123,7 @@ class EmptyQueues:
 
 
 class AnswerIdleNodes:
-    """ASGI middleware: nodes without a message are answered, all other calls are passed on.
+    """ASGI middleware that answers polls of nodes without a message and passes on all other calls.
 
     Args:
         app: what it passes on to; its link state has `empty_queues`, an `EmptyQueues`.

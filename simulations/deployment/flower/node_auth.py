@@ -2,7 +2,7 @@
 """Verifies that a call is signed by a node of the deployment, from the headers of Flower's
 SuperNodes.
 
-The SuperLink verifies it again, and which node it is; but it reads the whole body first.
+The SuperLink verifies it again, with the identity of the node, but it reads the whole body first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flwr.supercore.primitives.asymmetric import (
     verify_signature,
 )
 
-_LOOK_AGAIN = 2.0  # seconds between two looks for keys that were added
+_LOOK_AGAIN = 2.0  # seconds between two checks for new keys
 
 
 class NodeSignatures:
@@ -41,7 +41,7 @@ class NodeSignatures:
         self._looked = float("-inf")
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
-        """Why a call with these headers is not from a node; None if it is."""
+        """The reason why a call with these headers is not from a node; None if it is."""
         try:
             public = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
             signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)

@@ -11,8 +11,8 @@ from typing import Any
 from uvicorn import Server
 
 TICK = 1.0
-"""Seconds between two looks of a web server whether it shall end (uvicorn: .1, which is most of
-what an idle SuperNode costs)."""
+"""Seconds between two checks of a web server for its end (uvicorn: .1, which is most of the cost of
+an idle SuperNode)."""
 
 
 class PacedTime:

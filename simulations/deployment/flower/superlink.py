@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SuperLink: longer timeouts for its database and for runs, and fewer stored and written
+"""The SuperLink: longer timeouts for its database and for runs, and fewer writes and stored
 data."""
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from simulations.deployment.flower.idle_polls import AnswerIdleNodes, EmptyQueue
 from simulations.deployment.flower.pace import ticking
 
 TASK_SILENCE = 150.0
-"""Half of the seconds after which the SuperLink gives up a ServerApp that it does not hear of
-(Flower: 30), so that a machine may be suspended for some minutes. A ServerApp that ended is
-reported by its executor, at once."""
+"""Half of the seconds without a heartbeat after which the SuperLink regards a ServerApp as lost
+(Flower: 30); long enough for a machine to be suspended for some minutes. The executor reports a
+ServerApp that ended immediately."""
 DATABASE_WAIT_MS = 60_000
 """Milliseconds that the SuperLink waits for a lock on its database."""
 OVERDUE, TIDYING = 120.0, 30.0
-"""Seconds that the SuperLink keeps what belongs to a message after its time; least seconds between
-two looks."""
+"""Seconds that the data of a message are kept after it expired; smallest number of seconds between
+two clean-ups."""
 SETTLING = 1.0
-"""Least seconds between two looks for tasks that fell silent, and between two entries of bytes that
-travelled."""
+"""Smallest number of seconds between two checks for lost tasks, and between two records of
+transferred bytes."""
 
-# By name, because their packages give functions of the same names.
+# Imported by name, because their packages define functions of the same names.
 linkstate_factory: Any = importlib.import_module(
     "flwr.server.superlink.linkstate.linkstate_factory"
 )
@@ -68,7 +68,7 @@ class Seldom:
         self._next = clock() + (0.0 if at_once else seconds)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do the work, if it is due and nobody else does it."""
+        """Do the work, if it is due and no other caller does it."""
         if self._clock() >= self._next and self._busy.acquire(blocking=False):
             try:
                 work()
@@ -80,10 +80,10 @@ class Seldom:
 class TidyLinkState(SqlLinkState):
     """The SuperLink's state without pieces of expired messages, and with fewer writes to its file.
 
-    Flower forgets such a message when it is asked for, but keeps the parameters that it carried
-    until the run ends: where nodes come and go, half a megabyte for each round of a small model. It
-    also forgets a message before its answer has been read, and while a late answer is still being
-    sent; so pieces go `OVERDUE` seconds later.
+    Flower deletes such a message when it is requested, but keeps its parameters until the run ends:
+    if nodes fail, half a megabyte per round of a small model. It also deletes a message before its
+    reply has been read, and while a late reply is still being sent; so pieces are deleted `OVERDUE`
+    seconds later.
 
     With every piece of a message Flower also writes to its database, of which there is one writer
     at a time: it marks tasks that have fallen silent, and adds up bytes. With many nodes that was
@@ -103,7 +103,7 @@ class TidyLinkState(SqlLinkState):
         self._registering = Lock()
 
     def store_message_ins(self, message: Message) -> str | None:
-        """As Flower's; from time to time the data of expired messages are deleted."""
+        """As Flower's; also deletes the data of expired messages from time to time."""
         self._tidying.run(self._tidy)
         try:
             return super().store_message_ins(message)
@@ -123,7 +123,7 @@ class TidyLinkState(SqlLinkState):
     def get_message_ins(
         self, node_id: int, limit: int | None, *, run_id: int | None = None
     ) -> list[Message]:
-        """As Flower's; remembers that there was none."""
+        """As Flower's; records if there was no message."""
         stored = self.empty_queues.messages(node_id)
         found = super().get_message_ins(node_id, limit, run_id=run_id)
         if not found and run_id is None:
@@ -131,7 +131,7 @@ class TidyLinkState(SqlLinkState):
         return found
 
     def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
-        """As Flower's; remembered until a node is removed."""
+        """As Flower's; cached until a node is removed."""
         known = self._nodes.get(public_key)
         if known is not None:
             return known
@@ -158,7 +158,7 @@ class TidyLinkState(SqlLinkState):
         self._entering.run(self._enter_bytes)
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
-        """As Flower's; records whose pieces are to be deleted."""
+        """As Flower's; records the messages whose pieces are to be deleted."""
         if not message_ins_ids:
             return
         answered = MessageRes.reply_to_message_id.in_(message_ins_ids)
@@ -178,7 +178,7 @@ class TidyLinkState(SqlLinkState):
         with self._counting:
             counted, self._bytes = self._bytes, defaultdict(lambda: [0, 0])
         for run_id, (sent, received) in counted.items():
-            with suppress(ValueError):  # the run is gone
+            with suppress(ValueError):  # the run was deleted
                 super().store_traffic(run_id, bytes_sent=sent, bytes_recv=received)
 
     def _tidy(self) -> None:
@@ -226,6 +226,6 @@ def superlink(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     sys.argv = ["flower-superlink", *arguments]
     gc.collect()
-    # what was imported until now is left out of every later look for garbage, a seventh of the work
+    # excludes the modules imported so far from garbage collection, a seventh of the work
     gc.freeze()
     flower_superlink()

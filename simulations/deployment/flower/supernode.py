@@ -30,30 +30,29 @@ from simulations.deployment.flower.pace import PacedTime, ticking
 from simulations.deployment.flower.work_signal import WorkSignal
 
 FLOWER_POLL = 3.0
-"""Seconds that Flower's SuperNode would sleep between two questions for a message; shorter sleeps
-wait for a reply."""
+"""Seconds that Flower's SuperNode sleeps between two polls; shorter sleeps wait for a reply."""
 FIRST_POLL = 0.1
-"""Seconds after a message until the SuperNode asks for the next one."""
+"""Seconds after a message until the SuperNode polls for the next one."""
 HELD_LONG = 5.0
 """Seconds after which an answer without a message was one that the SuperLink held."""
 FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
-"""Seconds between two looks for the reply to a message (Flower: .5)."""
+"""Seconds between two checks for the reply to a message (Flower: .5)."""
 KEPT = 60.0
 """Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
 HEARTBEAT = 15.0
-"""Seconds between a node's signs of life (Flower's default is 30, its least 10); a node is given up
-after two. Shorter brings a killed node back sooner; longer lets the SuperLink be away for longer
-before it gives up living nodes."""
+"""Seconds between a node's heartbeats (Flower's default is 30, its minimum 10); a node is lost
+after two. With shorter intervals a killed node is replaced earlier; with longer ones the SuperLink
+may be offline for longer before it regards nodes as lost."""
 
-# By name, because their packages give functions of the same names.
+# Imported by name, because their packages define functions of the same names.
 nodestate_factory: Any = importlib.import_module("flwr.supernode.nodestate.nodestate_factory")
 start_client_internal: Any = importlib.import_module("flwr.supernode.start_client_internal")
 importlib.import_module("flwr.supernode.main")  # which each SuperNode would import by itself
 
 
 class NodePace:
-    """Sleep times of the SuperNode: short after a message, ever longer without; likewise for the
-    reply to one.
+    """Sleep times of the SuperNode: short after a message and growing while idle; likewise while it
+    waits for a reply.
 
     A question that took long was held by the SuperLink until there was a message, or almost; so the
     next one is asked at once.
@@ -71,8 +70,8 @@ class NodePace:
         self._clock, self._asked = clock, clock()
 
     def __call__(self, seconds: float) -> float:
-        """Seconds to sleep where Flower would sleep so many."""
-        if seconds < FLOWER_POLL:  # it waits for the reply to a message: there is work
+        """Seconds to sleep instead of Flower's."""
+        if seconds < FLOWER_POLL:  # it waits for the reply to a message, so it is not idle
             self._message.restart()
             return min(seconds, self._reply.next())
         self._reply.restart()
@@ -102,10 +101,10 @@ class AnsweringNodeState(InMemoryNodeState):
     one.
 
     Flower's SuperNode works on one message at a time, and waits for any reply without end. A
-    process that was ended together with its executor gives none: the node would stay online and
-    never take a message again. A message whose run was stopped while it arrived is forgotten by the
-    loop but not by this memory: its late reply would be taken for that to the next message, whose
-    own would be left lying.
+    process that was killed together with its executor sends none: the node would stay online and
+    never take a message again. If a run is stopped while a message arrives, Flower's loop forgets
+    the message but its state does not: the late reply would be sent as the reply to the next
+    message.
     """
 
     _newest_task: int | None = None

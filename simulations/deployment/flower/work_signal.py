@@ -32,14 +32,14 @@ class WorkSignal:
 
     def __init__(self, file: Path | None, pause: Callable[[float], None] = time.sleep) -> None:
         self._file, self._pause = file, pause
-        self._pipe: int | None = None  # opened by whoever listens
+        self._pipe: int | None = None  # opened by the listener
 
     def send(self) -> None:
-        """Wake the listener, or keep it from its next sleep; if the signal cannot be sent, it wakes
-        up by itself."""
+        """Wake the listener, or prevent its next sleep; if the signal cannot be sent, the listener
+        wakes up by timeout."""
         if self._file is None:
             return
-        with suppress(OSError):  # nobody listens, or it has been told often enough
+        with suppress(OSError):  # there is no listener, or the pipe is full
             pipe = os.open(self._file, os.O_WRONLY | os.O_NONBLOCK)
             try:
                 os.write(pipe, b"\0")
@@ -54,8 +54,8 @@ class WorkSignal:
         return self
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or until the signal is sent; not at all if it was sent since the last
-        sleep."""
+        """Sleep for some seconds or until the signal is sent; not at all if it was sent since the
+        last sleep."""
         pipe = self.listen()._pipe
         if pipe is None:
             self._pause(seconds)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway of a deployment: a reverse proxy with TLS that lets through what nodes need, and
-nothing else.
+"""The gateway of a deployment: a reverse proxy with TLS that passes only the nodes' calls.
 
 Flower's SuperLink answers nodes (`/v1/fleet/...`), operators (`/v1/control/...`) and executors
-(`/v1/runtime/...`) on one port, and asks operators for no password: whoever reaches that port may
-start runs. So that port stays inside, and this one is what clients reach. Only the node's calls
-pass, by exact path; the answer to all others is 404 and a line in the log. Of a call that no node
-of the deployment has signed nothing but the headers is read. Flower's own node authentication,
-which is the SuperLink's, passes through in headers.
+(`/v1/runtime/...`) on one port, and does not authenticate operators: anyone who reaches that port
+can start runs. So that port is internal, and clients reach only this one. It passes only the nodes'
+calls, by exact path; all others get 404 and a line in the log. If a call is not signed by a node of
+the deployment, only its headers are read. Flower's own node authentication, which is the
+SuperLink's, passes through in headers.
 
 For deployments without Docker and without nginx; `nginx.py` writes the same rules for nginx.
 """
@@ -38,7 +37,7 @@ HEALTH = b"/health"
 MOST_BYTES = 32 * 2**20
 """Largest body of a request; Flower sends arrays in pieces of 5 MiB."""
 MOST_HELD = 256 * 2**20
-"""Largest sum of all bodies that are held at a time."""
+"""Largest total size of all buffered bodies."""
 _CLOSE = {"connection": "close"}
 _HOP_BY_HOP = {
     "connection",
@@ -64,8 +63,8 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
     Args:
         upstream: HOST:PORT of the SuperLink.
         authority: certificate of the authority that signed the SuperLink's.
-        nodes: folder of the nodes whose calls may pass, see `NodeSignatures`; None: the SuperLink
-            alone looks.
+        nodes: folder of the nodes whose calls may pass, see `NodeSignatures`; None: only the
+            SuperLink verifies signatures.
     """
     context = ssl.create_default_context(cafile=str(authority))
 

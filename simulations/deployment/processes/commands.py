@@ -24,7 +24,7 @@ IN_CONTAINER = "FEDREC_CONTAINER"
 
 @dataclass(frozen=True)
 class Process:
-    """A process that is started, watched and restarted.
+    """A process that is started, monitored and restarted.
 
     Attributes:
         name: its name, that of its log too.
@@ -76,7 +76,8 @@ def server_processes(deployment: Deployment) -> list[Process]:
 def superlink_flags(
     *, host: str, port: int, certificate: Path, key: Path, authority: Path, database: Path
 ) -> tuple[str, ...]:
-    """Flags of the SuperLink: TLS, node authentication, executors apart, and a persistent state."""
+    """Flags of the SuperLink: TLS, node authentication, separate executors, and a persistent
+    state."""
     return (
         *("--host", host, "--port", str(port)),
         *(
@@ -115,7 +116,7 @@ def environment_of(process: Process) -> dict[str, str]:
         dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     ).strip(":")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # One thread per process: many share a machine, and a batch of one client is too small to share.
+    # One thread per process: many share a machine, and a batch of one client is too small to split.
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,
@@ -139,7 +140,7 @@ def script(name: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise EngineError(
-            f"there is no command {name!r}", expected="Flower's commands", fix="pip install flwr"
+            f"missing command {name!r}", expected="Flower's commands", fix="pip install flwr"
         )
     return found
 
@@ -167,7 +168,8 @@ def uses_nginx(deployment: Deployment) -> bool:
 
 def _gateway(deployment: Deployment) -> tuple[str, ...]:
     if uses_nginx(deployment):
-        # Its compiled-in log is opened before its rules are read, and may be another user's.
+        # Its default log is opened before its configuration is read, and may belong to another
+        # user.
         return (
             str(shutil.which("nginx")),
             "-e",

@@ -27,15 +27,15 @@ _LATER = (
     "torch.optim",
     "fedrec.privacy.plan",
 )
-"""What would be imported in every fork otherwise."""
+"""Modules that otherwise every fork would import."""
 NODE_POLL = "FEDREC_NODE_POLL"
-"""Names in the environment the most seconds between two questions of an idle node for a message.
-With Flower's 3 s, 200 nodes leave their SuperLink no time for anything else; with more, a first
-message reaches idle nodes later."""
+"""Environment variable: longest time in seconds between two polls of an idle node. With Flower's 3
+s, 200 nodes fully occupy their SuperLink; with longer intervals, a first message reaches idle nodes
+later."""
 
 
 def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
-    """This installation's ClientApp, whatever the server sent: no code comes to a node over the
+    """This installation's ClientApp, whatever the server sent: a node never runs code from the
     network.
 
     Raises:
@@ -54,10 +54,9 @@ def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
 
 
 def import_everything(*, trains: bool = True) -> None:
-    """Import what nodes need, and make the compiled code ready, once for all forks of this process.
-
-    A fork that did it would take a second of a core, for each message. On a machine where the code
-    has never been compiled this takes a quarter of a minute.
+    """Import all modules and load the compiled code, once for all forks of this process; in a fork
+    this would take a second of a core per message. It takes about 15 s if the code was never
+    compiled on this machine.
 
     Args:
         trains: whether forks train; a SuperNode alone needs no compiled code.
@@ -73,7 +72,7 @@ def import_everything(*, trains: bool = True) -> None:
     if trains:
         compile_kernel()
     gc.collect()
-    gc.freeze()  # a collection would write to every page that the forks share
+    gc.freeze()  # a garbage collection would write to all pages that the forks share
 
 
 def _names_in(package: str) -> list[str]:
@@ -100,7 +99,7 @@ def longest_poll() -> float:
         seconds = 0.0
     if not flower_supernode.FIRST_POLL <= seconds < float("inf"):
         raise EngineError(
-            f"{NODE_POLL} in the environment is no time between two questions",
+            f"{NODE_POLL} in the environment is not a valid interval in seconds",
             expected=f"seconds, {flower_supernode.FIRST_POLL} or more",
             got=repr(text),
             fix=f"export {NODE_POLL}={flower_supernode.FLOWER_POLL:g}",

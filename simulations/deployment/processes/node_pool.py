@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes as forks of one process that has imported everything.
 
-Importing Flower and torch takes seconds of a core and 250 MiB, for each of a node's two processes.
-Forks share both, so a machine can run many more nodes. The kernel shares memory copy-on-write, so
-nodes are as separate as two programs of one user.
+Importing Flower and torch takes seconds of a core and 250 MiB for each of a node's two processes.
+Forks share both (memory is copy-on-write), so a machine can run many more nodes. Nodes are as
+isolated from each other as two programs of one user.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NodePool(Supervisor):
         processes: what to run.
         folder: where logs and the list of processes go.
         mains: the functions.
-        patience: seconds that processes have to end before they are killed.
+        patience: seconds after which processes that do not end are killed.
     """
 
     def __init__(

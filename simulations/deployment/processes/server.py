@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server's processes run: `superlink` or `executor`, with the flags of Flower's
+"""Main program of the server's processes: `superlink` or `executor`, with the flags of Flower's
 programs."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulations.deployment.processes.commands import refuse_root_in_a_container
 from simulations.telemetry import disable_telemetry
 
 _LARGE = ("torch", "pandas")
-"""What every ServerApp imports, beside the packages of its app bundle."""
+"""Modules that every ServerApp imports, besides the packages of its app bundle."""
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     for name in _LARGE:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection would write to every page that the forks share
+    gc.freeze()  # a garbage collection would write to all pages that the forks share
     executors.server_executor(arguments)
 
 

@@ -23,7 +23,7 @@ from simulations.deployment.pki.keys import private_folder, write_private
 from simulations.deployment.processes.commands import Process, environment_of
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 5.0
-_WELL_AFTER = 30.0  # a process that has lived so long starts again at once
+_WELL_AFTER = 30.0  # a process that ran this long is restarted immediately
 _STOP_SECONDS = 12.0
 _PR_SET_PDEATHSIG = 1
 
@@ -34,7 +34,7 @@ class Supervisor:
     Args:
         processes: what to run.
         folder: where logs and the list of processes go.
-        patience: seconds that processes have to end before they are killed.
+        patience: seconds after which processes that do not end are killed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Supervisor:
         self._stopping = True
 
     def _step(self) -> bool:
-        """Start what is due; whether anything changed."""
+        """Start the processes that are due; returns whether anything changed."""
         changed, now = False, time.monotonic()
         for process in self.processes:
             running = self._running.get(process.name)
@@ -80,7 +80,7 @@ class Supervisor:
         return changed
 
     def _ended(self, name: str, now: float) -> None:
-        # What it started must not outlive it: a worker of nginx, for one, would keep the port.
+        # Its children must not outlive it: a worker of nginx, for one, would keep the port.
         _signal_group(self._running.pop(name).pid, signal.SIGTERM)
         self._restarts[name] += 1
         if now - self._started[name] > _WELL_AFTER:
@@ -98,7 +98,7 @@ class Supervisor:
                 stderr=log,
                 env=environment_of(process),
                 cwd=self.folder,
-                start_new_session=True,  # so that it and all that it starts can be stopped together
+                start_new_session=True,  # so that it and its children can be stopped together
                 preexec_fn=end_with_parent,
             )
         finally:
@@ -141,8 +141,8 @@ class Supervisor:
 
 
 def end_with_parent() -> None:
-    """For a child to call. On Linux, a process gets a signal to end when its supervisor is gone,
-    however that ended."""
+    """To be called in a child: on Linux, the process gets a stop signal when its supervisor ends
+    for any reason."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

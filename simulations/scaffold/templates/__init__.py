@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small, complete component per kind; `fedrec new` puts a name of your own in the place of
-`Example`."""
+"""One small, complete component per kind; `fedrec new` replaces `Example` by your own name."""

@@ -334,10 +334,12 @@ def test_perturbed_profiles_are_refused(load_tiny, shards):
 
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
-    with pytest.raises(RefusalError, match=r"gives no sum of its own(.*\n)*.*at least 3 nodes"):
+    with pytest.raises(RefusalError, match=r"does not send its own sum(.*\n)*.*at least 3 nodes"):
         own(load_tiny(), shards[0], policy={"least_nodes": 3})
     secure = load_tiny("secure-aggregation=true")
-    with pytest.raises(RefusalError, match=r"cannot prove itself(.*\n)*.*signing.key"):
+    with pytest.raises(
+        RefusalError, match=r"has no certificate for other nodes(.*\n)*.*signing.key"
+    ):
         own(secure, shards[0])
     certify(shards[0])
     assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3
@@ -353,5 +355,5 @@ def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
         ("join", str(shards[0])),
     )
     assert own_node(secure.model_dump_json(), "1" * 16, settings).least_nodes == 3
-    with pytest.raises(RefusalError, match="gives no sum of its own"):
+    with pytest.raises(RefusalError, match="does not send its own sum"):
         own_node(load_tiny().model_dump_json(), "2" * 16, settings)

@@ -198,7 +198,7 @@ def test_column_given_twice_is_refused(tmp_path):
 
 
 def test_path_is_needed(tmp_path):
-    with pytest.raises(DataError, match="no table is named"):
+    with pytest.raises(DataError, match="no table is given"):
         Table("mine", Table.Config()).read()
     with pytest.raises(DataError, match="not a file"):
         read(tmp_path)

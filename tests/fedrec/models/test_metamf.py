@@ -120,5 +120,5 @@ def test_the_servers_parameters_are_refused_on_the_device(model, parameters):
 
 
 def test_another_models_parameters_generate_nothing():
-    with pytest.raises(ExperimentError, match="no parameters to generate"):
+    with pytest.raises(ExperimentError, match="cannot generate parameters"):
         generate({"item.id": torch.zeros(3, 2)}, torch.tensor([0]), None)

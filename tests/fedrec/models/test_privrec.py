@@ -224,7 +224,7 @@ def test_a_start_from_features_needs_some(make):
     bare = Schema(
         schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking"
     )
-    with pytest.raises(ExperimentError, match="nothing to start"):
+    with pytest.raises(ExperimentError, match="no features to initialise"):
         fresh(PrivRec(PrivRecConfig(item_start="features"), bare))
 
 

@@ -166,7 +166,7 @@ def test_what_is_no_event_is_refused():
         {**good, "extra": 1},
         {k: v for k, v in good.items() if k != "adjacency"},
     ):
-        with pytest.raises(RunError, match="no privacy event"):
+        with pytest.raises(RunError, match="not a privacy event"):
             from_record(bad)
 
 

@@ -237,5 +237,5 @@ def test_a_strategy_that_does_not_tell_of_those_inside_it_cannot_be_made_private
     stages = f"{{name='{__name__}:Hiding', stage-one={{rounds=1, step={{name='counts'}}}}}}"
     hiding, outer = f"strategy={stages}", f"strategy={{name='means-start', main={stages}}}"
     for strategy in (hiding, outer):
-        with pytest.raises(ExperimentError, match="leaves its rounds to other strategies"):
+        with pytest.raises(ExperimentError, match="delegates its rounds to other strategies"):
             plans(strategy, "model.item-bias=true", private)

@@ -365,7 +365,7 @@ def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
     for order in (made.order(), replace(made.order(), clients=None)):
         content = pack_train(to_record(made.theta), order)
         (reply,) = made.grid.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
-        assert reply.has_error() and "wants a bare sum" in reply.error.reason
+        assert reply.has_error() and "asks for an unmasked sum" in reply.error.reason
 
 
 class Dialogue:
@@ -439,7 +439,7 @@ def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
     talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
     talk.mask_orders = talk.session.mask_orders()
     talk.train(0)
-    with pytest.raises(ClientError, match="refuses a step"):
+    with pytest.raises(ClientError, match="refuses a message"):
         talk.unmask(0, *survivors)
     assert talk.unmask(0, 0, 1).shares[32:] == bytes(16)
 
@@ -478,9 +478,9 @@ def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
         b"",
         bytes(31),
     ):
-        with pytest.raises(ClientError, match="refuses a step"):
+        with pytest.raises(ClientError, match="refuses a message"):
             secure.share(talk.nodes[0], replace(order, channels=channels))
-    with pytest.raises(ClientError, match="refuses a step"):
+    with pytest.raises(ClientError, match="refuses a message"):
         secure.share(talk.nodes[0], replace(order, session=b"short"))
     talk.nodes[0].least_nodes = 4
     with pytest.raises(ClientError, match="this node's owner wants 4"):
@@ -508,7 +508,7 @@ def test_attack_others_have_no_clients(dialogue):
     """The sum of a session in which one node alone has clients is that node's own."""
     talk = dialogue()
     order = talk.share_orders[0]
-    with pytest.raises(RefusalError, match="none is asked for"):
+    with pytest.raises(RefusalError, match="contribute no client"):
         secure.share(talk.nodes[0], replace(order, counts=counted([6, 0, 0])))
     talk.deal()
     nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
@@ -622,7 +622,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
         lie = replace(order, channels=b"".join([channels[0], key, channels[2]]), proofs=told)
         with pytest.raises(RefusalError, match=why):
             secure.share(talk.nodes[0], lie)
-    with pytest.raises(RefusalError, match="not their nodes'"):
+    with pytest.raises(RefusalError, match="without a valid proof"):
         secure.share(talk.nodes[0], replace(order, proofs=b""))
     assert secure.share(talk.nodes[0], order)
 

@@ -143,7 +143,7 @@ def test_nothing_is_told_by_items_that_know_no_gender(tmp_path):
 
 @pytest.mark.parametrize("attribute", ["sex", "genres"])
 def test_an_unknown_attribute_is_explained(tmp_path, attribute):
-    with pytest.raises(ExperimentError, match="no attribute that can be inferred"):
+    with pytest.raises(ExperimentError, match="not an attribute that can be inferred"):
         attack(tmp_path, AttributeOptions(attribute))
 
 

@@ -230,7 +230,7 @@ def test_a_run_that_its_budget_ends_early_is_audited_for_the_rounds_it_had(tmp_p
         and found.verdict != "FAIL"
         and 2.0 < found.mechanism.epsilon <= 3.0
     )
-    with pytest.raises(ExperimentError, match="nothing to audit"):
+    with pytest.raises(ExperimentError, match="no rounds to audit"):
         audit_experiment(bounded(0.01), None, tmp_path / "none", canaries=CANARIES)
 
 
@@ -246,7 +246,7 @@ def test_claims_that_canaries_cannot_test_are_explained(change):
 
 
 def test_an_experiment_without_a_claim_needs_one(tmp_path):
-    with pytest.raises(ExperimentError, match="claims no privacy"):
+    with pytest.raises(ExperimentError, match="makes no privacy claim"):
         audit_experiment(audited(), None, tmp_path)
 
 
@@ -321,8 +321,8 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("engine.name=flower", "cannot be watched"),
-        ("sampler.name=test_audit:Odd", "no rate"),
+        ("engine.name=flower", "does not support audits"),
+        ("sampler.name=test_audit:Odd", "no known sampling rate"),
         (
             (
                 "strategy={name='two-stage', stage-one={rounds=3, strategy={name='reptile',"

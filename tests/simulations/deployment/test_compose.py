@@ -218,7 +218,7 @@ def test_nodes_of_an_older_version_get_the_keys_that_they_lack(tmp_path):
     made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
     (made.node(1) / "signing.key").unlink()
     kept = (made.node(2) / "signing.key").read_bytes()
-    with pytest.raises(RefusalError, match="cannot prove itself") as error:
+    with pytest.raises(RefusalError, match="has no certificate for other nodes") as error:
         _identity(made.node(1))
     assert "fedrec deploy add-nodes DEPLOYMENT 0" in error.value.fix
     assert add_nodes(made, 0).settings.nodes == 2

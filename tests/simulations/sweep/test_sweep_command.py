@@ -36,7 +36,7 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     folder = tmp_path / "sweep"
     vary = ("--vary", "strategy.server-lr=[0.1, 1.0]")
     code, out, err = fedrec("sweep", experiment, *vary, "-o", folder)
-    assert code == 0 and "server-lr" in out and "No setting was chosen" in out
+    assert code == 0 and "server-lr" in out and "No setting was selected" in out
     assert "run 2/2" in err and "left" in err
     assert out.splitlines()[-1] == str(folder)
     again, second, err = fedrec("resume", folder)
@@ -58,7 +58,7 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_
         (["-v", "rounds=[1]", "--choose", "hits@5"], "chosen by test users"),
         (["--seeds", "0"], "1 or more"),
         (["--trials", "5"], "nothing is varied"),
-        (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "two ways to choose"),
+        (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),
     ],
 )
 def test_bad_input_says_what_to_do(fedrec, experiment, tmp_path, arguments, words):

@@ -90,7 +90,7 @@ def test_the_first_round_is_charged_for_what_has_no_opposite(table):
     "setting", ["strategy.step={name='rating-sums', scale=[0.0, 5.0]}", "model.scale=[0.5, 5.0]"]
 )
 def test_two_scales_are_refused(run, setting):
-    with pytest.raises(ExperimentError, match="two scales"):
+    with pytest.raises(ExperimentError, match="rating scales differ"):
         run("rounds=1", setting)
 
 

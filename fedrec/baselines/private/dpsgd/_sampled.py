@@ -37,24 +37,24 @@ _WHY = "the clip norm of each step is chosen by algorithm 2 from private gradien
 
 
 class SampledConfig(PrivateConfig):
-    """Settings of every system that is trained by DP-SGD on users."""
+    """Settings of systems that are trained by DP-SGD on users."""
 
     steps: int = Field(default=100, ge=1)
     """Gradient steps, each of which is a release."""
     cohort: int = Field(default=500, ge=1)
-    """Users per step, expected under add-remove; at most all."""
+    """Users per step (expected number under add-remove); at most all."""
     clip: Literal["constant", "optimal"] = "constant"
     """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, whose epsilon is infinite."""
     clip_norm: float = Field(default=1.0, gt=0)
     """S, bound on the L2 norm of a user's gradient."""
     learning_rate: float = Field(default=0.003, gt=0)
-    """Step size of Adam."""
+    """Learning rate of Adam."""
 
     @model_validator(mode="after")
     def _noise_to_choose_by(self) -> Self:
         if self.clip == "optimal" and not self.noise:
             raise ValueError(
-                "clip = 'optimal' with noise = true only: it weighs clipping against the noise"
+                "clip = 'optimal' only with noise = true, because it balances clipping and noise"
             )
         return self
 

@@ -39,7 +39,7 @@ class DpSvdConfig(SampledConfig):
     biases: bool = True
     """Whether items and users have biases."""
     user_regularisation: float = Field(default=10.0, gt=0)
-    """Weight of |x_u|^2 where a user is solved for."""
+    """Regularisation of x_u in the users' ridge regressions."""
     spread: float = Field(default=0.1, gt=0)
     """Standard deviation of the initial factors of items."""
 

@@ -78,7 +78,7 @@ def test_who_is_a_canary():
 
 def test_a_model_without_item_rows_is_refused():
     assert reserved_table(("item.bias", "item.id"), {"w": (3,), "item.id": (5, 2)}) == "item.id"
-    with pytest.raises(ExperimentError, match="no place for canaries"):
+    with pytest.raises(ExperimentError, match="no item table for canaries"):
         reserved_table((), {"w": (3,)})
 
 

@@ -79,7 +79,7 @@ def test_prices_are_no_ids(written):
 def test_columns_can_be_named(written):
     given = {"user": "item", "item": "user"}
     found = recognise(written(("user", "item", "rating", "time")), given)
-    assert (found.columns["user"], found.reasons["user"]) == ("item", "as you said")
+    assert (found.columns["user"], found.reasons["user"]) == ("item", "as given")
     with pytest.raises(DataError, match="no column 'nobody'"):
         recognise(written(("user", "item", "rating", "time")), {"user": "nobody"})
 

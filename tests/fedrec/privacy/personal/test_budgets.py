@@ -92,5 +92,5 @@ def test_budgets_are_drawn_from_zero_to_the_largest():
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1)])
 def test_impossible_budgets_are_refused(epsilon, delta):
-    with pytest.raises(ExperimentError, match="that budget"):
+    with pytest.raises(ExperimentError, match="invalid budget"):
         PersonalBudget(epsilon, delta)
