@@ -165,10 +165,10 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
     drawn = sampler(experiment.settings(SAMPLER), np.arange(clients), experiment.seed)
     if drawn.expected_cohort is None:
         raise ExperimentError(
-            f"sampler {experiment.sampler.name!r} has no rate that an audit knows",
-            expected="a sampler that says how many clients a round has on average",
+            f"sampler {experiment.sampler.name!r} has no known sampling rate",
+            expected="a sampler that states the mean size of its cohorts",
             got=f"no `expected_cohort` in {sampler.__name__}",
-            fix="sampler full, fixed-size or poisson, or define that property",
+            fix="use the sampler full, fixed-size or poisson, or define that property",
         )
     return drawn.expected_cohort
 

@@ -515,7 +515,7 @@ def test_a_ledger_that_lost_charges_is_not_gone_on_with(
             # what is there is charged again from the first round on, and nobody knows of more
             return
     with pytest.raises(
-        RunError, match=r"does not hold all that the run has spent(.*\n)*.*restore the file"
+        RunError, match=r"does not contain all charges of the run(.*\n)*.*restore the file"
     ):
         runner.resume(tmp_path / "broken")
     file.write_text("".join(before))
@@ -560,9 +560,7 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
         accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
     )  # within the digits of the grid
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
-    with pytest.raises(
-        ComponentError, match=r"is wrong: the best known attack exceeds"
-    ):
+    with pytest.raises(ComponentError, match=r"is wrong: the best known attack exceeds"):
         accountant.epsilon(1e-5, attack=True)
 
 
