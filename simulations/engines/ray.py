@@ -227,8 +227,8 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     connect(engine.ray_address, nodes, _bytes(KEPT.population(run.experiment)))
     if ours and engine.ray_address is None and not has_token():
         log.warning(
-            "Ray was used in this process before: other users of this machine may be able to"
-            " connect to the Ray that is started now"
+            "Ray's token authentication is off: other users of this machine may be able to connect"
+            " to the Ray that is started now"
         )
     try:
         gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0

@@ -49,6 +49,7 @@ def alone() -> Iterator[None]:
     for name, value in settings_of_a_local_ray().items():
         if not given or name == _LOOPBACK:
             os.environ.setdefault(name, value)
+    _authentication_is_read_again()
     try:
         with _seen_by_ray():
             yield
@@ -57,6 +58,7 @@ def alone() -> Iterator[None]:
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
+        _authentication_is_read_again()
 
 
 @contextmanager
@@ -74,8 +76,20 @@ def _seen_by_ray() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = before
 
 
+def _authentication_is_read_again() -> None:
+    """Make Ray read its authentication mode and token from the environment.
+
+    It reads them when it is imported, which may have happened before. If it then starts a local Ray
+    that requires a token, it cannot connect to it. A Ray that runs keeps what it has.
+    """
+    raylet: Any = sys.modules.get("ray._raylet")
+    if raylet is None or sys.modules["ray"].is_initialized():
+        return
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")
+
+
 def has_token() -> bool:
-    """Whether this process's Ray works with a token; not where Ray was in use before, as it reads
-    that once."""
+    """Whether this process's Ray authenticates by a token."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN

@@ -148,6 +148,32 @@ def _listening(pid):
                 yield local.partition(":")[0]
 
 
+AFTER_OTHER_USE = """
+import ray
+quiet = dict(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+def use():
+    assert ray.get(ray.remote(lambda: 5).remote()) == 5
+    ray.shutdown()
+ray.init(address="local", **quiet)
+use()
+from simulations.engines.ray_alone import alone, has_token
+with alone():
+    ray.init(address="local", **quiet)
+    assert has_token()
+    use()
+assert not has_token()
+ray.init(address="local", **quiet)
+use()
+print("used")
+"""
+
+
+def test_ray_may_have_been_used_before_and_may_be_used_afterwards(tmp_path):
+    """Ray reads its authentication mode when it is imported."""
+    output, errors = python(AFTER_OTHER_USE, home=tmp_path).communicate(timeout=240)
+    assert output == "used\n", errors[-2000:]
+
+
 def test_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ray_alone.alone():
