@@ -414,6 +414,7 @@ def test_an_import_error_is_told_and_the_rest_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_on_ray_it_is_named_as_well(plugin, experiment, fedrec, tmp_path, monkeypatch):
     """The node is another process, which finds the module by PYTHONPATH and has no entry point."""
     file = plugin("step", BROKEN["step", "shapes"][0])

@@ -48,7 +48,9 @@ def same_run(result, other, saved_parameters):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
+)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_engine_gives_the_same_bits(run_tiny, saved_parameters, system, engine):
     serial = run_tiny(*SYSTEMS[system], output="serial")

@@ -15,6 +15,8 @@ import pytest
 from fedrec.components import registry
 from fedrec.experiment.loading import load
 
+pytestmark = pytest.mark.install
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
 

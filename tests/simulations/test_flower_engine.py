@@ -10,6 +10,8 @@ import pytest
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 
+pytestmark = pytest.mark.flower
+
 
 class Recorder(Callback):
     def __init__(self):

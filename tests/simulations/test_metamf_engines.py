@@ -52,7 +52,9 @@ def run_metamf(run_tiny):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
+)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_engine_gives_the_serial_engines_numbers(run_tiny, saved_parameters, system, engine):
     serial = run_tiny(*SYSTEMS[system], output="serial")

@@ -14,7 +14,7 @@ import pytest
 
 from simulations.engines import ray_alone
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.timeout(280), pytest.mark.ray]
 ROOT = Path(__file__).resolve().parents[2]
 VICTIM = """
 import os, sys

@@ -21,7 +21,7 @@ from simulations.engines import ray as engine
 from simulations.engines import reply_buffers
 from simulations.engines.ray import open_grid
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.ray]
 ENDLESS = {"name": "sgd", "epochs": 10**9}
 
 

@@ -154,6 +154,7 @@ def test_records_of_flowers_own_arrays_come_back_too():
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(
     run_tiny, monkeypatch
 ):

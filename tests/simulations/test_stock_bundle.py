@@ -44,6 +44,8 @@ MODEL = '''
 import torch
 from fedrec.models.base import Model
 
+pytestmark = pytest.mark.flower
+
 
 class AsTorch(Model):
     """The network of the clients, under the same names."""

@@ -21,6 +21,8 @@ from fedrec.runs.folder import RunFolder
 from simulations import cli
 from simulations.engines import flower
 
+pytestmark = pytest.mark.install
+
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {kind.name: f"trial-{kind.name}" for kind in KINDS}
 

@@ -216,6 +216,7 @@ def test_an_unknown_aim_offers_the_known_ones(plan, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_ray_finds_the_same_as_one_process(plan, tmp_path):
     serial = sweep(plan(seeds=2), tmp_path / "serial")
     at_once = sweep(plan(seeds=2), tmp_path / "ray", workers=2)

@@ -102,7 +102,9 @@ def test_learning_lowers_the_loss(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
+)
 def test_every_engine_gives_the_same(run, saved_parameters, engine):
     settings = (*PRIVATE, "rounds=3", "engine.nodes=2")
     expected = saved_parameters(run(*settings, output="serial").folder)
