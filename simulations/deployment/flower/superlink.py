@@ -40,6 +40,9 @@ DATABASE_WAIT_MS = 60_000
 OVERDUE, TIDYING = 120.0, 30.0
 """Seconds that the SuperLink keeps what belongs to a message after its time; least seconds between
 two looks."""
+GARBAGE = (50_000, 20, 20)
+"""Objects between two looks for garbage among new ones, and looks until older ones are gone over
+(Python: 700, 10, 10)."""
 SETTLING = 1.0
 """Least seconds between two looks for tasks that fell silent, and between two entries of bytes that
 travelled."""
@@ -226,6 +229,8 @@ def superlink(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     sys.argv = ["flower-superlink", *arguments]
     gc.collect()
-    # what was imported until now is left out of every later look for garbage, a seventh of the work
+    # what was imported until now is left out of every later look for garbage, a seventh of the work;
+    # looks are rarer, as each goes over the web framework's and SQLAlchemy's objects
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
     flower_superlink()
