@@ -229,8 +229,8 @@ def superlink(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     sys.argv = ["flower-superlink", *arguments]
     gc.collect()
-    # what was imported until now is left out of every later look for garbage, a seventh of the work;
-    # looks are rarer, as each goes over the web framework's and SQLAlchemy's objects
+    # what was imported until now is left out of every later look for garbage, a seventh of the
+    # work; looks are rarer, as each goes over objects of the web framework and SQLAlchemy
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     flower_superlink()
