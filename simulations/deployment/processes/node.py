@@ -29,9 +29,9 @@ _LATER = (
 )
 """What would be imported in every fork otherwise."""
 NODE_POLL = "FEDREC_NODE_POLL"
-"""Names in the environment the most seconds between two questions of an idle node for a message.
-With Flower's 3 s, 200 nodes leave their SuperLink no time for anything else; with more, a first
-message reaches idle nodes later."""
+"""Names in the environment the most seconds between two questions of an idle node for a message,
+where the SuperLink answers them at once. With Flower's 3 s, 200 nodes leave such a SuperLink no
+time for anything else; with more, a first message reaches idle nodes later."""
 
 
 def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
