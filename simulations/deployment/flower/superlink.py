@@ -40,6 +40,9 @@ DATABASE_WAIT_MS = 60_000
 OVERDUE, TIDYING = 120.0, 30.0
 """Seconds that the data of a message are kept after it expired; smallest number of seconds between
 two clean-ups."""
+GARBAGE = (50_000, 20, 20)
+"""Thresholds of the garbage collector: new objects, and collections before older generations are
+collected (Python: 700, 10, 10)."""
 SETTLING = 1.0
 """Smallest number of seconds between two checks for lost tasks, and between two records of
 transferred bytes."""
@@ -226,6 +229,8 @@ def superlink(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     sys.argv = ["flower-superlink", *arguments]
     gc.collect()
-    # excludes the modules imported so far from garbage collection, a seventh of the work
+    # excludes the modules imported so far from garbage collection, a seventh of the work;
+    # collections are rarer, as each goes over objects of the web framework and SQLAlchemy
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
     flower_superlink()

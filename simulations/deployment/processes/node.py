@@ -29,9 +29,9 @@ _LATER = (
 )
 """Modules that otherwise every fork would import."""
 NODE_POLL = "FEDREC_NODE_POLL"
-"""Environment variable: longest time in seconds between two polls of an idle node. With Flower's 3
-s, 200 nodes fully occupy their SuperLink; with longer intervals, a first message reaches idle nodes
-later."""
+"""Environment variable: longest time in seconds between two polls of an idle node, where the
+SuperLink does not hold polls. With Flower's 3 s, 200 nodes fully occupy such a SuperLink; with
+longer intervals, a first message reaches idle nodes later."""
 
 
 def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
