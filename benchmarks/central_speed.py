@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long centralised systems take on MovieLens-1M, and iALS beside `implicit`'s.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.central_speed [evaluation|fit|ials]... [--threads 2]
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.central_speed [evaluation|fit|ials]...
+        [--threads 2] [--systems user-knn ...] [--solvers cg ...] [--pairs 3]
 
 evaluation: all 6,040 users (those with a held-out positive) over the whole catalogue, seconds per
 system by wall clock and of CPU, the fastest of three. fit: EASE, iALS (64 factors, 15 sweeps) and
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def clocked(work: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - started[0], time.process_time() - started[1]
 
 
-def evaluation(protocol: RankingProtocol, names: tuple[str, ...] = EVALUATED) -> None:
+def evaluation(protocol: RankingProtocol, names: Sequence[str]) -> None:
     """Seconds to rank everybody, metrics and statistics of lists included."""
     print(f"{len(protocol.clients)} users, {protocol.training.num_items} items")
     for name in names:
@@ -68,14 +69,14 @@ def fit(protocol: RankingProtocol) -> None:
     print(f"together: {total[0]:.2f} s by wall clock, {total[1]:.2f} s of CPU")
 
 
-def ials(protocol: RankingProtocol, threads: int, pairs: int = 3) -> None:
+def ials(protocol: RankingProtocol, threads: int, solvers: Sequence[str], pairs: int) -> None:
     """Ours and `implicit`'s in turns."""
     from implicit.als import AlternatingLeastSquares  # pyright: ignore[reportMissingImports]
     from scipy.sparse import csr_matrix
 
     histories: Histories = protocol.training
     liked = csr_matrix(histories.csr())
-    for solver in ("exact", "cg"):
+    for solver in solvers:
         config = Ials.Config.parse({"factors": FACTORS, "sweeps": SWEEPS, "solver": solver})
         ratios = []
         for _ in range(pairs):
@@ -105,15 +106,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("parts", nargs="*", default=["evaluation", "fit", "ials"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--systems", nargs="+", default=EVALUATED)
+    parser.add_argument("--solvers", nargs="+", choices=("exact", "cg"), default=("exact", "cg"))
+    parser.add_argument("--pairs", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     protocol = lists()
     if "evaluation" in given.parts:
-        evaluation(protocol)
+        evaluation(protocol, given.systems)
     if "fit" in given.parts:
         fit(protocol)
     if "ials" in given.parts:
-        ials(protocol, given.threads)
+        ials(protocol, given.threads, given.solvers, given.pairs)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -35,6 +34,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.baselines.base import Baseline, Histories, Sparse
+from fedrec.baselines.factorisation._ials_steps import improved
 from fedrec.config import Config
 from fedrec.rng import torch_stream
 
@@ -104,20 +104,19 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
         `[rows, factors]`.
     """
     width, counts = fixed.shape[1], np.diff(liked.indptr)
-    gram = fixed.T @ fixed
-    padded = torch.cat([fixed, fixed.new_zeros(1, width)])
-    found = fixed.new_zeros(len(counts), width)
     extra = config.weight - 1
     totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed.dtype)
     penalty = config.regularisation * totals**config.frequency_exponent
+    if start is not None:
+        given = {"weight": config.weight, "penalty": penalty.numpy(), "steps": config.cg_steps}
+        return torch.from_numpy(improved(liked, fixed.numpy(), start.numpy(), **given))
+    gram = fixed.T @ fixed
+    padded = torch.cat([fixed, fixed.new_zeros(1, width)])
+    found = fixed.new_zeros(len(counts), width)
 
     def solve(rows: Tensor, columns: Tensor) -> None:
         part = padded[columns]
         right = config.weight * part.sum(1)
-        if start is not None:
-            factor = partial(_product, gram, part, extra, penalty[rows][:, None])
-            found[rows] = _conjugate_gradients(factor, right, start[rows], config.cg_steps)
-            return
         matrix = torch.baddbmm(
             gram.expand(len(rows), -1, -1), part.transpose(1, 2), part, alpha=extra
         )
@@ -125,29 +124,6 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
         found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
 
     _in_threads(solve, _alike(liked, width))
-    return found
-
-
-def _product(gram: Tensor, part: Tensor, extra: float, penalty: Tensor, rows: Tensor) -> Tensor:
-    """Each row's matrix times the row, `[rows, factors]`, without making the matrix."""
-    through = torch.bmm(part.transpose(1, 2), torch.bmm(part, rows[..., None]))[..., 0]
-    return rows @ gram + extra * through + penalty * rows
-
-
-def _conjugate_gradients(
-    factor: Callable[[Tensor], Tensor], right: Tensor, found: Tensor, steps: int
-) -> Tensor:
-    """Some steps towards the solution of factor(x) = right, for each row by itself."""
-    rest = right - factor(found)
-    direction, length = rest, rest.square().sum(1, keepdim=True)
-    for _ in range(steps):
-        moved = factor(direction)
-        rate = length / (direction * moved).sum(1, keepdim=True).clamp(
-            min=torch.finfo(length.dtype).tiny
-        )
-        found, rest = found + rate * direction, rest - rate * moved
-        before, length = length, rest.square().sum(1, keepdim=True)
-        direction = rest + length / before.clamp(min=torch.finfo(length.dtype).tiny) * direction
     return found
 
 

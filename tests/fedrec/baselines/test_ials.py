@@ -72,6 +72,45 @@ def test_enough_conjugate_gradients_solve_exactly(liked):
     )
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_steps_are_those_of_the_textbook(steps, liked):
+    """Against Hestenes and Stiefel's recursion on each row's matrix, made whole."""
+    fixed = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(80, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    config = IalsConfig(factors=4, cg_steps=steps, weight=3.0, frequency_exponent=0.5)
+    found, table = solved(liked.csr(), fixed, config, start), liked.matrix().double()
+    for user in range(0, 80, 7):
+        weights = 1 + 2 * table[user]
+        ridge = 10.0 * weights.sum() ** 0.5 * torch.eye(4, dtype=torch.float64)
+        matrix = fixed.T @ (weights[:, None] * fixed) + ridge
+        own = start[user]
+        rest = fixed.T @ (weights * table[user]) - matrix @ own
+        way = rest
+        for _ in range(steps):
+            size = rest @ rest / (way @ matrix @ way)
+            own, after = own + size * way, rest - size * (matrix @ way)
+            way, rest = after + (after @ after) / (rest @ rest) * way, after
+        torch.testing.assert_close(found[user], own, rtol=1e-9, atol=1e-12)
+
+
+def test_the_number_of_threads_changes_nothing_in_the_steps(liked):
+    fixed, start = torch.randn(50, 4), torch.randn(80, 4)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(solved(liked.csr(), fixed, IalsConfig(factors=4), start))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+def test_a_row_without_likes_stays_zero_under_steps():
+    histories = Histories(5, np.array([0, 0, 2, 2]), np.array([1, 4]))
+    found = solved(histories.csr(), torch.randn(5, 3), IalsConfig(factors=3), torch.ones(3, 3))
+    assert not found[[0, 2]].any() and found[1].any()
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_sweep_gives_the_factors_of_implicit(steps, liked):
     """In double precision, from the same item factors, with its c = alpha r; exactly, and by
