@@ -158,7 +158,8 @@ def utility(
         cls = resolve(BASELINE, name)
         seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
         model = cls(cls.Config.parse(seeded))
-        model.fit(Histories(data.num_items, *population.liked(clients), clients))
+        offsets, items = population.liked(clients)
+        model.fit(Histories(data.num_items, offsets, items, clients))
         for title, asked, masks in (
             (name, population, MASKS),
             (f"{name}-device", plain, ("real",)),
@@ -169,7 +170,8 @@ def utility(
             for start in range(0, len(tested), 256):
                 block = tested[start : start + 256]
                 lists = population.held_out(block, part)
-                scores = model.scores(Histories(data.num_items, *asked.liked(block), block))
+                offsets, items = asked.liked(block)
+                scores = model.scores(Histories(data.num_items, offsets, items, block))
                 fixed = {
                     key: torch.from_numpy(getattr(lists, key))
                     for key in ("seen", "known", "relevant")
