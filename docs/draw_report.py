@@ -101,7 +101,8 @@ def _page_style() -> str:
 
 def _style() -> str:
     """Those of the report's rules that charts use."""
-    kept = [line for line in _page_style().splitlines() if line.strip().startswith(_RULES)]
+    lines = _page_style().splitlines()
+    kept = [line for line in lines if line.startswith(_RULES) and line.endswith("}")]
     own = (
         ".head { fill: var(--ink); font-size: 22px; font-weight: 600; }"
         " .name { fill: var(--ink); font-size: 15px; } .end { text-anchor: end; }"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -207,10 +208,11 @@ def _refuse_different(results: Sequence[Result]) -> None:
     for result, table in zip(results[1:], tables[1:], strict=True):
         for key in _SAME:
             if table.get(key) != tables[0].get(key):
+                expected, got = _differing(tables[0].get(key), table.get(key))
                 raise ExperimentError(
                     f"{result.folder.name} cannot be compared with {results[0].folder.name}",
-                    expected=f"the same {key}: {tables[0].get(key)!r}",
-                    got=repr(table.get(key)),
+                    expected=f"the same {key}: {expected}",
+                    got=got,
                     fix="compare runs on the same data and split",
                 )
         one, other = (r.experiment.evaluation.held_out for r in (results[0], result))
@@ -220,6 +222,19 @@ def _refuse_different(results: Sequence[Result]) -> None:
                 expected=f"evaluation.held-out = {one!r}",
                 got=repr(other),
             )
+
+
+def _differing(one: Any, other: Any) -> tuple[str, str]:
+    """How two sections differ, as texts: their names, or the settings that are not the same."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return repr(one), repr(other)
+    keys = ["name"] if one.get("name") != other.get("name") else [*dict.fromkeys([*one, *other])]
+    apart = [key for key in keys if one.get(key) != other.get(key)]
+    first, second = (
+        ", ".join(f"{key} = {side[key]!r}" if key in side else f"no {key}" for key in apart)
+        for side in (one, other)
+    )
+    return first, second
 
 
 def _unknown(kind: str, name: str, known) -> ExperimentError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ _MOST = 10_000  # settings of a grid
 _EXAMPLES = (
     "--vary 'strategy.server-lr=[0.1, 0.5]', or '{low=0.01, high=1.0, log=true}' for a range"
 )
+_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
 _RESERVED = {"seed": "--seeds N", "evaluation.held-out": "--set evaluation.held-out=validation"}
 
 
@@ -158,7 +160,7 @@ def from_record(record: Mapping[str, Any]) -> Space:
 def _dimension(text: str) -> tuple[str, Choice | Range]:
     key, equals, written = text.partition("=")
     try:
-        value = tomllib.loads(f"value = {written}")["value"]
+        value = _value(written)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
     key = key.strip()
@@ -169,6 +171,14 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     if isinstance(value, dict):
         return key, _range(text, value)
     raise _error(f"{key!r} has one value only", "a list of values, or a range", text)
+
+
+def _value(written: str) -> Any:
+    """TOML's value of a text, where numbers may begin with a point."""
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        return tomllib.loads(f"value = {_POINT.sub('0.', written)}")["value"]
 
 
 def _choice(text: str, values: list[Any]) -> Choice:

@@ -41,7 +41,9 @@ def recommend(
         typer.echo(found.to_csv(index=False), nl=False)
         return
     _write(found, output)
-    typer.echo(f"{len(found):,} recommendations for {found['user'].nunique():,} users: {output}")
+    count = len(set(found["user"]))
+    served = f"{count:,} user{'' if count == 1 else 's'}"
+    typer.echo(f"{len(found):,} recommendations for {served}: {output}")
 
 
 def _write(table: pd.DataFrame, output: Path) -> None:

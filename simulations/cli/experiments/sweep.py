@@ -183,7 +183,7 @@ def _table(result: SweepResult) -> Table:
     from rich.table import Table
 
     metrics = _metrics(result)
-    table = Table("setting", *result.plan.space, "runs")
+    table = Table("setting", *_short(list(result.plan.space)), "runs")
     for metric in metrics:
         table.add_column(metric, justify="right")
     for number, row in _ordered(result).head(_SHOWN).to_dict("index").items():
@@ -192,6 +192,12 @@ def _table(result: SweepResult) -> Table:
         style = "bold" if number in result.chosen else None
         table.add_row(str(number), *cells, str(row["runs"]), *values, style=style)
     return table
+
+
+def _short(keys: list[str]) -> list[str]:
+    """The last words of keys, where these tell them apart."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return last if len(set(last)) == len(last) else keys
 
 
 def _ordered(result: SweepResult) -> pd.DataFrame:

@@ -131,3 +131,10 @@ def test_a_narrow_terminal_gets_tables_that_it_can_show(result, width):
     assert len(tables) > 1
     assert all(cell in captured.get() for row in comparison_cells(found) for cell in row)
     assert captured.get().count("popularity") == len(tables)
+
+
+def test_a_refusal_names_what_differs_and_nothing_else(result):
+    split = {"name": "user-holdout", "test-users": 0.5}
+    with pytest.raises(ExperimentError) as error:
+        compare([result(users=[0.1, 0.2]), result(users=[0.3, 0.1], split=split)])
+    assert "test-users = 0.5" in error.value.text() and "user-holdout" not in error.value.text()

@@ -38,6 +38,12 @@ def test_values_come_back_as_they_were_written():
     assert all(type(one) is type(two) for one, two in zip(found, values, strict=True))
 
 
+def test_numbers_may_begin_with_a_point_and_texts_stay_as_they_are():
+    assert space_of(["a=[.5, -.25]"]) == {"a": Choice((0.5, -0.25))}
+    assert space_of(["a={low=.5, high=1.0}"]) == {"a": Range(0.5, 1.0)}
+    assert space_of(["a=['.5', 'x .5']"]) == {"a": Choice((".5", "x .5"))}
+
+
 def test_points_of_ranges_stay_within_and_are_a_function_of_the_number():
     space = space_of(["a={low=1, high=3}", "b={low=0.001, high=1.0, log=true}", "c=[[1], [2]]"])
     points = [drawn(space, 5, number) for number in range(300)]
