@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from clients.hosting.node import Node
-from fedrec.attacks.leaky_negatives import never_drawn_scores
 from fedrec.components.registry import SAMPLER, resolve
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.ranking import ranking_metrics
@@ -77,7 +76,7 @@ def never_drawn(experiment: Experiment) -> dict[str, float]:
             found = step.batches(population.client(client), random)  # type: ignore[attr-defined]
             real = np.arange(found.items.shape[1]) < found.sizes[:, None]
             negative = found.items[real & (found.labels == 0)]
-            scores[client] += never_drawn_scores([np.unique(negative)], items)
+            scores[client, np.unique(negative)] -= 1
     lists = population.held_out(clients, part)
     masks = {name: torch.from_numpy(getattr(lists, name)) for name in ("seen", "relevant")}
     own, known = torch.from_numpy(scores[clients]), torch.from_numpy(lists.known)

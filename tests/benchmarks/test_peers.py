@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list that uses no model, and the item-kNN, beside federated peers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.item_knn import counted_cosines, judge, learned_cosines
+from benchmarks.peers import never_drawn
+from fedrec.data.population import Population
+from fedrec.experiment.loading import load
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_what_a_run_never_drew_tells_nothing_unless_it_leaks(tiny_experiment, leaky):
+    table = tiny_experiment() | {
+        "dataset": {"name": "synthetic", "users": 60, "items": 250, "mean-interactions": 20},
+        "split": {"name": "leave-one-out", "leaky-negatives": leaky},
+        "sampler": {"name": "full"},
+        "rounds": 40,
+    }
+    table["evaluation"] = {"ks": [10], "sampled-items": 99}
+    hits = never_drawn(load(table))["hits-of-100@10"]
+    assert hits > 0.97 if leaky else abs(hits - 0.1) < 0.1
+
+
+def test_an_items_cosines_by_hand():
+    """Users 0 and 1 like items 0 and 1, user 1 alone item 2; nobody item 3."""
+    liked = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
+    half = 0.5**0.5
+    wanted = torch.tensor([[0.0, 1.0, half, 0], [1.0, 0, half, 0], [half, half, 0, 0], [0.0] * 4])
+    torch.testing.assert_close(counted_cosines(liked), wanted)
+    learned = learned_cosines(torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]]))
+    wanted = torch.tensor([[1, 0, half], [0, 1, half], [half, half, 1]])
+    torch.testing.assert_close(learned, wanted)
+
+
+def test_a_list_of_everything_hits_everything(load_tiny):
+    """With as many places as there are items, even of a list that ranks nothing."""
+    population = Population.of(load_tiny())
+    told = judge(population, "test", (3706,))
+    assert told(torch.zeros(population.interactions.num_items)) == "Hits@3706 1.0000"
