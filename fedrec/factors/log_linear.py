@@ -41,7 +41,7 @@ class LogLinear:
         log_shares: Tensor,
         *,
         iterations: int = 60,
-        tolerance: float = 1e-4,
+        tolerance: float = 1e-2,
     ) -> None:
         shares = torch.softmax(log_shares, 0)
         centred = embeddings - shares @ embeddings
@@ -71,8 +71,8 @@ class LogLinear:
             new_value, new_slope = self._objective(moved, weights, sums)
             better = (new_value >= value)[:, None]
             turned = length * (step * (slope - new_slope)).sum(1, keepdim=True)
-            next_length = length**2 * (step.square() * metric).sum(1, keepdim=True) / turned.clamp(
-                min=1e-300
+            next_length = (
+                length**2 * (step.square() * metric).sum(1, keepdim=True) / turned.clamp(min=1e-300)
             )
             length = torch.where(better, next_length.clamp(*_STEPS), length / 2)
             taste = torch.where(better, moved, taste)
