@@ -28,8 +28,8 @@ class LogLinear:
     """Tastes under given embeddings and popularities.
 
     Args:
-        embeddings: `float64 [items, width]`.
-        log_shares: `float64 [items]`, logarithms of popularities; their sum does not matter.
+        embeddings: `float [items, width]`; tastes and scores have the same precision.
+        log_shares: `float [items]`, logarithms of popularities; their sum does not matter.
         iterations: most steps.
         tolerance: users whose gradient has at most this length (in the metric of the curvature at
             0) are done.
@@ -40,7 +40,7 @@ class LogLinear:
         embeddings: Tensor,
         log_shares: Tensor,
         *,
-        iterations: int = 60,
+        iterations: int = 100,
         tolerance: float = 1e-2,
     ) -> None:
         shares = torch.softmax(log_shares, 0)
@@ -48,41 +48,48 @@ class LogLinear:
         self.curvature, axes = torch.linalg.eigh((centred * shares[:, None]).T @ centred)
         self.embeddings, self.log_shares = centred @ axes, torch.log_softmax(log_shares, 0)
         self._iterations, self._tolerance = iterations, tolerance
+        self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 
     def tastes(self, liked: Tensor) -> Tensor:
         """The most probable tastes, in the axes of `embeddings` of this object.
 
         Args:
-            liked: weights of the items that users like, `float64 [users, items]`, >= 0.
+            liked: weights of the items that users like, `float [users, items]`, >= 0.
 
         Returns:
-            `float64 [users, width]`; zero for a user without items.
+            `float [users, width]`; zero for a user without items.
         """
+        found = liked.new_zeros(len(liked), self.embeddings.shape[1])
+        left = torch.arange(len(liked), device=liked.device)
         weights, sums = liked.sum(1, keepdim=True), liked @ self.embeddings
         metric = weights * self.curvature.clamp(min=0) + 1
-        taste = torch.zeros_like(sums)
+        taste, length = torch.zeros_like(sums), torch.ones_like(weights)
         value, slope = self._objective(taste, weights, sums)
-        length = torch.ones_like(weights)
         for _ in range(self._iterations):
-            step = slope / metric
-            if bool(((step * slope).sum(1) <= self._tolerance**2).all()):
+            open_ = (slope.square() / metric).sum(1) > self._tolerance**2
+            found[left[~open_]] = taste[~open_]
+            left, weights, sums, metric, taste, length, value, slope = (
+                part[open_] for part in (left, weights, sums, metric, taste, length, value, slope)
+            )
+            if not len(left):
                 break
+            step = slope / metric
             moved = taste + length * step
             new_value, new_slope = self._objective(moved, weights, sums)
-            better = (new_value >= value)[:, None]
-            turned = length * (step * (slope - new_slope)).sum(1, keepdim=True)
-            next_length = (
-                length**2 * (step.square() * metric).sum(1, keepdim=True) / turned.clamp(min=1e-300)
-            )
-            length = torch.where(better, next_length.clamp(*_STEPS), length / 2)
+            better = (new_value >= value - self._rounding * value.abs())[:, None]
+            bent = (step * (slope - new_slope)).sum(1, keepdim=True)
+            next_length = length * (step.square() * metric).sum(1, keepdim=True) / bent
+            next_length = torch.where(bent > 0, next_length, torch.ones_like(bent)).clamp(*_STEPS)
+            length = torch.where(better, next_length, length / 2)
             taste = torch.where(better, moved, taste)
             slope = torch.where(better, new_slope, slope)
             value = torch.where(better[:, 0], new_value, value)
-        return taste
+        found[left] = taste
+        return found
 
     def scores(self, liked: Tensor) -> Tensor:
         """Logarithm of what each user's popularities are then, up to a constant per user,
-        `float64 [users, items]`."""
+        `float [users, items]`."""
         return self.tastes(liked) @ self.embeddings.T + self.log_shares
 
     def _objective(self, taste: Tensor, weights: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -121,13 +121,13 @@ class DpFoldIn(PrivateBaseline):
         )
         placed = torch.zeros(histories.num_items, learned.shape[1], dtype=torch.float64)
         placed[torch.from_numpy(chosen)] = config.learned_variance**0.5 * learned
-        embeddings = torch.cat([public, placed], 1).to(self.device)
-        self._model = LogLinear(embeddings, shares.log().to(self.device))
+        embeddings = torch.cat([public, placed], 1).float().to(self.device)
+        self._model = LogLinear(embeddings, shares.log().float().to(self.device))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores after each user's taste was fitted to its own rows, `float32 [users, items]`."""
         rows = rated_rows(histories, self.config.low_rated).toarray()
-        return self._model.scores(torch.from_numpy(rows).to(self.device)).float()
+        return self._model.scores(torch.from_numpy(rows).float().to(self.device))
 
     def _public(self, features: FeatureTable | None, items: int) -> np.ndarray:
         """Embeddings from public features; none where nothing is public."""

@@ -12,7 +12,17 @@ from fedrec.factors.public import feature_embeddings
 
 TAGS = [["x"], ["x", "y"], ["y", "z"], [], ["z"]]
 ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
-NOTHING = {"variance": 0.0, "ordered_variance": 0.0, "interaction_variance": 0.0}
+
+
+def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
+    """Of effects that are all zero unless it is said."""
+    return feature_embeddings(
+        features,
+        ordered=ordered,
+        variance=variance,
+        ordered_variance=ordered_variance,
+        interaction_variance=interaction_variance,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +31,7 @@ def features():
 
 
 def kernel(features, **variances):
-    found = feature_embeddings(features, ordered={"eras": 1.5}, **{**NOTHING, **variances})
+    found = embeddings(features, {"eras": 1.5}, **variances)
     return found @ found.T
 
 
@@ -57,9 +67,9 @@ def test_interactions_are_products(features):
 
 
 def test_without_features_there_is_no_coordinate():
-    assert feature_embeddings(FeatureTable(7), ordered={}, **NOTHING).shape == (7, 0)
+    assert embeddings(FeatureTable(7), {}).shape == (7, 0)
 
 
 def test_an_unknown_feature_is_named(features):
     with pytest.raises(ExperimentError, match=r"(?s)no feature years.*eras, tags"):
-        feature_embeddings(features, ordered={"years": 1.0}, **NOTHING)
+        embeddings(features, {"years": 1.0})
