@@ -32,6 +32,8 @@ class Histories:
         user_features: side features of all users of the dataset, by the numbers in `users`; None:
             nothing is known.
         item_features: side features of the items; None: nothing is known.
+        low_rated: of the same users, the items that they rated and that are not positive; None:
+            nothing is known.
     """
 
     num_items: int
@@ -40,6 +42,7 @@ class Histories:
     users: np.ndarray | None = None
     user_features: FeatureTable | None = None
     item_features: FeatureTable | None = None
+    low_rated: Histories | None = None
 
     @property
     def num_users(self) -> int:
@@ -59,6 +62,7 @@ class Histories:
             offsets=offsets - offsets[0],
             items=self.items[offsets[0] : offsets[-1]],
             users=users,
+            low_rated=None if self.low_rated is None else self.low_rated.block(start, stop),
         )
 
     def take(self, places: np.ndarray) -> Histories:
@@ -68,7 +72,11 @@ class Histories:
         items = self.items[np.repeat(self.offsets[places], counts) + within]
         users = None if self.users is None else self.users[places]
         return replace(
-            self, offsets=np.concatenate([[0], np.cumsum(counts)]), items=items, users=users
+            self,
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+            items=items,
+            users=users,
+            low_rated=None if self.low_rated is None else self.low_rated.take(places),
         )
 
     def places(self, others: Histories) -> np.ndarray:
@@ -96,7 +104,10 @@ class Histories:
         users, items = np.divmod(keys[np.diff(keys, prepend=-1) > 0], self.num_items)
         counts = np.bincount(users, minlength=self.num_users)
         return replace(
-            self, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items=items
+            self,
+            offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            items=items,
+            low_rated=None if self.low_rated is None else self.low_rated.distinct(),
         )
 
     def csr(self, dtype: type[np.floating] = np.float32) -> Sparse:

@@ -293,9 +293,9 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
 
 def _histories(population: Population, clients: np.ndarray) -> Histories:
     data = population.interactions
-    return Histories(
-        data.num_items, *population.liked(clients), clients, data.user_features, data.item_features
-    )
+    low_rated = Histories(data.num_items, *population.low_rated(clients))
+    features = data.user_features, data.item_features
+    return Histories(data.num_items, *population.liked(clients), clients, *features, low_rated)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:

@@ -174,10 +174,11 @@ class Population:
             `int64 [clients + 1]` offsets and `int64 [total]` items: place c has
             `items[offsets[c]:offsets[c + 1]]`.
         """
-        place, rows = self._learned_train.entries(clients)
-        positive = self._learned_labels[rows] > 0
-        counts = np.bincount(place[positive], minlength=len(clients))
-        return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[positive]]
+        return self._labelled(clients, positive=True)
+
+    def low_rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The other items of these rows, those that are not positive, in the same form."""
+        return self._labelled(clients, positive=False)
 
     def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
         """`float32 [clients, items]`: how much some clients like the positive items of their
@@ -253,6 +254,13 @@ class Population:
         """Items and ratings of one client's held-out rows, `int64 [n]` and `float32 [n]`."""
         rows = self._grouped_held_out(held_out).rows_of(client)
         return self.interactions.items[rows], self._labels[rows]
+
+    def _labelled(self, clients: np.ndarray, positive: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and items of the training rows that are positive, or that are not."""
+        place, rows = self._learned_train.entries(clients)
+        wanted = (self._learned_labels[rows] > 0) == positive
+        counts = np.bincount(place[wanted], minlength=len(clients))
+        return np.concatenate([[0], np.cumsum(counts)]), self._learned.items[rows[wanted]]
 
     def _make_labels(self, interactions: Interactions, positive_above: float | None) -> np.ndarray:
         ratings = interactions.ratings

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,26 @@ def test_liked_items_follow_the_order_of_clients():
     population = Population(table, partition, task="ranking", positive_above=3)
     offsets, items = population.liked(np.array([1, 2, 0]))
     assert offsets.tolist() == [0, 1, 1, 3] and items.tolist() == [6, 5, 7]
+
+
+def test_low_rated_items_are_those_of_training_rows_that_are_not_positive():
+    """User 2's row is held out, and so is its low rating."""
+    table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9], np.array([4, 4, 3, 1, 2]))
+    partition = Partition(np.array([0, 1]), np.array([0, 1, 2, 4]), np.array([]), np.array([3]))
+    population = Population(table, partition, task="ranking", positive_above=3)
+    offsets, items = population.low_rated(np.array([1, 2, 0]))
+    assert offsets.tolist() == [0, 1, 1, 2] and items.tolist() == [9, 7]
+    everything = Population(table, partition, task="ranking", positive_above=None)
+    assert everything.low_rated(np.array([0, 1]))[1].tolist() == []
+
+
+def test_low_rated_items_stay_with_their_users():
+    own = replace(histories([[1, 1], [2], [3, 4]], 9), low_rated=histories([[5], [7, 6, 7], []], 9))
+    for part, places in ((own.block(1, 3), [1, 2]), (own.take(np.array([2, 0])), [2, 0])):
+        assert part.low_rated is not None
+        expected = own.low_rated.matrix()[places]
+        assert torch.equal(part.low_rated.matrix(), expected)
+    assert own.distinct().low_rated.items.tolist() == [5, 6, 7]
 
 
 class TestEvaluate:

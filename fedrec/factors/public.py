@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings of items from their public features alone: a Gaussian prior on what a user likes.
+
+A user's utility for item i is a sum of effects of the item's categories, so that over users its
+covariance is a kernel between items, and the embeddings e_i are a factor of that kernel: e_i . e_j
+= K(i, j). Three kinds of effects (Rasmussen and Williams 2006, chapter 4, for the kernels and their
+sums and products):
+
+* *categories*, such as genres: each has an effect of its own, independent of the others;
+* *ordered categories*, such as decades of release: effects of neighbouring categories are alike,
+  with covariance exp(-(a - b)^2 / 2 l^2) for the categories at places a and b; an item with several
+  of them has their mean;
+* *interactions*: each pair of a category and an ordered one, the latter at half the length scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.errors import ExperimentError
+
+_KEPT = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
+
+
+def feature_embeddings(
+    features: FeatureTable,
+    *,
+    ordered: Mapping[str, float],
+    variance: float,
+    ordered_variance: float,
+    interaction_variance: float,
+    interactions: int = 32,
+) -> np.ndarray:
+    """Embeddings whose products are the prior covariance of a user's utilities.
+
+    Args:
+        features: public ones of the items.
+        ordered: names of the features whose categories have an order, that of their labels, and
+            their length scales in categories, > 0.
+        variance: of a category's effect.
+        ordered_variance: of an ordered category's effect.
+        interaction_variance: of the effect of a category and an ordered one together.
+        interactions: at most so many columns for the interactions, the leading ones.
+
+    Returns:
+        `float64 [items, width]`.
+
+    Raises:
+        ExperimentError: an ordered feature is none of the items'.
+    """
+    names = {feature.name for feature in features.features}
+    unknown = sorted(set(ordered) - names)
+    if unknown:
+        raise ExperimentError(
+            f"items have no feature {', '.join(unknown)}",
+            expected=f"in `ordered`, features of the items: {', '.join(sorted(names)) or 'none'}",
+            got=", ".join(unknown),
+            fix="correct the names, or set dataset.eras = true for eras of MovieLens",
+        )
+    plain = [_memberships(one) for one in features.features if one.name not in ordered]
+    by_place = [one for one in features.features if one.name in ordered]
+    smooth = [_smooth(one, ordered[one.name]) for one in by_place]
+    columns = [np.zeros((features.rows, 0))]
+    columns += [variance**0.5 * table for table in plain]
+    columns += [ordered_variance**0.5 * table for table in smooth]
+    finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
+    for table in plain:
+        unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
+        for other in finer:
+            pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
+            columns.append(interaction_variance**0.5 * _leading(pairs, interactions))
+    return np.concatenate(columns, axis=1)
+
+
+def _memberships(feature: Feature) -> np.ndarray:
+    """`float64 [items, categories]`: 1 where an item has a category."""
+    table, codes = np.zeros((feature.rows, len(feature.categories))), feature.padded()
+    for column in codes.T:
+        known = np.flatnonzero(column >= 0)
+        table[known, column[known]] = 1.0
+    return table
+
+
+def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
+    """`float64 [items, width]`: mean over an item's categories of a factor of their covariance."""
+    table = _memberships(feature)
+    places = np.arange(table.shape[1], dtype=np.float64)
+    covariance = np.exp(-((places[:, None] - places) ** 2) / (2 * length_scale**2))
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > _KEPT * values.max(initial=0.0)
+    factor = vectors[:, kept] * np.sqrt(values[kept])
+    return (table / np.maximum(table.sum(1, keepdims=True), 1.0)) @ factor
+
+
+def _leading(table: np.ndarray, width: int) -> np.ndarray:
+    """Rows of a table in its leading principal directions, at most `width` of them."""
+    vectors = np.linalg.eigh(table.T @ table)[1]
+    return table @ vectors[:, -width:]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a noisy Gram matrix says beyond popularity and beyond public features.
+
+If users liked items independently of each other, in proportion to popularity, the entries of the
+Gram matrix off its diagonal would be y_i y_j, with y proportional to popularity. If a user's
+utilities have the covariance e_i . e_j besides, they are y_i y_j (1 + e_i . e_j), to first order.
+So from a noisy Gram matrix G and public embeddings f_i
+
+    R = G - y y^T - Y F F^T Y,    Y = diag(y),    R_ii = 0
+
+is what public knowledge does not explain, and noise. Its eigenvalues above the noise edge, shrunk
+to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric matrices in
+operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V sqrt(values), where
+k damps rare items, whose rows of G are nearly noise. All of this is post-processing of one release.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
+    """The y whose products y_i y_j are closest to the Gram matrix off its diagonal, among the
+    multiples of the popularities.
+
+    Args:
+        gram: symmetric, `float64 [m, m]`.
+        popularity: `float64 [m]`, > 0, in the scale of the Gram matrix's items.
+
+    Returns:
+        `float64 [m]`; of length 1e-6 where noise leaves no positive multiple.
+    """
+    products = torch.outer(popularity, popularity).fill_diagonal_(0)
+    scale = float((gram * products).sum() / products.square().sum().clamp(min=1e-300))
+    return popularity * max(scale, 1e-12 / float(popularity.square().sum())) ** 0.5
+
+
+def learned_embeddings(
+    gram: Tensor, profile: Tensor, public: Tensor, *, edge: float, factors: int, damping: float
+) -> Tensor:
+    """Further coordinates of items' embeddings, from what public ones leave unexplained.
+
+    Args:
+        gram: noisy and symmetric, `float64 [m, m]`; unchanged.
+        profile: y, `float64 [m]`, > 0, see `expected_profile`.
+        public: F, `float64 [m, width]`, centred.
+        edge: largest eigenvalue of noise alone, see
+            `fedrec.baselines.factorisation._gram.noise_edge`; 0 without noise.
+        factors: most coordinates.
+        damping: k in units of the mean of y, >= 0.
+
+    Returns:
+        `float64 [m, at most factors]`, leading ones last; no column where all is noise.
+    """
+    explained = profile[:, None] * public
+    rest = gram - torch.outer(profile, profile) - explained @ explained.T
+    rest.fill_diagonal_(0)
+    values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
+    above = values > max(edge, 0.0)
+    values, vectors = values[above][-factors:], vectors[:, above][:, -factors:]
+    clean = (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2
+    damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
+    return damped[:, None] * vectors * clean.sqrt()
+
+
+def expected_counts(noisy: np.ndarray, std: float) -> np.ndarray:
+    """What counts are to be expected to be, given that they have Gaussian noise.
+
+    The prior is exponential, with the mean of the noisy counts: most items are rare. Then a count
+    is distributed as a normal number that is > 0 and has mean noisy - std^2 / mean.
+
+    Args:
+        noisy: counts, `float [items]`.
+        std: standard deviation of the noise, >= 0.
+
+    Returns:
+        `float64 [items]`, > 0; without noise the counts, at least 1/2.
+    """
+    counts = noisy.astype(np.float64)
+    if std == 0:
+        return np.maximum(counts, 0.5)
+    moved = torch.from_numpy((counts - std**2 / max(float(counts.mean()), 1.0)) / std)
+    log_density = -0.5 * moved.square() - 0.5 * np.log(2 * np.pi)
+    hazard = (log_density - torch.special.log_ndtr(moved)).exp()
+    return np.maximum(std * (moved + hazard).numpy(), 1e-9 * std)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fold-in on private embeddings: without noise it is what its equations say, with noise it costs
+what it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.baselines.private.dp_fold_in import (
+    DpFoldIn,
+    DpFoldInConfig,
+    clipped_gram,
+    clipped_row_sum,
+    rated_rows,
+)
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
+from fedrec.privacy.clipping import Clip
+
+ITEMS = 25
+KINDS = ["a", "b", "c"]
+EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "exponent": 0.0, "items": 100}
+
+
+def ragged(lists) -> Histories:
+    offsets = np.cumsum([0, *map(len, lists)])
+    return Histories(
+        ITEMS, offsets, np.array([item for items in lists for item in items], dtype=np.int64)
+    )
+
+
+def histories(liked, low_rated) -> Histories:
+    kind = Feature.single("kind", [KINDS[item % 3] for item in range(ITEMS)])
+    features = FeatureTable(ITEMS, (kind,))
+    return replace(ragged(liked), item_features=features, low_rated=ragged(low_rated))
+
+
+@pytest.fixture(scope="module")
+def users():
+    """Users of two kinds of taste, one who likes nothing and one who likes everything."""
+    random = np.random.default_rng(5)
+    chances = np.stack([np.linspace(3, 1, ITEMS), np.linspace(1, 3, ITEMS)])
+    chances /= chances.sum(1, keepdims=True)
+    rated = [
+        random.choice(ITEMS, 12, replace=False, p=chances[user % 2]).tolist() for user in range(90)
+    ]
+    liked = [[*items[:8], items[0]] for items in rated]
+    return histories([*liked, [], list(range(ITEMS))], [*(own[8:] for own in rated), [3], []])
+
+
+def fitted(users, **options) -> DpFoldIn:
+    model = DpFoldIn(DpFoldInConfig(**options))
+    model.fit(users)
+    return model
+
+
+def by_hand(users, low_rated, variance, factors):
+    """The same without noise from its equations: dense matrices and a general optimiser."""
+    rows = users.distinct().matrix().double().numpy()
+    rows += low_rated * users.low_rated.matrix().double().numpy()
+    gram, shares = rows.T @ rows, rows.sum(0) / rows.sum()
+    public = variance**0.5 * np.array(
+        [[float(item % 3 == kind) for kind in range(3)] for item in range(ITEMS)]
+    )
+    public -= shares @ public
+    off = ~np.eye(ITEMS, dtype=bool)
+    products = np.outer(shares, shares)
+    profile = shares * np.sqrt((gram * products)[off].sum() / (products**2)[off].sum())
+    rest = gram - np.outer(profile, profile) * (1 + public @ public.T)
+    values, vectors = np.linalg.eigh(np.where(off, rest, 0))
+    learned = (vectors * np.sqrt(values.clip(min=0)))[:, -factors:] / profile[:, None]
+    embeddings = np.concatenate([public, learned], 1)
+    found = []
+    for own in rows:
+
+        def loss(taste, own=own):
+            utilities = embeddings @ taste + np.log(shares)
+            return own.sum() * logsumexp(utilities) - own @ embeddings @ taste + taste @ taste / 2
+
+        taste = minimize(loss, np.zeros(embeddings.shape[1]), method="BFGS").x
+        found.append(embeddings @ taste + np.log(shares))
+    return np.array(found)
+
+
+def test_without_noise_it_is_what_its_equations_say(users):
+    expected = by_hand(users, 0.4, 0.5, 4)
+    model = fitted(users, **EXACT, low_rated=0.4, feature_variance=0.5, factors=4, damping=0.0)
+    difference = model.scores(users).numpy() - expected
+    difference -= difference.mean(1, keepdims=True)
+    np.testing.assert_allclose(difference, 0, atol=2e-2)
+    assert np.ptp(expected - expected.mean(0)) > 0.5, "users differ"
+
+
+def test_low_rated_items_have_their_weight_and_liked_ones_1(users):
+    rows = rated_rows(users, 0.3).toarray()
+    liked, other = users.distinct().matrix().numpy(), users.low_rated.matrix().numpy()
+    np.testing.assert_allclose(rows, np.where(liked > 0, 1, 0.3 * other))
+    np.testing.assert_array_equal(rated_rows(users, 0).toarray(), liked)
+    both = histories([[2]], [[2, 3]])
+    np.testing.assert_allclose(rated_rows(both, 0.3).toarray()[0, [2, 3]], [1, 0.3])
+
+
+@pytest.mark.parametrize("scale", [np.ones(ITEMS), np.linspace(0.2, 3, ITEMS)])
+def test_exchanging_a_user_moves_both_sums_by_sqrt_2_of_the_clip_norm_at_most(scale):
+    """Adversarial users: everything, nothing, disjoint halves, single heavy items, low ratings
+    alone, and many copies of one item."""
+    everything = list(range(ITEMS))
+    liked = [
+        everything,
+        [],
+        everything[:12],
+        everything[12:],
+        [24],
+        [23],
+        [],
+        [24] * 50,
+        everything[:12],
+    ]
+    lower = [[], everything, everything[12:], [], [], [24], everything[:12], [24] * 9, []]
+    rest = [[1, 2, 3], [4]], [[5], [4]]
+    clip = Clip(2.0, contributions="non-negative")
+    counts, grams = [], []
+    for one, other in zip(liked, lower, strict=True):
+        rows = rated_rows(histories([*rest[0], one], [*rest[1], other]), 0.5)
+        counts.append(clipped_row_sum(rows, clip))
+        grams.append(clipped_gram(rows * scale, clip))
+    for sums in (counts, grams):
+        moves = [np.linalg.norm(one - other) for one in sums for other in sums]
+        assert max(moves) <= clip.sensitivity("replace-one") * (1 + 1e-12)
+        assert max(moves) > 0.99 * math.sqrt(2) * 2.0, "the bound is met"
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_both_releases_together_cost_epsilon(adjacency):
+    """Gaussian parameters mu = sensitivity / sigma add in squares; delta is that of one release of
+    their sum."""
+    config = DpFoldInConfig(
+        epsilon=2.0, adjacency=adjacency, count_share=0.2, clip_norm=5.0, count_clip=3.0
+    )
+    model = DpFoldIn(config)
+    plans, factor = model.plans(1000), math.sqrt(2) if adjacency == "replace-one" else 1.0
+    squares = [
+        (factor * clip / plans[name].noise_scale) ** 2
+        for name, clip in (("counts", 3.0), ("gram", 5.0))
+    ]
+    assert squares[0] / sum(squares) == pytest.approx(0.2)
+    mu = math.sqrt(sum(squares))
+    delta = norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
+    assert delta == pytest.approx(1e-5, rel=0.02)
+    report = model.spent(1000)
+    assert report.epsilon == pytest.approx(2.0, rel=1e-3) and report.events == 2
+
+
+def test_each_release_is_charged_once_and_scoring_charges_nothing(users):
+    told = []
+    model = DpFoldIn(DpFoldInConfig(seed=3))
+    model.charge = lambda number, event: told.append((number, event))
+    model.fit(users)
+    model.scores(users)
+    assert [number for number, _ in told] == [1, 2]
+    assert [event.phase for _, event in told] == ["counts", "gram"]
+    assert all(
+        isinstance(event, GaussianRound) and event.adjacency == "replace-one" for _, event in told
+    )
+
+
+def test_without_noise_epsilon_is_infinite_and_said_so(users):
+    told = []
+    model = DpFoldIn(DpFoldInConfig(noise=False, items=5))
+    model.charge = lambda number, event: told.append(event)
+    model.fit(users)
+    assert len(told) == 2 and all(isinstance(event, NonPrivate) for event in told)
+    assert math.isinf(model.spent(100).epsilon)
+
+
+def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(users):
+    model = fitted(users, epsilon=5.0, seed=1)
+    together, alone = model.scores(users), model.scores(users.block(7, 8))
+    torch.testing.assert_close(alone[0], together[7], atol=1e-3, rtol=0)
+
+
+def test_noise_follows_the_seed(users):
+    first, same, other = (fitted(users, seed=seed).scores(users) for seed in (1, 1, 2))
+    assert torch.equal(first, same) and not torch.equal(first, other)
+
+
+def test_an_ordered_feature_that_is_none_is_named(users):
+    with pytest.raises(ExperimentError, match="no feature eras"):
+        fitted(users, ordered={"eras": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"epsilon": 0}, "epsilon"),
+        ({"low-rated": 1.5}, "low-rated"),
+        ({"count-share": 1.0}, "count-share"),
+        ({"items": 0}, "items"),
+        ({"clip": 3}, "clip"),
+    ],
+)
+def test_wrong_settings_are_named(settings, key):
+    with pytest.raises(ExperimentError, match=rf"baselines\.dp-fold-in\.{key}"):
+        DpFoldIn.Config.parse(settings, at="baselines.dp-fold-in")
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_movielens_1m_at_epsilon_2():
+    """Replace-one, delta 1e-5: Hits@20 of at least .262."""
+    table = {
+        "name": "fold-in",
+        "rounds": 1,
+        "positive-above": 3.0,
+        "dataset": {"name": "ml-1m", "eras": True},
+        "split": {"name": "user-holdout", "test-users": 0.2, "halves": "random"},
+    }
+    own = {"dp-fold-in": {"epsilon": 2.0, "items": 300, "ordered": {"eras": 2.4}}}
+    found = evaluate_baselines(own, Population.of(load(table)), held_out="test", ks=(20,))
+    assert found["dp-fold-in"]["hits@20"] > 0.262

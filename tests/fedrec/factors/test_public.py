@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public embeddings are factors of the kernel that they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.errors import ExperimentError
+from fedrec.factors.public import feature_embeddings
+
+TAGS = [["x"], ["x", "y"], ["y", "z"], [], ["z"]]
+ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
+
+
+def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
+    """Of effects that are all zero unless it is said."""
+    return feature_embeddings(
+        features,
+        ordered=ordered,
+        variance=variance,
+        ordered_variance=ordered_variance,
+        interaction_variance=interaction_variance,
+    )
+
+
+@pytest.fixture(scope="module")
+def features():
+    return FeatureTable(5, (Feature.multiple("tags", TAGS), Feature.multiple("eras", ERAS)))
+
+
+def kernel(features, **variances):
+    found = embeddings(features, {"eras": 1.5}, **variances)
+    return found @ found.T
+
+
+def by_hand(length_scale):
+    def covariance(one, other):
+        return np.mean(
+            [[np.exp(-((int(a) - int(b)) ** 2) / 2 / length_scale**2) for b in other] for a in one]
+        )
+
+    return np.array([[covariance(one, other) for other in ERAS] for one in ERAS])
+
+
+def test_categories_count_common_ones(features):
+    common = [[len(set(one) & set(other)) for other in TAGS] for one in TAGS]
+    np.testing.assert_allclose(kernel(features, variance=0.7), 0.7 * np.array(common), atol=1e-12)
+
+
+def test_neighbouring_ordered_categories_are_alike(features):
+    np.testing.assert_allclose(
+        kernel(features, ordered_variance=2.0), 2.0 * by_hand(1.5), atol=1e-5
+    )
+
+
+def test_interactions_are_products(features):
+    unit = [max(len(one), 1) ** 0.5 for one in TAGS]
+    cosines = [
+        [len(set(one) & set(other)) / a / b for other, b in zip(TAGS, unit, strict=True)]
+        for one, a in zip(TAGS, unit, strict=True)
+    ]
+    expected = 0.4 * np.array(cosines) * by_hand(0.75)
+    found = kernel(features, interaction_variance=0.4)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_without_features_there_is_no_coordinate():
+    assert embeddings(FeatureTable(7), {}).shape == (7, 0)
+
+
+def test_an_unknown_feature_is_named(features):
+    with pytest.raises(ExperimentError, match=r"(?s)no feature years.*eras, tags"):
+        embeddings(features, {"years": 1.0})
