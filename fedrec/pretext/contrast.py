@@ -62,7 +62,7 @@ def item_loss(
 def segment_loss(
     parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor, layout: ViewLayout
 ) -> Tensor:
-    """Equation 9: mean over the views of each client that have negative segments; see
+    """Equation 9: mean over the views of each client that have negative segments, `[C]`; see
     `item_loss`."""
     *_, masked, segments = embeddings.split(layout.widths, 2)
     *_, real, in_segments = present.split(layout.widths, 2)

@@ -33,5 +33,5 @@ class FixedSize(Sampler):
         self.refuse_more_than_there_are(config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """Draw distinct clients, `int64 [cohort]`."""
         return random.choice(self.clients, size=self.config.cohort, replace=False)

@@ -24,5 +24,5 @@ class Full(Sampler):
     config: FullConfig
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """All clients, `int64`."""
         return self.clients

@@ -49,6 +49,6 @@ class Limited(Sampler):
         return self._drawn[round_number - 1]
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """Draw distinct clients, `int64`."""
         left = self.clients[self._counts < self.config.participations]
         return random.choice(left, size=min(self.config.cohort, len(left)), replace=False)
