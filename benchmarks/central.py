@@ -4,10 +4,10 @@
     python -m benchmarks.central run FILE.json central-ml1m [--only LABEL]... [--seeds 0 1 2]
     python -m benchmarks.central table FILE.json central-ml1m --metrics hits@5 hits@10
 
-Every system is an experiment of its own with that system alone, in a folder that is thrown away.
-What is in the file is not run again, so that a broken table goes on where it stopped. The table has
-means over the seeds, and 95 per cent intervals of them by Student's t; with a single seed there is
-none, and the interval over users that is printed beside says how far one split of users decides.
+Every system is a separate experiment, in a temporary folder. What is in the file is not run again,
+so that a broken table goes on where it stopped. The table has means over the seeds, and 95 per cent
+intervals of them by Student's t; with a single seed there is none, and the interval over users that
+is printed beside says how far one split of users decides.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Killer:
         self.ends = threading.Event()
 
     def run(self) -> None:
-        """Kill until told to stop."""
+        """Kill processes until stopped."""
         while not self.ends.wait(self.random.expovariate(1 / self.seconds)):
             kind = self.random.choices(list(KILLED), list(KILLED.values()))[0]
             pid = self._pid(kind)
@@ -147,7 +147,7 @@ class Watcher:
         self.ends = threading.Event()
 
     def run(self) -> None:
-        """Look until told to stop."""
+        """Monitor until stopped."""
         while not self.ends.wait(self.seconds):
             self.look()
 

@@ -45,7 +45,7 @@ class Cohorts(Protocol):
         ...
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """The cohort grouped by the node that trains it, in node order."""
+        """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
         ...
 
     def draw(self, name: str, share: float) -> np.ndarray:
@@ -60,7 +60,7 @@ class Cohorts(Protocol):
         ...
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
-        """Cohorts of some of the clients only, drawn by the same sampler or by another."""
+        """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
         ...
 
 

@@ -197,7 +197,7 @@ def _within(said: int, most: int) -> int:
 
 
 def is_change(change: Change, table: np.ndarray) -> bool:
-    """Whether a change has the shape of a table and finite values."""
+    """Whether a change has the shape `[...]` of a table and finite values."""
     if not isinstance(change, SparseUpdate):
         return (
             change.shape == table.shape

@@ -102,7 +102,8 @@ def summed(
 
 
 def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str, np.ndarray]:
-    """Parameters with other item factors and their Gram matrix; the clients' sums stay zero."""
+    """Parameters with new item factors `[items, d]` and their Gram matrix; the clients' sums stay
+    zero."""
     return {**theta, FACTORS: factors, "item.gram": factors.T @ factors}
 
 

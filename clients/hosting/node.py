@@ -169,7 +169,7 @@ class Node:
         """Refuse to report the items that a client needs; nodes of a simulation report them."""
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
-        """The evaluated clients among some of its clients, or among all, ascending."""
+        """The evaluated clients among some of its clients, or among all, `int64`, ascending."""
         return self.evaluated if clients is None else np.sort(clients)
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:

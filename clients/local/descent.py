@@ -55,8 +55,8 @@ class LocalDescent:
     def step(
         self, loss: Callable[[dict[str, Tensor]], Tensor], held: frozenset[str] = frozenset()
     ) -> Tensor:
-        """One gradient step on `loss`, a function of the parameters; returns its value before the
-        step.
+        """One gradient step on `loss`, a function of the parameters `[1, ...]`; returns its value
+        before the step.
 
         The parameters that are `held` stay unchanged, but their momentum is updated.
         """

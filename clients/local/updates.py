@@ -140,7 +140,8 @@ class PartialUpdates:
                     part.add_to(totals[name], share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Add the weighted changes of an item table to the running sum of its rows.
+        """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum
+        of its rows.
 
         Raises:
             ValueError: some columns of an item table change, and others do not.

@@ -59,6 +59,6 @@ class Attack(ABC):
         it trained."""
 
     def threshold(self, suspicion: np.ndarray) -> float:
-        """Threshold above which a user counts as a member; by default the median, because about
-        half of the users are members."""
+        """Threshold of the scores `float64 [users]` above which a user counts as a member; by
+        default the median, because about half of the users are members."""
         return float(np.median(suspicion))

@@ -66,8 +66,8 @@ def lira_scores(
 
 
 def undecided(scores: np.ndarray, mode: Mode) -> float:
-    """The threshold of the answer "member": online 0; offline the median, as half are known to be
-    members."""
+    """The threshold of scores `float64 [users]` for the answer "member": online 0; offline the
+    median, as half of the users are members."""
     return 0.0 if mode == "online" else float(np.median(scores))
 
 

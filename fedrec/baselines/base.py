@@ -66,7 +66,7 @@ class Histories:
         )
 
     def take(self, places: np.ndarray) -> Histories:
-        """The users at some places, in that order."""
+        """The users at some places `int64 [n]`, in that order."""
         counts = np.diff(self.offsets)[places]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         items = self.items[np.repeat(self.offsets[places], counts) + within]

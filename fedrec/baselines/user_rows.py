@@ -65,6 +65,6 @@ class UserRowsBaseline(Baseline):
 
 
 def own_seed(items: np.ndarray) -> int:
-    """A seed that depends on a user's items alone, so that the user's neighbours in a block make no
-    difference."""
+    """A seed that depends on a user's items `int64 [n]` only, so that the other users of a block
+    make no difference."""
     return zlib.crc32(np.sort(items).astype(np.int64).tobytes())

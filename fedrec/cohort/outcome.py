@@ -43,7 +43,8 @@ class Outcome(Protocol):
         ...
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same of an item table, to the running sum of its changes."""
+        """The same for an item table, added to the running sum of its changes; `shares` is `float64
+        [C]`."""
         ...
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

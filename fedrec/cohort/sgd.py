@@ -104,7 +104,8 @@ class Group:
         self.descend(whole[:active], active, step)
 
     def descend(self, gradient: Tensor | None, active: int, step: int) -> None:
-        """One step of the first `active` clients; None is a gradient of zero."""
+        """One step of the first `active` clients with the gradient `[active, ...]`; None is a
+        gradient of zero."""
         value = self.value[:active]
         if self.sgd.plain:
             if gradient is not None:

@@ -207,8 +207,8 @@ class Population:
         return np.unique(self.interactions.users[rows])
 
     def held_out(self, clients: np.ndarray, held_out: Literal["test", "validation"]) -> HeldOut:
-        """Masks over the catalogue for a block of clients; their memory grows with clients times
-        items."""
+        """Masks over the catalogue for a block of clients `int64 [clients]`; their memory grows
+        with clients times items."""
         shape = (len(clients), self.interactions.num_items)
         seen = np.zeros(shape, dtype=bool)
         seen[self._all.positions(clients)] = True
@@ -236,15 +236,15 @@ class Population:
         return table
 
     def rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Users, items and ratings of the training rows of some clients, as they are learned
-        from."""
+        """Users, items and ratings of the training rows of some clients (perturbed, if they are),
+        `[rows]` each."""
         _, rows = self._learned_train.entries(clients)
         return self._learned.users[rows], self._learned.items[rows], self._learned_labels[rows]
 
     def held_out_rated(
         self, clients: np.ndarray, held_out: Literal["test", "validation"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Users, items and ratings of the held-out rows of some clients."""
+        """Users, items and ratings of the held-out rows of some clients, `[rows]` each."""
         _, rows = self._grouped_held_out(held_out).entries(clients)
         return self.interactions.users[rows], self.interactions.items[rows], self._labels[rows]
 
@@ -290,8 +290,8 @@ class Population:
 
 
 def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:
-    """A fixed sample of some clients, ascending, which depends on clients, count and seed only;
-    None: all."""
+    """A fixed sample of some clients, `int64 [count]`, ascending, which depends on clients, count
+    and seed only; with `count` None, all."""
     if count is None or count >= len(clients):
         return clients
     return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))

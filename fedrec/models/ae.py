@@ -36,7 +36,7 @@ class Ae(Vae):
         return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Scores of the whole catalogue."""
+        """Scores of the whole catalogue, `[C, B, items]`."""
         return self.decode(parameters, self.code(parameters, histories))
 
     def parts(

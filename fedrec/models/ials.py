@@ -80,7 +80,7 @@ class Ials(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not used."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
         own = parameters["user.factors"].unsqueeze(-1)
         return torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(-1)

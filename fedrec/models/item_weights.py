@@ -73,7 +73,8 @@ class ItemWeights(HistoryModel):
         }
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Scores of the whole catalogue. Without a known item that has weights, the biases."""
+        """Scores of the whole catalogue, `[C, B, items]`; the biases for users without a known item
+        with weights."""
         return torch.stack(
             [
                 self._scores(bias[:, 0], weights, own)

@@ -20,8 +20,8 @@ Where this differs from the paper and its published code:
 - The first layer of the rating network is linear in the embedding, so V_u W1 `[k, h]` is multiplied
   out first; E_u itself, d numbers per item, is never made.
 - User embeddings start small (`user-std`) and not with standard deviation 1 as there. Users then
-  start alike and are told apart by what they rate; from far apart the generator learns ratings by
-  heart (RMSE of 0.99 against 0.94).
+  start alike and diverge by their ratings; with a large standard deviation the generator memorises
+  ratings (RMSE of 0.99 against 0.94).
 - Ranking: the same network, its output a logit.
 """
 
@@ -114,8 +114,8 @@ class MetaMf(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. The parameters are generated ones; users'
-        features are not used."""
+        """Predictions before the output activation, `[C, B]`. The parameters are generated ones;
+        users' features are not used."""
         _check(parameters)
         low = gather_rows(parameters["item.low"], items if rows is None else rows)
         first = torch.bmm(parameters["item.rise"], parameters["layer0.weight"])

@@ -86,7 +86,7 @@ class Mf(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not used."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
         own = parameters["user.factors"].unsqueeze(-1)
         product = torch.bmm(gather_rows(parameters["item.factors"], rows), own)

@@ -83,7 +83,7 @@ class Neumf(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not used."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows, config = items if rows is None else rows, self.config
         weight, total = parameters["output.weight"], parameters["output.bias"]
         if config.factors:

@@ -53,7 +53,7 @@ class Pfedrec(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not used."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         own = gather_rows(parameters["item.id"], items if rows is None else rows)
         return torch.bmm(own, parameters["score.weight"]).squeeze(-1) + parameters["score.bias"]
 

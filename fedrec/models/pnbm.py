@@ -118,7 +118,8 @@ class Pnbm(HistoryModel):
         return self.config.start + left @ right.transpose(-1, -2)
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Predicted ratings, see `HistoryModel.history_scores`; histories hold ratings."""
+        """Predicted ratings `[C, B, items]`, see `HistoryModel.history_scores`; histories contain
+        ratings."""
         means = parameters["item.mean"].squeeze(-1).unsqueeze(1)
         known = (histories > 0).to(histories.dtype)
         deviations = (histories - means) * known

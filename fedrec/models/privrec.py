@@ -123,8 +123,8 @@ class PrivRec(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. The first layer is applied to the user part
-        once per client, not once per item."""
+        """Predictions before the output activation, `[C, B]`. The first layer is applied to the
+        user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
         user = _joined_means(tables, [own.unsqueeze(1) for own in users[: len(tables)]])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]

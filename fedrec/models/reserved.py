@@ -62,7 +62,7 @@ class Reserved(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation."""
+        """Predictions before the output activation, `[C, B]`."""
         return self.base.predict(parameters, users, items, rows)
 
     def kernel(self) -> KernelModel | None:

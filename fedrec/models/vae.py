@@ -148,7 +148,7 @@ class Vae(HistoryModel):
         kept: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """The mean of `encode` alone."""
+        """Only the mean of `encode`, `[C, B, K]`."""
         return _affine(parameters, "mean", self._hidden(parameters, histories, kept, tap), tap)
 
     def _hidden(
@@ -166,7 +166,7 @@ class Vae(HistoryModel):
         )
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Scores of the whole catalogue. The logits at the mean of the code."""
+        """Scores of the whole catalogue, `[C, B, items]`: the logits at the mean of the code."""
         return self.decode(parameters, self.code(parameters, histories))
 
     @property

@@ -38,7 +38,7 @@ class Langevin:
     def sample(
         self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
     ) -> np.ndarray:
-        """The chain's last point, an array of its own."""
+        """The chain's last point, a new array in the shape of the start."""
         point = start.copy()
         for step in range(1, self.steps + 1):
             point = self.stepped(point, gradient, step, random)
@@ -47,7 +47,7 @@ class Langevin:
     def stepped(
         self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator
     ) -> np.ndarray:
-        """The point after a step, from 1; uses the one before up."""
+        """The point after a step (from 1), in the shape of `point`, which is changed in place."""
         rate = self.rate * step**-self.decay
         change = gradient(point, random)
         change *= rate / 2

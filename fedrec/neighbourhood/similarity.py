@@ -66,14 +66,14 @@ def co_raters(profiles: Profiles) -> np.ndarray:
 
 
 def shrunk(similarity: np.ndarray, both: np.ndarray, shrinkage: float) -> np.ndarray:
-    """Similarities times n / (n + shrinkage), where n users rated both items (Koren 2008, section
-    2.2)."""
+    """Similarities `[items, items]` times n / (n + shrinkage), where n users rated both items
+    (Koren 2008, section 2.2)."""
     return similarity * (both / (both + shrinkage)) if shrinkage else similarity
 
 
 def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
-    """The same with all but each row's largest so many magnitudes set to 0; of equal ones the first
-    items stay."""
+    """Similarities `[items, items]` with all but the largest magnitudes of each row set to 0; of
+    equal ones the first are kept."""
     if neighbours >= similarity.shape[1]:
         return similarity
     order = np.argsort(-np.abs(similarity), axis=1, kind="stable")

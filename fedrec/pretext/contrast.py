@@ -115,7 +115,7 @@ def segment_loss(
     layout: ViewLayout,
     contrast: Contrast = PAPER,
 ) -> Tensor:
-    """Equation 9: mean over the views of each client that have negative segments; see
+    """Equation 9: mean over the views of each client that have negative segments, `[C]`; see
     `item_loss`."""
     *_, masked, segments = embeddings.split(layout.widths, 2)
     *_, real, in_segments = present.split(layout.widths, 2)

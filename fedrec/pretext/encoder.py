@@ -101,7 +101,5 @@ def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor
 
 
 def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    # Not `fedrec.nn.layers.affine`: its weights may be used once only in a forward pass, and these
-    # are used for several kinds of sessions.
     weight, bias = parameters[f"{PREFIX}{name}.weight"], parameters[f"{PREFIX}{name}.bias"]
     return torch.baddbmm(bias.unsqueeze(1), inputs, weight)

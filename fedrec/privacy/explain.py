@@ -36,7 +36,7 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
     if math.isinf(report.epsilon):
         return f"epsilon is infinite at delta {report.delta:g}: nothing is guaranteed to anybody."
     question = (
-        "whether the run used a user's data or somebody else's"
+        "whether the run used a user's data or another user's"
         if adjacency == "replace-one"
         else "whether a user took part"
     )

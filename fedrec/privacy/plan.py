@@ -37,7 +37,7 @@ from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import (
     PrivacyConfig as PrivacyConfig,  # re-exported: the two are used together
 )
-from fedrec.privacy.noise import (
+from fedrec.privacy.noise_multiplier import (
     count_noise_std,
     default_delta,
     multipliers,

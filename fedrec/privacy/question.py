@@ -12,7 +12,7 @@ from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.caveats import caveats
-from fedrec.privacy.noise import default_delta
+from fedrec.privacy.noise_multiplier import default_delta
 from fedrec.privacy.plan import Plan, PrivacyConfig
 
 

@@ -32,7 +32,7 @@ class ItemRequests:
 
     @classmethod
     def of(cls, clients: np.ndarray, lists: Sequence[np.ndarray]) -> ItemRequests:
-        """From one list of items per client, ascending and distinct."""
+        """From one array of items `int64 [n]` per client, ascending and distinct."""
         offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
         items = np.concatenate([np.empty(0, dtype=np.int64), *lists])
         return cls(np.asarray(clients, dtype=np.int64), offsets, items.astype(np.int64, copy=False))

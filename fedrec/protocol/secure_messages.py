@@ -25,7 +25,7 @@ def pack_masked(numbers: np.ndarray) -> RecordDict:
 
 
 def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
-    """A node's masked sum, which is untrusted input.
+    """A node's masked sum, `uint64 [length]`, which is untrusted input.
 
     Raises:
         ValueError: it is not `uint64` of that length.

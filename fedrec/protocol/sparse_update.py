@@ -41,7 +41,7 @@ class SparseUpdate:
         return whole
 
     def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
-        """Add `rate` times the change to a table, in place; gives the table."""
+        """Add `rate` times the change to a table `[items, d]`, in place; returns the table."""
         rows, factor = np.asarray(table)[self.rows], 1 + rate * self.drift
         moved = rate * self.values.astype(np.float64, copy=False)
         moved += factor * rows.astype(np.float64) if self.drift else rows
@@ -149,8 +149,8 @@ class SparseAccumulator:
         )
 
     def change(self, table: np.ndarray) -> Change:
-        """The sum so far as a change of the table, in its type; of less than half the rows these
-        alone."""
+        """The sum so far as a change of the table `[items, d]`, in its type; sparse if less than
+        half of the rows changed."""
         if 2 * self.used < len(table):
             total = self.total()
             return SparseUpdate(

@@ -50,7 +50,7 @@ class ZeroCopyArray(Array):
         return buffer.getvalue()
 
     def numpy(self) -> np.ndarray:
-        """The present values, as a copy that may be written."""
+        """The present values, as a writable copy in the array's shape."""
         if isinstance(self.live, SharedArray) and is_shared(self.live):
             return private(*self.live.place)
         return np.array(self.live, order="C", subok=False)

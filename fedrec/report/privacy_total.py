@@ -60,7 +60,7 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
 
 def shown_together(folders: Iterable[Path]) -> list[str]:
     """A line per data set of which several private runs stand in one table: what they cost
-    together, or why that cannot be told.
+    together, or the reason why there is no total.
 
     Args:
         folders: run folders.

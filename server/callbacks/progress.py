@@ -46,7 +46,8 @@ class Progress(Callback):
         self._show("training", rounds, first_round - 1)
 
     def on_estimate(self, estimate: Estimate) -> None:
-        """What the run will take; told before the first round, where it can be told."""
+        """Estimated time and memory of the run, called before the first round if there is an
+        estimate."""
         training = (
             f"about {_duration(estimate.seconds)} of training, {_duration(estimate.round_seconds)}"
             " a round"

@@ -61,8 +61,8 @@ class Roster:
                 yield node, group
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients by the node that is to train them: their host, or any node if all nodes
-        report that they can train every client."""
+        """Group clients `int64 [n]` by the node that is to train them: their host, or any node if
+        all nodes report that they can train every client."""
         work = self.work_of(clients)
         if work is None:
             yield from self.by_node(clients)

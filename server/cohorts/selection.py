@@ -58,11 +58,11 @@ class SampledCohorts:
             part.joined(roster)
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """The cohort grouped by the node that trains it, in node order."""
+        """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
         return self.roster.for_training(clients)
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
-        """Cohorts of some of the clients only, drawn by the same sampler or by another."""
+        """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
         chosen = self.section if sampler is None else sampler
         part = SampledCohorts(self.experiment, self.roster, clients, chosen, self.grid)
         self._parts.append(part)
@@ -91,8 +91,8 @@ class SampledCohorts:
         )
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round; in secure mode drawn anew at each call, from the operating
-        system's generator."""
+        """The cohort of a round, `int64`, ascending; in secure mode drawn anew at each call, from
+        the operating system's generator."""
         privacy = self.experiment.privacy
         if privacy is None or privacy.mode != "secure":
             doing = f"in round {round_number}"

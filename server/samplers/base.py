@@ -53,4 +53,4 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """Draw distinct clients, `int64`, in any order."""

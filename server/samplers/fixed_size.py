@@ -38,5 +38,5 @@ class FixedSize(Sampler):
         return float(self.config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """Draw distinct clients, `int64 [cohort]`."""
         return random.choice(self.clients, size=self.config.cohort, replace=False)

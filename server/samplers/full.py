@@ -29,5 +29,5 @@ class Full(Sampler):
         return float(len(self.clients))
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """All clients, `int64`."""
         return self.clients

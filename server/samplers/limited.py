@@ -54,6 +54,6 @@ class Limited(Sampler):
         return float(self.config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients."""
+        """Draw distinct clients, `int64`."""
         left = self.clients[self._counts < self.config.participations]
         return random.choice(left, size=min(self.config.cohort, len(left)), replace=False)

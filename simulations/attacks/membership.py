@@ -69,7 +69,7 @@ class MembershipAttack:
         options: what the attacker has and does.
         success: on members and others of the target system.
         descriptions: number of distinct descriptions among the attacked users; equal ones cannot be
-            told apart.
+            distinguished.
         recommends: metrics of the target system.
     """
 

@@ -115,7 +115,7 @@ class Contract:
         """The error names the key that is not known."""
         config = getattr(self.cls, "Config", None)
         if config is not None and config.model_config.get("extra") == "allow":
-            pytest.skip("takes settings for somebody else")
+            pytest.skip("takes settings for another component")
         with refused(ExperimentError, "no-such-setting", "an unknown setting"):
             self.config(**{"no-such-setting": 1})
 

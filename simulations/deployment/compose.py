@@ -216,7 +216,7 @@ def _gateway(port: int, deployment: str) -> dict[str, Any]:
 
 
 def _operator(deployment: str) -> dict[str, Any]:
-    """Commands of the operator, by hand: `docker compose run --rm operator deploy ...`."""
+    """Commands of the operator: `docker compose run --rm operator deploy ...`."""
     return _ours(
         profiles=["operator"],
         restart="no",

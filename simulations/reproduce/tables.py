@@ -26,8 +26,8 @@ def comparison(known: dict[Cell, Published], found: Iterable[Found]) -> pd.DataF
 
     Returns:
         Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over seeds (Student's t) where
-        there are two or more, over the users of the run where there is one; NaN where neither can
-        be told, and where nothing was found.
+        there are two or more, over the users of the run where there is one; NaN if neither is
+        known, or without a result.
     """
     ours: dict[Cell, list[Found]] = {}
     for one in found:

@@ -12,10 +12,10 @@ by one step of `optimiser`.
 
 **What the server learns.** It keeps, under each client's id, the last change of that client's item
 embeddings: which items it touched (among drawn negatives), and in which direction each moved, from
-which its positives can be told. Clients of one neighbourhood see means of each other's rows, which
-of a neighbourhood of one is that one's. Secure aggregation cannot hide single updates from a server
-that needs them, and the noise of DP-FedAvg is for a sum that is never made here, so both are
-refused. Perturbation on the device (`[perturb]`) is possible.
+which its positives can be inferred. Clients of one neighbourhood see means of each other's rows;
+the mean of a single neighbour is that neighbour's row. Secure aggregation cannot hide single
+updates from a server that needs them, and the noise of DP-FedAvg is for a sum that is never made
+here, so both are refused. Perturbation on the device (`[perturb]`) is possible.
 
 Where this differs from the paper:
 

@@ -124,7 +124,7 @@ def test_further_faults_are_counted():
 
 
 def test_settings_that_do_not_fit_together():
-    assert fault({"rounds": 13}).problem == "settings do not fit together"
+    assert fault({"rounds": 13}).problem == "inconsistent settings"
     error = fault({"rounds": 13}, at="strategy")
     assert (
         error.problem == "wrong value for 'strategy'" and error.expected == "rounds that are lucky"

@@ -174,7 +174,7 @@ def test_it_looks_at_validation_users_whoever_is_evaluated(run_tiny):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((WATCH,), "no validation users"),
+        ((WATCH,), "needs validation users"),
         (("split.validation-users=0.25", "early-stopping.metric='hits@7'"), "no metric 'hits@7'"),
         (("split.validation-users=0.25", "early-stopping.metric='epsilon'"), "no metric"),
         (("split.validation-users=0.25", "early-stopping.every=3"), "never evaluate"),

@@ -138,7 +138,10 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("calibrate", *ROUNDS, "--epsilon", 0), "epsilon"),
         (("calibrate", *ROUNDS, "--epsilon", 1, "--backend", "paper"), "paper's arithmetic"),
         (("calibrate", *ROUNDS, "--epsilon", 1, "--delta", 0), "delta > 0"),
-        (("calibrate", *ROUNDS, "--epsilon", 0.01, "--backend", "autodp"), "no noise reaches"),
+        (
+            ("calibrate", *ROUNDS, "--epsilon", 0.01, "--backend", "autodp"),
+            "cannot prove that epsilon",
+        ),
         (("explain", "--clients", 9), "missing key 'cohort'"),
         (("explain", "privrec-synthetic"), "no differential privacy"),
         (("explain", "privrec-synthetic", "--cohort", 3), "--cohort"),

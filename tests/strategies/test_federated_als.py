@@ -193,7 +193,7 @@ def test_packed_matrices_have_the_same_norm_and_come_back():
 def test_models_that_do_not_fit_are_refused(table, tmp_path, name):
     """Moments where none are wanted, none where they are, and another model."""
     wrong = table(name == "fcf") | {"strategy": {"name": name}}
-    with pytest.raises(ExperimentError, match="cannot be found"):
+    with pytest.raises(ExperimentError, match="cannot be computed"):
         runner.run(wrong, output=tmp_path / "moments")
     with pytest.raises(ExperimentError, match="solves for the users"):
         runner.run(table(False) | {"model": {"name": "mf"}}, output=tmp_path / "model")

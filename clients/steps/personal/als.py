@@ -83,8 +83,8 @@ class SolvedUsers(Trained):
         return (found**order + counts * own**order) ** (1 / order)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same of an item table, by rows. For each item the weighted sum over those who like
-        it, by one sparse product."""
+        """The same for an item table, by rows; `shares` is `float64 [C]`. For each item the
+        weighted sum over those who like it, by one sparse product."""
         if name != MOMENTS or self.moments is None:
             super().add_rows(name, total, shares)
             return

@@ -162,7 +162,7 @@ def test_which_rows_were_touched_does_not_tell_the_held_out_item(node, monkeypat
 
 
 def test_it_ranks_all_items_and_hides_only_what_is_known(tmp_path):
-    """The house's protocol: a user's list is made of the whole catalogue without its training
+    """fedrec's protocol: a user's list is made of the whole catalogue without its training
     items."""
     result = runner.run(EXPERIMENT, SMALL, output=tmp_path / "run")
     node = Node(result.experiment, 0, 1, tmp_path / "run" / "private")

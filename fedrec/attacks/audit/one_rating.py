@@ -53,8 +53,8 @@ def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -
 def laplace_score(
     release: np.ndarray, first: np.ndarray, second: np.ndarray, scale: float
 ) -> float:
-    """Log of how much likelier a release is under Laplace noise of that scale on `first` than on
-    `second`."""
+    """Log-likelihood ratio of a release under Laplace noise of that scale on `first` and on
+    `second`, all of one shape."""
     return float((np.abs(release - second) - np.abs(release - first)).sum() / scale)
 
 

@@ -33,7 +33,7 @@ class ScaleConfig(Config):
         return self
 
     def within(self, ratings: np.ndarray) -> np.ndarray:
-        """Predictions within the scale, if they are to be."""
+        """Predictions `float64 [rows]`, clipped to the scale if configured."""
         return np.clip(ratings, *self.scale) if self.clip else ratings
 
 

@@ -102,7 +102,7 @@ class Pnbm(RatingBaseline):
 def descended(
     similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
 ) -> np.ndarray:
-    """Similarities after a step (equation 4); uses both arrays up."""
+    """Similarities `[items, items]` after a step (equation 4); changes both arrays in place."""
     similarity *= 1 - rate * regularisation
     gradient *= rate
     similarity -= gradient
@@ -117,7 +117,8 @@ def predicted_from(
     users: np.ndarray,
     items: np.ndarray,
 ) -> np.ndarray:
-    """Ratings predicted from learned similarities; an item's mean where nothing else is known."""
+    """Ratings `float64 [rows]` predicted from learned similarities; the item's mean without
+    neighbours."""
     kept = nearest(similarity, config.neighbours or EVERY)
     found = predicted(kept, profiles_of(known), means, users, items, prior=config.prior)
     return config.within(np.where(np.isnan(found), means[items], found))

@@ -32,7 +32,7 @@ class Mf(Neumf):
         return {"b": torch.zeros(())}
 
     def logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """Of rows with each other; they broadcast."""
+        """Logits of pairs of embeddings `[..., width]`, which broadcast."""
         return (users * items).sum(-1) + self._parameters["b"]
 
     @torch.no_grad()

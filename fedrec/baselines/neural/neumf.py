@@ -162,7 +162,7 @@ class Neumf(UserRowsBaseline):
         return found
 
     def logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """Of rows with each other; they broadcast.
+        """Logits of pairs of embeddings, which broadcast.
 
         Args:
             users: `[..., width]`, rows of users.

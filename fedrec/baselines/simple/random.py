@@ -35,8 +35,7 @@ class Random(Baseline):
         """There is nothing to learn."""
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """`float32 [users, items]` in [0, 1); users are told apart by their number, or by their
-        items."""
+        """`float32 [users, items]` in [0, 1); they depend on the user's number, or on its items."""
         rows = []
         for user in range(histories.num_users):
             own = histories.items[histories.offsets[user] : histories.offsets[user + 1]]

@@ -40,8 +40,8 @@ def index_rows(
     ratings: np.ndarray | None = None,
     times: np.ndarray | None = None,
 ) -> Interactions:
-    """Interactions without features from columns of the source's ids; users and items are those
-    that occur.
+    """Interactions without features from columns `[rows]` of the source's ids; users and items are
+    those that occur.
 
     Raises:
         DataError: see `Interactions`.

@@ -86,8 +86,8 @@ def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
 
     Raises:
-        DataError: there is no such file, a named column is missing, or users and items cannot be
-            told.
+        DataError: there is no such file, a named column is missing, or the user and item columns
+            are ambiguous.
     """
     if not path.is_file():
         raise DataError(

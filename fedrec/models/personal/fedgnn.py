@@ -69,7 +69,7 @@ class Fedgnn(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not looked at."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         embedded = gather_rows(parameters["item.id"], items if rows is None else rows)
         return torch.bmm(embedded, parameters["user.vector"].unsqueeze(-1)).squeeze(-1)
 

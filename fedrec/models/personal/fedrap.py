@@ -61,7 +61,7 @@ class Fedrap(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not looked at."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         shared = gather_rows(parameters["item.id"], items if rows is None else rows)
         added = shared + gather_rows(parameters["item.personal"], items)
         return torch.bmm(added, parameters["score.weight"]).squeeze(-1) + parameters["score.bias"]

@@ -70,8 +70,8 @@ class Gpfedrec(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Predictions before the output activation. Users' features are not looked at; without
-        `item.own` nothing is changed."""
+        """Predictions before the output activation, `[C, B]`. Users' features are not used; without
+        `item.own` the embeddings are the shared ones."""
         embedded = gather_rows(parameters["item.id"], items if rows is None else rows)
         if "item.own" in parameters:
             embedded = embedded + gather_rows(parameters["item.own"], items)

@@ -88,7 +88,7 @@ def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> T
 
 
 def gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """Equation 12; logits of minus infinity get no weight."""
+    """Equation 12, `float [n, items]`; logits of minus infinity get no weight."""
     return torch.softmax((logits + gumbel(logits.shape, generator)) / temperature, dim=1)
 
 

@@ -86,7 +86,7 @@ def guarantee(
         return Guarantee(epsilon, odds, slot, math.inf, math.inf)
     exchanged = range(
         1, protected + 1
-    )  # with few unvisited items, exchanging some is told apart best
+    )  # with few unvisited items, exchanging some of them is the worst case
     whole_profile = max(d * epsilon + _log_choose(unvisited, d) for d in exchanged)
     return Guarantee(epsilon, odds, slot, slot, whole_profile)
 

@@ -43,7 +43,8 @@ class Noise:
     release: Release
 
     def above(self, x: np.ndarray, centre: float) -> np.ndarray:
-        """Mass above x of the noise around a centre, exact to rounding in both tails."""
+        """Mass above x `[n]` of the noise around a centre, `[n]`, exact to rounding in both
+        tails."""
         z = self.release.noise_multiplier
         if self.release.mechanism == "gaussian":
             return ndtr((centre - x) / z)
@@ -51,14 +52,15 @@ class Noise:
         return np.where(x >= centre, far, 1 - far)
 
     def between(self, lower: np.ndarray, upper: np.ndarray, centre: float) -> np.ndarray:
-        """Mass in (lower, upper]; taken from the nearer tail, so that small masses keep their
-        digits."""
+        """Mass in (lower, upper], `[n]` each; computed from the nearer tail, so that small masses
+        are exact."""
         right = self.above(lower, centre) - self.above(upper, centre)
         left = self.above(2 * centre - upper, centre) - self.above(2 * centre - lower, centre)
         return np.maximum(np.where(lower >= centre, right, left), 0.0)
 
     def place(self, log_ratio: np.ndarray) -> np.ndarray:
-        """The x at which ln(P/Q) has that value; beyond its range -infinity or infinity."""
+        """The x `[n]` at which ln(P/Q) has these values `[n]`; beyond its range -infinity or
+        infinity."""
         z = self.release.noise_multiplier
         if self.release.mechanism == "gaussian":
             return z * z * log_ratio + 0.5
@@ -105,7 +107,7 @@ class Pair:
         )
 
     def place(self, losses: np.ndarray) -> np.ndarray:
-        """The x at which the loss has that value; -infinity below its range."""
+        """The x `[n]` at which the loss has these values `[n]`; -infinity below its range."""
         rate = self.release.sampling.rate
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # e^t - (1 - q) = expm1(t) + q, in logarithms for losses that would overflow.

@@ -43,7 +43,7 @@ def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray
 
 
 def gaussian(orders: np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """RDP of the Gaussian mechanism without sampling: a / (2 z^2)."""
+    """RDP of the Gaussian mechanism without sampling, `[orders]`: a / (2 z^2)."""
     return orders / (2 * noise_multiplier**2)
 
 
@@ -64,7 +64,7 @@ def laplace(orders: np.ndarray, noise_multiplier: float) -> np.ndarray:
 
 
 def unsampled(orders: np.ndarray, release: Release) -> np.ndarray:
-    """RDP of a release as if everybody took part."""
+    """RDP of a release without sampling, `[orders]`."""
     curve = laplace if release.mechanism == "laplace" else gaussian
     return curve(orders, release.noise_multiplier)
 
@@ -91,7 +91,7 @@ class RdpBackend(Backend):
         """R of one release at the integer orders, `float64 [INTEGER_ORDERS]`."""
 
     def whole_curve(self, release: Release) -> np.ndarray:
-        """R of one release at `ORDERS`; its last value is the pure epsilon."""
+        """R of one release at `ORDERS`, `float64 [orders]`; its last value is the pure epsilon."""
         if release not in self._curves:
             self._curves[release] = np.append(self.curve(release), pure_epsilon(release))
         return self._curves[release]

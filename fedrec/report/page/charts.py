@@ -2,7 +2,7 @@
 """Line charts and histograms as inline SVG.
 
 They take their colours from the page's style sheet, so that they follow dark mode and print, and
-weigh a few kilobytes; lines are told apart by dashes and by labels too, not by colour alone.
+weigh a few kilobytes; lines are distinguished by dashes and labels as well as by colour.
 Matplotlib's SVG has its colours fixed and is ten times as large.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 _WIDTH, _HEIGHT = 480, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 14, 48
-_POINTS = 200  # of a line; more cannot be told apart
+_POINTS = 200  # points of a line; more are not visible
 _TICKS = 5
 COLOURS = 8
 
@@ -57,7 +57,7 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
 def histogram(
     values: np.ndarray, *, title: str, x_label: str, bins: int = 20, colour: int = 0
 ) -> str:
-    """How many users have which value; `values` are finite. Empty without any."""
+    """Histogram of the users' `values` `float [users]`, which are finite. Empty without any."""
     values = np.asarray(values, dtype=np.float64)
     if not len(values):
         return ""

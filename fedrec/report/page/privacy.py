@@ -12,10 +12,10 @@ from fedrec.report.page.charts import Line, line_chart
 from fedrec.report.page.parts import run_label
 from fedrec.runs.result import Result
 
-RELEASE = "Simulation, not a release: the noise can be computed again from the seed."
+RELEASE = "Simulation, not a release: the noise can be recomputed from the seed."
 _UNITS = {
-    "replace-one": "one user: all of its data, exchanged for somebody else's",
-    "add-remove": "one user: all of its data, there or not",
+    "replace-one": "one user: all of its data, replaced by another user's",
+    "add-remove": "one user: all of its data, added or removed",
 }
 _ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
 

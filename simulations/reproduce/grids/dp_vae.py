@@ -6,8 +6,8 @@ tables.
     [--seeds 0 1 2 3 4] python -m simulations.reproduce.grids.dp_vae tables FILE.json
 
 What is in the file is not run again, so that an interrupted grid continues where it stopped. Runs
-go into a temporary folder and are thrown away; what is kept of each is its figures, the users' true
-epsilons, and where it diverged.
+use a temporary folder that is deleted; only their metrics, the users' true epsilons, and the round
+of divergence are kept.
 """
 
 from __future__ import annotations

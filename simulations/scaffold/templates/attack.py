@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has many of their own items at the top of their list is suspected of having trained the
-system."""
+"""Membership attack: users with many of their own items at the top of their list are suspected."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from fedrec.config import Config
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     length: int = Field(default=20, ge=1)
     """Items in a list."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item-based nearest neighbours: an item is scored by its cosine similarity to the items that a
-user likes."""
+"""Item-based nearest neighbours by cosine similarity."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from fedrec.config import Config
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     neighbours: int = Field(default=50, ge=1)
-    """Similar items that are kept for each item."""
+    """Number of neighbours of each item."""
 
 
 class Example(Baseline):
-    """Sees the data of all training users; stands beside the federated model in every table."""
+    """Scores items by their similarity to the items that a user likes."""
 
     Config = ExampleConfig
     config: ExampleConfig
@@ -35,6 +34,6 @@ class Example(Baseline):
         self._similar = torch.zeros_like(similar).scatter_(1, kept, similar.gather(1, kept))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """`float32 [users, items]` for users given by what they like; known items are left out by
-        the protocol."""
+        """`float32 [users, items]` for users given by their liked items; the protocol excludes
+        known items."""
         return histories.matrix() @ self._similar

@@ -14,16 +14,16 @@ from server.callbacks.base import Callback
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     metric: str = "hits@10"
-    """Column of rounds.csv that is watched; the higher the better."""
+    """Column of rounds.csv to observe; higher is better."""
     patience: int = Field(default=5, ge=1)
     """Evaluations without improvement after which the run ends."""
 
 
 class Example(Callback):
-    """Watches one metric."""
+    """Observes one metric."""
 
     Config = ExampleConfig
 

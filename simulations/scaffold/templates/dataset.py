@@ -33,7 +33,7 @@ class Example(Reader):
 
     def read(self) -> Interactions:
         """Users and items become indices; ratings are the logarithm of the counts."""
-        file = self.folder()  # refuses a path that is not there
+        file = self.folder()  # raises an error if the path does not exist
         with open(file, newline="", encoding="utf-8") as lines:
             table = csv.DictReader(lines)
             if not set(COLUMNS) <= set(table.fieldnames or ()):

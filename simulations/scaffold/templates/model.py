@@ -13,7 +13,7 @@ from fedrec.models.base import Model, Parameters
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     embedding: int = Field(default=16, ge=1)
     """Width of the embeddings."""
@@ -26,7 +26,7 @@ class Example(Model):
     item_tables = (
         "item.id",
         "item.bias",
-    )  # a row per item: a client gets and sends only the rows that it touches
+    )  # one row per item: a client gets and sends only the rows that it uses
     config: ExampleConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ class Example(Model):
         must not mix."""
         places = (
             items if rows is None else rows
-        )  # where item tables are compact, `rows` says where an item's row is
+        )  # in compact item tables, `rows` has the row of each item
         user = parameters["user.all"]
         for (name, _), codes in zip(self.schema.user_features, users, strict=True):
             user = user + _mean_rows(parameters[f"user.{name}"], codes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves out a share of each user's rows before anything learns from them."""
+"""Removes a share of each user's training rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedrec.rng import stream
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     share: float = Field(default=0.2, ge=0, lt=1)
-    """Share of each user's training rows that are left out, rounded down."""
+    """Share of each user's training rows to remove, rounded down."""
 
 
 class Example(Perturbation):
@@ -37,8 +37,7 @@ class Example(Perturbation):
         )
 
     def words(self) -> list[str]:
-        """What must stand beside the results of a run."""
+        """Sentences to be reported with the results of a run."""
         return [
-            f"{self.config.share:.0%} of each user's rows are left out; the others are learned from"
-            " as they are."
+            f"{self.config.share:.0%} of each user's rows are removed; the others are unchanged."
         ]

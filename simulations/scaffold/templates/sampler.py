@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everybody in turn: the clients are shuffled, dealt out cohort by cohort, and shuffled again."""
+"""All clients in turn: they are shuffled, divided into cohorts, and shuffled again."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from server.samplers.base import Sampler
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     cohort: int = Field(default=20, ge=1)
     """Clients per round."""
 
 
 class Example(Sampler):
-    """Draws nobody a second time before everybody had a turn (a last short cohort of each turn is
-    left out)."""
+    """Samples no client again before all clients were sampled (an incomplete last cohort is left
+    out)."""
 
     Config = ExampleConfig
     config: ExampleConfig
@@ -35,12 +35,11 @@ class Example(Sampler):
         return float(self.config.cohort)
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, ascending: a function of the seed and the round, and of nothing
-        remembered."""
+        """The cohort of a round, ascending: a function of the seed and the round only."""
         turn, place = divmod(round_number - 1, len(self.clients) // self.config.cohort)
         order = stream(self.seed, "turn", turn).permutation(self.clients)
         return np.sort(order[place * self.config.cohort : (place + 1) * self.config.cohort])
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Unused: `sample` is written out, because a round depends on those before it."""
+        """Not used, because `sample` is overridden."""
         raise NotImplementedError

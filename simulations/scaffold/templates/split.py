@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of every user a share of the rows is held out; all users train."""
+"""A share of each user's rows is held out; all users train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrec.rng import stream
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     share: float = Field(default=0.2, gt=0, lt=1)
     """Share of each user's rows that are held out, rounded down."""

@@ -34,7 +34,7 @@ class Example(Step):
     def update(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
     ) -> Update:
-        """What the client gives back: `theta_local - theta_global`. All randomness comes from
+        """The client's update, `theta_local - theta_global`. All random numbers come from
         `random`."""
         values = {
             name: value.clone().unsqueeze(0) for name, value in parameters.items()

@@ -13,12 +13,12 @@ from strategies.base import Aggregate, Cohorts, CohortStrategy
 
 
 class ExampleConfig(Config):
-    """Settings; unknown keys are refused, and every field says what it means."""
+    """Settings; unknown keys are rejected, and every field has a description."""
 
     server_lr: float = Field(default=1.0, gt=0)
     """How far the shared parameters move along the momentum."""
     momentum: float = Field(default=0.5, ge=0, lt=1)
-    """How much of the last round's movement is kept."""
+    """Momentum factor, in [0, 1)."""
 
 
 class Example(CohortStrategy):
@@ -47,10 +47,9 @@ class Example(CohortStrategy):
         return moved
 
     def state(self) -> dict[str, np.ndarray]:
-        """What is saved with each checkpoint, so that a resumed run goes on as if it had not
-        stopped."""
+        """State that is saved with each checkpoint, for resumed runs."""
         return dict(self._speed)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._speed = dict(state)

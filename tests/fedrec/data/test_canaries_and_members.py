@@ -112,5 +112,5 @@ def test_the_systems_of_the_likelihood_ratio_attack(interactions, base):
 
 
 def test_a_run_beyond_the_last_is_refused():
-    with pytest.raises(ExperimentError, match="do not fit together"):
+    with pytest.raises(ExperimentError, match="inconsistent settings"):
         MembersConfig.parse({"runs": 4, "run": 5})

@@ -246,7 +246,7 @@ class TestKfold:
         "options", [{"fold": 6}, {"shipped": True}, {"shipped": True, "folder": "x", "folds": 4}]
     )
     def test_settings_that_do_not_fit(self, options):
-        with pytest.raises(ExperimentError, match="do not fit together"):
+        with pytest.raises(ExperimentError, match="inconsistent settings"):
             make("kfold", **options)
 
 

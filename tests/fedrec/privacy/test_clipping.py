@@ -101,7 +101,7 @@ def test_no_replacement_moves_the_sum_beyond_the_sensitivity(order):
     ("norm", "order"), [(0.0, 2), (-1.0, 2), (math.inf, 2), (math.nan, 2), (1.0, 3)]
 )
 def test_clips_without_a_bound_are_refused(norm, order):
-    with pytest.raises(ExperimentError, match="cannot be clipped"):
+    with pytest.raises(ExperimentError, match="invalid clip"):
         Clip(norm, order)
 
 

@@ -250,5 +250,5 @@ def test_an_experiment_carries_its_privacy(tiny_experiment):
 
 def test_noise_that_protects_nobody_is_no_release():
     for multiplier in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ExperimentError, match="protects nobody"):
+        with pytest.raises(ExperimentError, match="invalid noise multiplier"):
             Release("gaussian", Full(), "replace-one", multiplier)

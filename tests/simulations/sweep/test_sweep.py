@@ -94,7 +94,7 @@ def test_two_sweeps_do_not_share_a_folder(plan, run_tiny, tmp_path):
 
 @pytest.mark.parametrize("how", [{"choose": ["hits@5"]}, {"optimise": ["hits@5"], "trials": 2}])
 def test_choosing_by_test_users_is_refused(plan, how):
-    with pytest.raises(ExperimentError, match="chosen by test users"):
+    with pytest.raises(ExperimentError, match="selected by test users"):
         plan(**how)
     plan(VALIDATION, **how)
 

@@ -55,7 +55,7 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_
     ("arguments", "words"),
     [
         (["-v", "strategy.server-lrr=[1]"], "did you mean 'server-lr'"),
-        (["-v", "rounds=[1]", "--choose", "hits@5"], "chosen by test users"),
+        (["-v", "rounds=[1]", "--choose", "hits@5"], "selected by test users"),
         (["--seeds", "0"], "1 or more"),
         (["--trials", "5"], "nothing is varied"),
         (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),

@@ -69,7 +69,8 @@ class DpSvd(SampledBaseline):
     def gradients(
         self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
     ) -> OuterGradients:
-        """Gradients of some users' losses. Nothing is drawn."""
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`. Nothing
+        is drawn."""
         users, predicted = self._predicted(parameters, rows)
         slopes = 2 * (predicted - rows)
         pairs = {"items": (slopes, users)}

@@ -66,7 +66,8 @@ class DpAe(SampledBaseline):
     def gradients(
         self, parameters: dict[str, Tensor], rows: Tensor, generator: torch.Generator
     ) -> OuterGradients:
-        """Gradients of some users' losses. The generator draws dropout."""
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`. The
+        generator draws dropout."""
         inputs, outputs = {}, {}
 
         def record(name: str, entering: Tensor, leaving: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise of a configuration: given or calibrated, reduced by the share of a count, in the
-configured order."""
+"""The noise multiplier of a `[privacy]` table: given or calibrated, reduced by the share of a noisy
+count, in the configured order. `fedrec.privacy.mechanisms` draws the noise."""
 
 from __future__ import annotations
 
