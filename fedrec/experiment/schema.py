@@ -124,7 +124,7 @@ class EngineConfig(Config):
     stay float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, as batches of one client are too small to share and waiting
-    costs time."""
+    costs time; of centralised systems alone one per core, OMP_NUM_THREADS at most."""
     path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
     """How clients are trained, equal up to rounding: `kernel` in native code, refused where it does
     not fit; `blocks` many clients at once by autograd; `reference` one by one; `auto`: the fastest
