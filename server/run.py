@@ -5,6 +5,7 @@ also after errors."""
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -49,9 +50,11 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Set torch's number of threads."""
+    """Set torch's number of threads, which the systems compute with. OMP_NUM_THREADS bounds it,
+    because threads that wait for a busy core cost more than they gain."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    wanted, bound = number or before, os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(min(wanted, int(bound)) if bound.isdecimal() and int(bound) else wanted)
     try:
         yield
     finally:

@@ -124,7 +124,7 @@ class EngineConfig(Config):
     sums stay float32."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads per node; default: 1, because the batches of one client are too small for several
-    threads."""
+    threads. With centralised systems only, the default is one per core, at most OMP_NUM_THREADS."""
     path: Literal["auto", "kernel", "blocks", "reference"] = "auto"
     """Training path; results are equal up to rounding. `kernel`: native code, an error if step or
     model do not support it; `blocks`: many clients at once by autograd; `reference`: one client at

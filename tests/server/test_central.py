@@ -19,6 +19,7 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from server.loop import Loop
+from server.run import _threads
 from simulations import runner
 
 FEDERATED = ("rounds", "model", "step", "strategy", "sampler")
@@ -231,3 +232,12 @@ def test_what_needs_a_federated_system_says_so(central, tmp_path):
     run = RunFolder.create(runner.settle(load(central())), tmp_path / "run")
     with pytest.raises(ExperimentError, match="has no federated system"):
         Loop(run, None)
+
+
+@pytest.mark.parametrize(("bound", "threads"), [("1", 1), ("8", 2), ("", 2), ("0", 2), ("2,1", 2)])
+def test_threads_are_bounded_by_the_environment(bound, threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", bound)
+    before = torch.get_num_threads()
+    with _threads(2):
+        assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == before

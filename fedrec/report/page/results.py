@@ -35,10 +35,11 @@ _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 
 def notes(results: Sequence[Result]) -> list[Note]:
-    """One sentence per federated system about popularity, and warnings."""
+    """What private runs cost together, then one sentence per federated system about popularity,
+    and warnings."""
     said = [note for result in results for note in _notes(result, several=len(results) > 1)]
     together = shown_together([result.folder for result in results])
-    return list(dict.fromkeys([*said, *(Note(line, warning=True) for line in together)]))
+    return list(dict.fromkeys([*(Note(line, warning=True) for line in together), *said]))
 
 
 def _notes(result: Result, *, several: bool) -> Iterator[Note]:
