@@ -69,6 +69,7 @@ def victim(tmp_path_factory):
     assert "closed" in output, errors[-2000:]
 
 
+@pytest.mark.slow
 def test_a_stranger_runs_no_code(victim, tmp_path):
     """While one who has the token does; without one Ray asks again and again, and gives up after
     minutes."""
@@ -109,6 +110,7 @@ def _token_of_a_child(pid):
     raise AssertionError("no process of Ray's has a token")
 
 
+@pytest.mark.slow
 def test_it_listens_on_loopback_alone(victim):
     process, address = victim
     assert address.startswith("127.0.0.1:")
@@ -168,6 +170,7 @@ print("used")
 """
 
 
+@pytest.mark.slow
 def test_ray_may_have_been_used_before_and_may_be_used_afterwards(tmp_path):
     """Ray reads its authentication mode when it is imported."""
     output, errors = python(AFTER_OTHER_USE, home=tmp_path).communicate(timeout=240)

@@ -102,5 +102,5 @@ def test_other_data_than_those_of_the_run_are_refused(tmp_path, table):
     assert done.exit_code == 0, done.output
     users = (folder / "ids" / "users.txt").read_text().splitlines()
     (folder / "ids" / "users.txt").write_text("\n".join(users[1:]) + "\n")
-    with pytest.raises(DataError, match="not those"):
+    with pytest.raises(DataError, match="data have changed"):
         fedrec.Result.load(folder).recommend()

@@ -90,7 +90,7 @@ def test_a_subclass_that_changes_what_is_computed_does_not_inherit_the_kernel(lo
     assert OwnDeclaration(config, schema).declared_kernel() is not None
     step = OtherUpdate(node.step(node.experiment.step).config, node.model, node.device)
     found = training_path(step, node.model, node.experiment.engine)
-    assert found.name == "blocks" and "OtherUpdate changes" in found.reason
+    assert found.name == "blocks" and "OtherUpdate overrides" in found.reason
 
 
 def test_a_run_says_which_path_it_takes(run_tiny, capsys):

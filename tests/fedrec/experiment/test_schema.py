@@ -36,7 +36,8 @@ def test_resolve_fills_in_every_default():
     assert experiment.model.options["hidden"] == [256, 128, 64, 32]
     assert experiment.step.options["batch-size"] == 32
     assert experiment.strategy.name == "reptile" and experiment.strategy.options == {
-        "server-lr": 1.0
+        "server-lr": 1.0,
+        "anneal-after": 0,
     }
     assert experiment.sampler.options == {"cohort": 20}
     assert experiment.evaluation.ks == (5, 10, 20, 30)
@@ -113,7 +114,7 @@ def test_an_override_through_a_value_is_refused():
         ("dataset.name=ml-1n", "unknown dataset 'ml-1n'", "'ml-1m'"),
         ("evaluation.fine-tune.epoch=2", "unknown key 'evaluation.fine-tune.epoch'", "'epochs'"),
         ("evaluation.baselines=['eas']", "unknown baseline 'eas'", "'ease'"),
-        ("evaluation.every=-1", "wrong value for 'evaluation.every'", "every: Evaluate every"),
+        ("evaluation.every=-1", "wrong value for 'evaluation.every'", "every: Number of rounds"),
         ("strategy.server-lr=0", "wrong value for 'strategy.server-lr'", "alpha2"),
         ("name='Has Space'", "wrong value for 'name'", "Short name"),
     ],
@@ -212,7 +213,10 @@ def test_another_component_drops_the_settings_of_the_one_before():
     assert load(source, [f"strategy.name='{ADAM}'", "strategy.eta=0.2"]).strategy.options == {
         "eta": 0.2
     }
-    assert load(source, ["strategy.name=reptile"]).strategy.options == {"server-lr": 0.5}
+    assert load(source, ["strategy.name=reptile"]).strategy.options == {
+        "server-lr": 0.5,
+        "anneal-after": 0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_the_error_says_what_is_wrong_with_the_nodes_that_are_there(tmp_path):
         and "node 6: failed: no file xxx" in said
         and len(said) < 2000
     )
-    assert "node 7: did not say whom it hosts" in said and "node 3" not in said
+    assert "node 7: did not announce its clients" in said and "node 3" not in said
 
 
 def test_a_broken_roster_file_is_an_error(tmp_path):

@@ -483,7 +483,7 @@ def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
     with pytest.raises(ClientError, match="refuses a message"):
         secure.share(talk.nodes[0], replace(order, session=b"short"))
     talk.nodes[0].least_nodes = 4
-    with pytest.raises(ClientError, match="this node's owner wants 4"):
+    with pytest.raises(ClientError, match="this node's owner requires at least 4"):
         secure.share(talk.nodes[0], order)
 
 
@@ -644,6 +644,6 @@ def test_strategies_that_are_not_additive_are_refused():
     from flwr.serverapp.strategy import FedAvg
 
     with pytest.raises(
-        ExperimentError, match=r"'FedAvg' cannot learn from a sum alone(.*\n)*.*'reptile'"
+        ExperimentError, match=r"'FedAvg' needs more than the sum(.*\n)*.*'reptile'"
     ):
         refuse_non_additive(FedAvg())

@@ -36,7 +36,7 @@ MUST = (
     "pnbm figure1",
     "upc-sdg table2",
 )
-LONG = ("privrec table2", "pnbm figure1", "dp-vae table8")
+LONG = ("privrec table2", "privrec table6", "pnbm figure1", "dp-vae table8", "upc-sdg table2")
 
 
 def done(name, path, seeds=1):
@@ -201,6 +201,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
     tmp_path, tiny_experiment, monkeypatch
 ):

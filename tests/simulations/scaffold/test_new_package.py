@@ -21,7 +21,7 @@ from fedrec.runs.folder import RunFolder
 from simulations import cli
 from simulations.engines import flower
 
-pytestmark = pytest.mark.install
+pytestmark = [pytest.mark.install, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = {kind.name: f"trial-{kind.name}" for kind in KINDS}
@@ -142,7 +142,6 @@ def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tm
     )
 
 
-@pytest.mark.slow
 def test_each_keeps_its_own_contract(packages):
     """With the tests that `fedrec new` wrote, in a process of their own."""
     environment = {
@@ -168,7 +167,6 @@ def test_each_keeps_its_own_contract(packages):
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 60
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
     """The package is installed for this process only: Flower's processes have it from the app

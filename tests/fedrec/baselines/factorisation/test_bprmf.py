@@ -160,6 +160,7 @@ def test_random_hits_are_their_closed_form():
 
 
 @pytest.mark.real_data
+@pytest.mark.slow
 def test_office_at_twenty():
     """Published: BPRMF .1254 Recall@20; Random 20 / (M - n) per user, about .0083."""
     found = evaluate_baselines(
