@@ -177,11 +177,9 @@ def test_settings_are_checked_to_the_last_component(load_tiny, override, problem
 def test_defaults_are_filled_in_at_every_depth(load_tiny):
     experiment = load_tiny(STAGES)
     first, main = experiment.strategy.options["stage-one"], experiment.strategy.options["main"]
-    assert (
-        main == {"name": "reptile", "server-lr": 1.0, "anneal-after": 0}
-        and first["step"]["batch-size"] == 32
-    )
-    assert first["strategy"] == {"name": "reptile", "server-lr": 2.0} and first["clients"] == "all"
+    reptile = {"name": "reptile", "anneal-after": 0}
+    assert main == {**reptile, "server-lr": 1.0} and first["step"]["batch-size"] == 32
+    assert first["strategy"] == {**reptile, "server-lr": 2.0} and first["clients"] == "all"
     assert (
         experiment.resolve() == experiment and experiment.settings(STRATEGY).stage_one.rounds == 2
     )
