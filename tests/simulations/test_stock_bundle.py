@@ -15,6 +15,7 @@ import tomli_w
 from fedrec.runs.folder import RunFolder
 from simulations.engines import flower
 
+pytestmark = pytest.mark.flower
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = """
 [build-system]
@@ -43,8 +44,6 @@ local-epochs = 2
 MODEL = '''
 import torch
 from fedrec.models.base import Model
-
-pytestmark = pytest.mark.flower
 
 
 class AsTorch(Model):
