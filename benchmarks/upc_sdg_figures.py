@@ -153,6 +153,14 @@ def linkage(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Panel]:
 
 def write(folder: Path, rows: Sequence[Row], models: Sequence[str]) -> None:
     """All drawings and tables of what has been measured; what has not is left out."""
+    if any(_key("bprmf", "Recall") in row for row in rows):
+        _draw(folder, rows, models)
+    lines = [*table_2(rows, models), "", *table_3(rows, "bprmf"), ""]
+    (folder / "tables.md").write_text("\n".join(lines))
+    print("\n" + "\n".join(lines))
+
+
+def _draw(folder: Path, rows: Sequence[Row], models: Sequence[str]) -> None:
     if any(gamma is not None for _, _, _, gamma in _placed(rows)):
         write_panels(folder / "figure-2.svg", figure_2(rows, "bprmf"))
         write_panels(folder / "figure-4.svg", figure_4(rows))
@@ -164,9 +172,6 @@ def write(folder: Path, rows: Sequence[Row], models: Sequence[str]) -> None:
         }
     drawn = [row for row in rows if not _inner(row["setting"])]
     write_panels(folder / "utility-linkage.svg", linkage(drawn, columns))
-    lines = [*table_2(rows, models), "", *table_3(rows, "bprmf"), ""]
-    (folder / "tables.md").write_text("\n".join(lines))
-    print("\n" + "\n".join(lines))
 
 
 def _inner(name: str) -> bool:
