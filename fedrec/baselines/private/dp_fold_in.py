@@ -35,7 +35,7 @@ from scipy import sparse
 from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.factorisation._gram import noise_edge
 from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConfig
-from fedrec.baselines.private.dp_gram import count_weights
+from fedrec.baselines.private.dp_gram import count_weights, counts_and_gram
 from fedrec.data.features import FeatureTable
 from fedrec.factors.log_linear import LogLinear
 from fedrec.factors.public import feature_embeddings
@@ -88,10 +88,7 @@ class DpFoldIn(PrivateBaseline):
     def parts(self) -> tuple[Part, ...]:
         """The counts, and the Gram matrix."""
         config = self.config
-        return (
-            Part("counts", config.count_clip, config.count_share, contributions="non-negative"),
-            Part("gram", config.clip_norm, 1 - config.count_share, contributions="non-negative"),
-        )
+        return counts_and_gram(config.count_clip, config.clip_norm, config.count_share)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and make embeddings of them and of public features.

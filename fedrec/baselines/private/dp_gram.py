@@ -90,10 +90,7 @@ class DpGram(PrivateBaseline):
     def parts(self) -> tuple[Part, ...]:
         """The counts, and the Gram matrix."""
         config = self.config
-        return (
-            Part("counts", config.count_clip, config.count_share, contributions="non-negative"),
-            Part("gram", config.clip_norm, 1 - config.count_share, contributions="non-negative"),
-        )
+        return counts_and_gram(config.count_clip, config.clip_norm, config.count_share)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and solve for the item-to-item weights."""
@@ -155,6 +152,20 @@ class DpGram(PrivateBaseline):
         )
         scale = torch.from_numpy(self._scale).to(self.device)
         return scale[:, None] * weights / scale
+
+
+def counts_and_gram(count_clip: float, clip_norm: float, count_share: float) -> tuple[Part, ...]:
+    """The two releases: noisy counts of items, and the Gram matrix of those that they choose.
+
+    Args:
+        count_clip: bound on the L2 norm of a user's counts.
+        clip_norm: bound on the Frobenius norm of a user's matrix.
+        count_share: share of the budget (of mu^2) that the counts take, in (0, 1).
+    """
+    return (
+        Part("counts", count_clip, count_share, contributions="non-negative"),
+        Part("gram", clip_norm, 1 - count_share, contributions="non-negative"),
+    )
 
 
 def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarray:
