@@ -28,7 +28,7 @@ docs: $(VENV)/.installed-docs  ## The documentation site, in site/; fails on a w
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about ten minutes)
-	$(BIN)/pytest -m deployment --timeout=1800 $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m deployment --timeout=1800 $(ARGS)
 
 container-test: $(VENV)/.installed-test  ## A deployment in real containers, with a Docker engine and image fedrec:0.1.0
 	$(BIN)/pytest -m containers --timeout=900 -rs $(ARGS)

@@ -141,50 +141,74 @@ def utility(
 ) -> dict[str, dict[str, float]]:
     """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows, or over
     `most` of them, the same each time."""
+    found: dict[str, dict[str, float]] = {}
+    for name, options in models.items():
+        model = recommender(name, options, seed)
+        model.fit(training_histories(population))
+        found |= ranked(model, name, population, part, most)
+    return found
+
+
+def recommender(name: str, options: Mapping[str, Any], seed: int) -> Any:
+    """A baseline by its name, not fitted yet."""
+    from fedrec.components.registry import BASELINE, resolve
+
+    cls = resolve(BASELINE, name)
+    seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
+    return cls(cls.Config.parse(seeded))
+
+
+def training_histories(population: Any) -> Any:
+    """The rows that recommenders learn from."""
+    from fedrec.baselines.base import Histories
+
+    clients = population.partition.training_clients
+    return Histories(population.interactions.num_items, *population.liked(clients), clients)
+
+
+def ranked(
+    model: Any, name: str, population: Any, part: str, most: int | None = None
+) -> dict[str, dict[str, float]]:
+    """PR, Recall and NDCG at 20 of a fitted model, by mask, under its name; of EASE also with real
+    rows on the device, as `NAME-device`."""
+    from fedrec.data.population import Population
+    from fedrec.rng import stream
+
+    tested = population.evaluated_clients(part)
+    if most is not None:
+        tested = np.sort(stream(0, "tested").permutation(tested)[:most])
+    found = {name: _means(model, population, population, part, tested, MASKS)}
+    if name == "ease":
+        data, partition = population.interactions, population.partition
+        plain = Population(data, partition, task="ranking", positive_above=None)
+        found[f"{name}-device"] = _means(model, plain, population, part, tested, ("real",))
+    return found
+
+
+def _means(
+    model: Any, asked: Any, population: Any, part: str, tested: np.ndarray, masks: Sequence[str]
+) -> dict[str, float]:
+    """Means over the tested users; the model scores the rows that `asked` has of them."""
     import torch
 
     from fedrec.baselines.base import Histories
-    from fedrec.components.registry import BASELINE, resolve
-    from fedrec.data.population import Population
     from fedrec.metrics.ranking import ranking_metrics
-    from fedrec.rng import stream
 
-    data, clients = population.interactions, population.partition.training_clients
-    plain = Population(data, population.partition, task="ranking", positive_above=None)
-    tested, found = population.evaluated_clients(part), {}
-    if most is not None:
-        tested = np.sort(stream(0, "tested").permutation(tested)[:most])
-    for name, options in models.items():
-        cls = resolve(BASELINE, name)
-        seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
-        model = cls(cls.Config.parse(seeded))
-        offsets, items = population.liked(clients)
-        model.fit(Histories(data.num_items, offsets, items, clients))
-        for title, asked, masks in (
-            (name, population, MASKS),
-            (f"{name}-device", plain, ("real",)),
-        ):
-            if asked is plain and name != "ease":
-                continue
-            sums: dict[str, list[np.ndarray]] = {}
-            for start in range(0, len(tested), 256):
-                block = tested[start : start + 256]
-                lists = population.held_out(block, part)
-                offsets, items = asked.liked(block)
-                scores = model.scores(Histories(data.num_items, offsets, items, block))
-                fixed = {
-                    key: torch.from_numpy(getattr(lists, key))
-                    for key in ("seen", "known", "relevant")
-                }
-                for how in masks:
-                    masked = torch.from_numpy(lists.masked(how))
-                    metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
-                    for short, metric in METRICS.items():
-                        sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
-            found[title] = {
-                key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()
-            }
-    return found
+    sums: dict[str, list[np.ndarray]] = {}
+    for start in range(0, len(tested), 256):
+        block = tested[start : start + 256]
+        lists = population.held_out(block, part)
+        offsets, items = asked.liked(block)
+        scores = model.scores(Histories(population.interactions.num_items, offsets, items, block))
+        fixed = {
+            key: torch.from_numpy(getattr(lists, key)) for key in ("seen", "known", "relevant")
+        }
+        for how in masks:
+            masked = torch.from_numpy(lists.masked(how))
+            metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
+            for short, metric in METRICS.items():
+                sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
+    return {key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()}
 
 
 def work(

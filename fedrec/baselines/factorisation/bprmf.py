@@ -16,6 +16,7 @@ items' factors, each minus the mean of all.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -69,6 +70,16 @@ class Bprmf(UserRowsBaseline):
         Raises:
             DataError: no user has a positive and a negative item.
         """
+        for _ in self.epochs(histories):
+            pass
+
+    def epochs(self, histories: Histories) -> Iterator[int]:
+        """Train epoch by epoch, as `fit` does; yields the number of epochs done, after each of
+        which the model can be evaluated.
+
+        Raises:
+            DataError: no user has a positive and a negative item.
+        """
         config, random = self.config, stream(self.config.seed, "baseline-bprmf")
         sizes = (histories.num_users, config.factors), (histories.num_items, config.factors)
         self.own, self.items = (
@@ -90,7 +101,7 @@ class Bprmf(UserRowsBaseline):
             own_users * histories.num_items + own_items,
         )
         steps = (np.float32(config.learning_rate), np.float32(config.regularisation))
-        for _ in range(config.epochs):
+        for epoch in range(config.epochs):
             order = random.permutation(trained)
             if config.negatives == "uniform":
                 others = triples.others(own_users[order])
@@ -109,6 +120,7 @@ class Bprmf(UserRowsBaseline):
                 *steps,
                 config.biases,
             )
+            yield epoch + 1
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """`p_u . q_i`, and biases, `float32 [users, items]`."""

@@ -56,4 +56,5 @@ if __name__ == "__main__":
         ssl_certfile=certificate,
         ssl_keyfile=key,
         log_level="warning",
+        timeout_graceful_shutdown=1,
     )

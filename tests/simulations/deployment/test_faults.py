@@ -55,7 +55,8 @@ def at_work(federation, name, node):
 def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_back(nodes):
     said = nodes.deployment.logs / "nodes" / "node-1" / "supernode.txt"
     before = said.read_text().count("SuperNode ID")
-    run = nodes.start_run("node-killed", *SLOW)
+    # The message that the killed process had taken is given up when its time is over.
+    run = nodes.start_run("node-killed", *SLOW, "engine.timeout=60.0")
     at_work(nodes, "node-killed", 1)
     nodes.kill("supernode", node=1)
     started = time.monotonic()
