@@ -8,6 +8,8 @@ import types
 
 import pytest
 
+from tests.shared_engines import ENGINES, shared_engine  # noqa: F401  (a fixture for all tests)
+
 ON_DEMAND = {
     "deployment": "make deploy-test",
     "containers": "make container-test",
@@ -28,6 +30,17 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("real_data"):
             item.add_marker(pytest.mark.skip(reason="FEDREC_DATA is not set"))
+
+
+def pytest_runtest_setup(item):
+    """A test that starts a Ray itself does not find the shared one."""
+    if item.get_closest_marker("ray") and "shared_engine" not in item.fixturenames:
+        ENGINES.stop("ray")
+
+
+def pytest_sessionfinish(session):
+    """Stop the shared engines."""
+    ENGINES.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

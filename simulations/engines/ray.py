@@ -239,8 +239,11 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
         placement = Placement(
             lambda place: remote.remote(place, *configs[place], population), nodes
         )
-        with serial.open_grid(run) as here:
-            yield RayGrid(placement, here, local=engine.ray_address is None)
+        try:
+            with serial.open_grid(run) as here:
+                yield RayGrid(placement, here, local=engine.ray_address is None)
+        finally:
+            placement.stop()
     finally:
         if not ours or engine.ray_address is not None:
             # An object store that goes on without this process gives the memory to other objects.

@@ -469,7 +469,7 @@ def test_a_run_without_privacy_says_nothing_of_it(run_tiny):
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.ray
-def test_ray_and_serial_give_the_same_private_run(run_tiny):
+def test_ray_and_serial_give_the_same_private_run(run_tiny, shared_engine):
     ray, serial_run = (
         run_tiny(
             PRIVATE,

@@ -52,7 +52,9 @@ def same_run(result, other, saved_parameters):
     "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
 )
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_engine_gives_the_same_bits(run_tiny, saved_parameters, system, engine):
+def test_every_engine_gives_the_same_bits(
+    run_tiny, saved_parameters, system, engine, shared_engine
+):
     serial = run_tiny(*SYSTEMS[system], output="serial")
     other = run_tiny(*SYSTEMS[system], f"engine.name={engine}", output=engine)
     same_run(serial, other, saved_parameters)

@@ -56,7 +56,9 @@ def run_metamf(run_tiny):
     "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
 )
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_an_engine_gives_the_serial_engines_numbers(run_tiny, saved_parameters, system, engine):
+def test_an_engine_gives_the_serial_engines_numbers(
+    run_tiny, saved_parameters, system, engine, shared_engine
+):
     serial = run_tiny(*SYSTEMS[system], output="serial")
     other = run_tiny(*SYSTEMS[system], f"engine.name={engine}", output=engine)
     got, expected = saved_parameters(other.folder), saved_parameters(serial.folder)

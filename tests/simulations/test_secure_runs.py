@@ -65,7 +65,7 @@ def test_a_run_that_was_broken_off_goes_on(run_tiny, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.ray
-def test_on_ray(run_tiny):
+def test_on_ray(run_tiny, shared_engine):
     plain = run_tiny(*QUICK, THREE, output="plain")
     secure = run_tiny(*QUICK, THREE, SECURE, "engine.name=ray", output="ray")
     for name, value in plain.parameters.items():

@@ -105,7 +105,7 @@ def test_learning_lowers_the_loss(run):
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
 )
-def test_every_engine_gives_the_same(run, saved_parameters, engine):
+def test_every_engine_gives_the_same(run, saved_parameters, engine, shared_engine):
     settings = (*PRIVATE, "rounds=3", "engine.nodes=2")
     expected = saved_parameters(run(*settings, output="serial").folder)
     found = saved_parameters(run(*settings, f"engine.name={engine}", output=engine).folder)
