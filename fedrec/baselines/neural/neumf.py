@@ -16,6 +16,8 @@ With `pretrain-epochs` both parts are trained alone first, and joined: their row
 are, and the output's weights and bias alpha and 1 - alpha times theirs (section 3.4.1), so that
 training goes on from the weighted mean of both parts' logits.
 
+With `average` the parameters that rank are the exponential moving average of those of all steps.
+
 Where this differs from the paper: by default both parts are trained together from the start, and
 the joined model by Adam also after pre-training (`optimiser = "sgd"` is the paper's); users' and
 items' rows are pulled to zero by an L2 penalty on those in a batch.
@@ -33,6 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Histories
+from fedrec.baselines.neural._moving_average import MovingAverage
 from fedrec.baselines.triples import Triples
 from fedrec.baselines.user_rows import UserRowsBaseline, UserRowsConfig, own_seed
 from fedrec.rng import stream, torch_stream
@@ -66,6 +69,9 @@ class NeumfConfig(UserRowsConfig):
     """Learning rate of the optimiser; in pre-training of Adam."""
     regularisation: float = Field(default=0.0, ge=0)
     """L2 penalty on the embeddings of a batch, averaged over its liked pairs."""
+    average: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of the exponential moving average over steps of all parameters, which takes their place
+    at the end: about 1 / (1 - average) steps count; 0: the last parameters."""
     spread: float = Field(default=0.01, gt=0)
     """Standard deviation of the initial embeddings."""
     fold_in_steps: int = Field(default=60, ge=1)
@@ -139,6 +145,7 @@ class Neumf(UserRowsBaseline):
             optimiser: torch.optim.Optimizer = torch.optim.SGD(trained, lr=config.learning_rate)
         else:
             optimiser = torch.optim.Adam(trained, lr=config.learning_rate, fused=True)
+        mean = MovingAverage(trained, config.average)
         for _ in range(config.epochs):
             for own, good, other in triples.epoch(config.batch_size):
                 others = [other, *(triples.others(own) for _ in range(config.negatives - 1))]
@@ -146,8 +153,10 @@ class Neumf(UserRowsBaseline):
                 self._batch_loss(F.embedding(torch.from_numpy(own), users), items).backward()
                 optimiser.step()
                 optimiser.zero_grad()
-        self._parameters = {name: value.detach() for name, value in self._parameters.items()}
-        self.own = users.detach().numpy()
+                mean.add(trained)
+        rows, *shared = (value.detach() for value in mean.values or trained)
+        self._parameters = dict(zip(self._parameters, shared, strict=True))
+        self.own = rows.numpy()
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters beside the rows: Glorot's uniform layers, zero biases."""

@@ -36,20 +36,20 @@ SYSTEMS = {
 
 def tables() -> Iterator[Study]:
     """Tables 6 to 8, 10 and 11."""
-    vae = _cell("vae", "federated", "VAE", "VAE", 60)
+    vae = _cell("vae", "federated", "VAE", "VAE", 18)
     yield _study(
         "table6",
         "Fixed priors (NUP) and user-level priors (ULP)",
-        _cell("vae", "federated", "VAE", "VAE, NUP", 60),
-        _cell("vae-priors", "federated", "VAE, priors", "VAE, ULP", 60),
-        _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 40),
-        _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 40),
+        _cell("vae", "federated", "VAE", "VAE, NUP", 18),
+        _cell("vae-priors", "federated", "VAE, priors", "VAE, ULP", 20),
+        _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 8),
+        _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 8),
     )
     yield _study(
         "table7",
         "Constant (CCB) and optimal (OCB) clip norms",
-        _cell("constant", "parts", "constant", "DP-VAE, CCB", 40),
-        _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 40),
+        _cell("constant", "parts", "constant", "DP-VAE, CCB", 8),
+        _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 8),
     )
     central = run_task(
         "central",
@@ -58,13 +58,13 @@ def tables() -> Iterator[Study]:
         dataset=DATASET,
         models=SYSTEMS,
         metrics=METRICS,
-        seconds=180,
+        seconds=20,
     )
     yield _study(
         "table8",
         "Systems beside each other, epsilon up to 1",
         vae,
-        _cell("dp-vae", "budgets", "sound, up to 1.0", "DP-VAE", 25),
+        _cell("dp-vae", "budgets", "sound, up to 1.0", "DP-VAE", 5),
         central,
         more=("SVD is PureSVD, LightFM the WARP loss without side features; KNN is item-based.",),
     )
@@ -78,7 +78,7 @@ def tables() -> Iterator[Study]:
                 "budgets",
                 f"{cell}, up to {budget}",
                 f"DP-VAE(eps<={budget:g}){suffix}",
-                25,
+                5,
             )
             for mode, cell, suffix in (
                 ("sound", "sound", ""),
@@ -96,7 +96,7 @@ def tables() -> Iterator[Study]:
         "table11",
         "Other models under the same noise",
         *(
-            _cell(f"{model}-{kind}".lower(), "table 11", f"{model}{how}", f"{model}/{kind}", 60)
+            _cell(f"{model}-{kind}".lower(), "table 11", f"{model}{how}", f"{model}/{kind}", 20)
             for model in ("SVD", "MF", "AE")
             for how, kind in kinds.items()
         ),

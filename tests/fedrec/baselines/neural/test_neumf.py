@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
+from fedrec.baselines.neural._moving_average import MovingAverage
 from fedrec.baselines.neural.gmf import Gmf
 from fedrec.baselines.neural.mf import Mf
 from fedrec.baselines.neural.mlp import Mlp
@@ -136,6 +137,30 @@ def test_after_pre_training_gradient_descent_goes_on(liked):
     weights = start._parameters["W0"]
     expected = weights - 0.001 * weights.grad
     torch.testing.assert_close(one._parameters["W0"], expected.detach())
+
+
+def test_the_moving_average_of_numbers():
+    """By hand: the first steps weigh 9 / 11 and 9 / 12, later ones 1 - decay."""
+    mean = MovingAverage([torch.zeros(2)], 0.7)
+    for number in (1.0, 2.0, 4.0):
+        mean.add([torch.full((2,), number)])
+    first = 9 / 11
+    second = first + 9 / 12 * (2 - first)
+    third = second + 9 / 13 * (4 - second)
+    torch.testing.assert_close(mean.values[0], torch.full((2,), third))
+    for _ in range(40):
+        mean.add([torch.full((2,), 4.0)])
+    mean.add([torch.zeros(2)])
+    torch.testing.assert_close(mean.values[0], torch.full((2,), 4 * 0.7))
+
+
+def test_a_decay_of_almost_zero_gives_the_last_parameters(liked):
+    scores = [
+        fitted(Neumf, liked, epochs=4, learning_rate=0.01, average=average).scores(liked)
+        for average in (0.0, 1e-12, 0.9)
+    ]
+    torch.testing.assert_close(scores[1], scores[0])
+    assert not torch.allclose(scores[2], scores[0], atol=1e-4)
 
 
 def test_folded_in_users_are_served(planted):
