@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# One image for all processes of a deployment: SuperLink, executors, nodes, operator. It holds no key, secret or data:
-# these are mounted. Not root; versions pinned. Simulations are for other installations: there is no Ray in it.
+# One image for all processes of a deployment: SuperLink, executors, nodes, operator. It holds no
+# key, secret or data: these are mounted. Not root; versions pinned. Simulations are for other installations: there is no Ray in it.
 FROM python:3.11.9-slim-bookworm AS packages
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils
@@ -17,7 +17,8 @@ COPY server server
 COPY strategies strategies
 COPY simulations simulations
 RUN pip --python /opt/venv/bin/python install --no-compile --constraint constraints.txt --editable .
-# What a deployment never opens: Ray, installers, plots of an accountant, headers, tests, symbols for a debugger.
+# What a deployment never opens: Ray, installers, plots of an accountant, headers, tests, symbols
+# for a debugger.
 RUN pip --python /opt/venv/bin/python uninstall --quiet --yes \
         ray uv setuptools contourpy fonttools kiwisolver matplotlib pillow \
     && cd /opt/venv/lib/python3.11/site-packages \
@@ -29,8 +30,8 @@ RUN pip --python /opt/venv/bin/python uninstall --quiet --yes \
 
 # The base without what it installs packages with, without texts, and with a user.
 FROM python:3.11.9-slim-bookworm AS base
-# A mounted folder gets the mode of the one below it. Containers run as whoever owns the deployment folder, and what
-# they write is readable by that user only.
+# A mounted folder gets the mode of the one below it. Containers run as whoever owns the deployment
+# folder, and what they write is readable by that user only.
 RUN useradd --uid 10001 fedrec \
     && install -d -o fedrec -g fedrec -m 1777 /home/fedrec /var/lib/fedrec /var/lib/fedrec/state \
        /var/lib/fedrec/state/meeting /var/lib/fedrec/runs \
@@ -46,7 +47,8 @@ COPY --from=packages /opt /opt
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin HOME=/home/fedrec LANG=C.UTF-8 \
     PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 FEDREC_CONTAINER=1 \
     FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-# Bytecode of what is imported, and of nothing else: a container may not write it, and would make it at each start.
+# Bytecode of what is imported, and of nothing else: a container may not write it, and would make it
+# at each start.
 RUN FEDREC_CACHE=/tmp/cache python -c "import simulations.cli, server.app, simulations.deployment.operator; \
         from simulations.deployment.processes import node, server; node.import_everything()" \
     && rm -r /tmp/cache

@@ -74,7 +74,8 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedrec needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and by its exact version: a looser request, made by another package, may take a build of several gigabytes.
+# torch first and by its exact version: a looser request, made by another package, may take a build
+# of several gigabytes.
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/pip
 	$(PIP) $$(grep -E '^torch==' constraints.txt)
 	@touch $@

@@ -111,7 +111,7 @@ def _toml(value: Any) -> str:
 
 def main() -> None:
     """See the module's head."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("run", "table"):
         command = commands.add_parser(name)

@@ -103,7 +103,7 @@ def ials(protocol: RankingProtocol, threads: int, solvers: Sequence[str], pairs:
 
 def main() -> None:
     """See the module's head."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=["evaluation", "fit", "ials"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--systems", nargs="+", default=EVALUATED)

@@ -40,8 +40,8 @@ def learned_cosines(embeddings: Tensor) -> Tensor:
 
 def judge(population: Population, part: str, ks: tuple[int, ...]) -> Callable[[Tensor], str]:
     """Gives Hits@k of cosines `[items, items]`, or of one list `[items]` for all, in words."""
-    clients = population.evaluated_clients(part)  # type: ignore[arg-type]
-    held_out = population.held_out(clients, part)  # type: ignore[arg-type]
+    clients = population.evaluated_clients(part)
+    held_out = population.held_out(clients, part)
     liked = torch.from_numpy(population.histories(clients))
     masks = {name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "relevant")}
     known = torch.from_numpy(held_out.known)

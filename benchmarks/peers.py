@@ -73,7 +73,7 @@ def never_drawn(experiment: Experiment) -> dict[str, float]:
     for number in range(1, experiment.rounds + 1):
         for client in sampler.sample(number).tolist():
             random = stream(experiment.seed, "client", client, number)
-            found = step.batches(population.client(client), random)  # type: ignore[attr-defined]
+            found = step.batches(population.client(client), random)
             real = np.arange(found.items.shape[1]) < found.sizes[:, None]
             negative = found.items[real & (found.labels == 0)]
             scores[client, np.unique(negative)] -= 1
@@ -113,7 +113,7 @@ def work(given: argparse.Namespace) -> None:
             if (path / "run.json").is_file():
                 runner.resume(path)
             else:
-                runner.run(source, overrides, output=path)  # type: ignore[arg-type]
+                runner.run(source, overrides, output=path)
             for file in path.glob("private/*"):
                 file.unlink()  # as large as the catalogue times the users; nothing resumes it
             print(f"{path.relative_to(given.folder)} is finished", flush=True)

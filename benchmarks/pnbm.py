@@ -111,7 +111,7 @@ def measured(
     if system not in ("item-mean", "pcc", "cos"):
         options["seed"] = seed
     name = "pnbm" if system == UNTRAINED else system
-    found = evaluate_rating_baselines({name: options}, _population(fold, part), held_out=part)[name]  # type: ignore[arg-type]
+    found = evaluate_rating_baselines({name: options}, _population(fold, part), held_out=part)[name]
     return {key: float(value) for key, value in found.items()}
 
 

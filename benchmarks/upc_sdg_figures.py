@@ -136,7 +136,7 @@ def linkage(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Panel]:
         curves: dict[str, list[tuple]] = {}
         levels = {}
         for row in rows:
-            method, rest = _NAME.fullmatch(row["setting"]).group("method", "rest")  # type: ignore[union-attr]
+            method, rest = _NAME.fullmatch(row["setting"]).group("method", "rest")
             if not np.isfinite(row.get(column, np.nan)):
                 continue
             if method == "original":

@@ -87,8 +87,8 @@ class Step(ABC):
         return {}
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """Steps and the clients of a round that each trains, `int64`; by default this step trains
-        all."""
+        """Steps and the clients of a round that each trains, `int64 [clients]`; by default this
+        step trains all."""
         yield self, clients
 
     def in_round(self, round_number: int) -> Step:

@@ -57,7 +57,8 @@ class Evaluator:
         self.generating, self.untrusted = generating, untrusted
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
-        """A fixed sample of the clients with held-out rows, `int64`, ascending; None: all."""
+        """A fixed sample of the clients with held-out rows, `int64 [clients]`, ascending; None:
+        all."""
         return sample_clients(self.roster.evaluated, count, self.experiment.seed)
 
     def evaluate(
@@ -75,7 +76,7 @@ class Evaluator:
         Args:
             arrays: the global parameters.
             round_number: the round after which this is.
-            clients: `int64`, the clients to evaluate.
+            clients: `int64 [clients]`, the clients to evaluate.
             fine_tune: whether each client first fine-tunes on its own data.
             held_out: which held-out rows are ranked; None: those that the experiment evaluates.
             progress: called with (clients done, all clients) after every wave of messages.
@@ -180,8 +181,9 @@ class Evaluator:
                 self.grid, self.experiment.engine, groups, round_number, purpose, step
             )
             groups = {node: groups[node] for node in requests}
+        generate = self.generating.generate  # type: ignore[union-attr]
         return {
-            node: to_record(self.generating.generate(theta, clients, requests.get(node)).arrays())  # type: ignore[union-attr]
+            node: to_record(generate(theta, clients, requests.get(node)).arrays())
             for node, clients in groups.items()
         }
 

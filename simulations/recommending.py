@@ -139,7 +139,7 @@ def _population(result: Result) -> Population:
 
 
 def _clients(population: Population, users: Sequence[object] | None) -> np.ndarray:
-    """`int64`, the clients of some ids, in their order."""
+    """`int64 [clients]`, the clients of some ids, in their order."""
     ids = population.interactions.user_ids
     if users is None:
         return np.arange(len(ids))

@@ -36,12 +36,12 @@ class Cohorts(Protocol):
     client."""
 
     clients: np.ndarray
-    """`int64`, ascending: all clients that may be sampled."""
+    """`int64 [clients]`, ascending: all clients that may be sampled."""
     section: Section
     """Name and settings of the sampler."""
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, `int64`, ascending."""
+        """The cohort of a round, `int64 [clients]`, ascending."""
         ...
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
@@ -49,8 +49,8 @@ class Cohorts(Protocol):
         ...
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the
-        seed and the name."""
+        """A share of the clients in (0, 1], at least one, `int64 [clients]`, ascending; a function
+        of the seed and the name."""
         ...
 
     def item_requests(
@@ -286,6 +286,6 @@ class GeneratingStrategy(CohortStrategy):
 
         Args:
             theta: the global parameters.
-            clients: `int64`, ascending.
+            clients: `int64 [clients]`, ascending.
             requests: the items whose rows each of them needs; None: whole tables.
         """

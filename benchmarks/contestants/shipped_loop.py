@@ -109,7 +109,7 @@ class PlainLoop:
     def __init__(self, node: Node, step: Sgd, start: Numbers) -> None:
         self.node, self.step, self.start = node, step, start
         model = node.model
-        self.net = MfNet(model, start) if isinstance(model, Mf) else PrivRecNet(model, start)  # type: ignore[arg-type]
+        self.net = MfNet(model, start) if isinstance(model, Mf) else PrivRecNet(model, start)
         self.measure = (
             F.mse_loss if model.schema.task == "rating" else F.binary_cross_entropy_with_logits
         )
@@ -126,7 +126,7 @@ class PlainLoop:
         begun = time.perf_counter()
         start = {name: torch.from_numpy(value) for name, value in self.start.items()}
         total = {name: torch.zeros_like(value) for name, value in start.items()}
-        for client in order.clients.tolist():  # type: ignore[union-attr]
+        for client in order.clients.tolist():
             self._train(client, order.round, start)
             for name, value in start.items():
                 found = self.net.values[name.replace(".", "_")].detach()
@@ -152,7 +152,7 @@ class PlainLoop:
             batches = (torch.from_numpy(part).split(config.batch_size) for part in (items, labels))
             self._epoch(every if late else early, user, zip(*batches, strict=True))
 
-    def _epoch(self, optimiser: torch.optim.SGD, user: list[Tensor], batches: zip) -> None:  # type: ignore[type-arg]
+    def _epoch(self, optimiser: torch.optim.SGD, user: list[Tensor], batches: zip) -> None:
         for items, labels in batches:
             optimiser.zero_grad()
             self.measure(self.net(user, items), labels).backward()

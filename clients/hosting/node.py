@@ -117,25 +117,26 @@ class Node:
 
     @cached_property
     def training(self) -> np.ndarray:
-        """`int64`, ascending: hosted clients that may be sampled for training."""
+        """`int64 [clients]`, ascending: hosted clients that may be sampled for training."""
         return self._hosted(self.population.training_clients)
 
     @cached_property
     def evaluated(self) -> np.ndarray:
-        """`int64`, ascending: hosted clients that have held-out rows."""
+        """`int64 [clients]`, ascending: hosted clients that have held-out rows."""
         return self._hosted(self.population.evaluated_clients(self.experiment.evaluation.held_out))
 
     @property
     def validated(self) -> np.ndarray | None:
-        """`int64`, ascending: hosted clients that have validation rows; None without early
-        stopping."""
+        """`int64 [clients]`, ascending: hosted clients that have validation rows; None without
+        early stopping."""
         if self.experiment.early_stopping is None:
             return None
         return self._hosted(self.population.evaluated_clients("validation"))
 
     @property
     def work(self) -> np.ndarray | None:
-        """`int64`, number of training rows of each hosted training client, if other nodes may train
+        """`int64 [clients]`, number of training rows of each hosted training client, if other nodes
+        may train
         it: if no private state of a client stays on its node between rounds.
         """
         keeps = any(self.step(section).keeps for section in self.steps)
@@ -169,7 +170,8 @@ class Node:
         """Refuse to report the items that a client needs; nodes of a simulation report them."""
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
-        """The evaluated clients among some of its clients, or among all, `int64`, ascending."""
+        """The evaluated clients among some of its clients, or among all, `int64 [clients]`,
+        ascending."""
         return self.evaluated if clients is None else np.sort(clients)
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:

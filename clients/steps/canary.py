@@ -71,7 +71,7 @@ class Canary(Step):
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
         """This step for the canaries among a round's clients, the other step for the others;
-        `int64` each."""
+        `int64 [clients]` each."""
         canary = self.config.canaries.is_canary(clients)
         yield self.base, clients[~canary]
         yield self, clients[canary]

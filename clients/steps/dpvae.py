@@ -199,7 +199,7 @@ class DpVae(CohortStep, OwnNoiseStep):
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder
     ) -> tuple[Tensor, Tensor]:
         """Losses of what is clipped on its own, `[C, J]` (or `[C, 1]`), and which of them there
-        are, `bool`."""
+        are, `bool` of the same shape."""
         log_chances, distances = block.parts(self.vae, network, recorder)
         numbers = torch.tensor(
             [max(1, len(member.history)) for member in block.members], device=distances.device

@@ -40,14 +40,14 @@ class UploadLedger:
         """Count an upload of each client in a round, of those that may still make one.
 
         Args:
-            clients: `int64`.
+            clients: `int64 [clients]`.
             round_number: the round.
             limit: uploads that a client may make in all.
             fresh: whether a repeated round is another release; if not, uploads of this round and of
                 later ones (a broken run's) are taken back first.
 
         Returns:
-            `bool`, for each client whether it may.
+            `bool [clients]`, for each client whether it may.
         """
         with self._connect() as connection:
             if not fresh:
@@ -74,8 +74,8 @@ class UploadLedger:
 def permitted(
     ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int
 ) -> np.ndarray:
-    """Those of the clients, `int64`, whose devices upload in a round; all, where the step sets no
-    limit."""
+    """Those of the clients, `int64 [clients]`, whose devices upload in a round; all, where the step
+    sets no limit."""
     if step.uploads is None:
         return clients
     fresh = isinstance(step.config, PersonalNoise) and step.config.noise == "secure"

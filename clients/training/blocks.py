@@ -36,7 +36,7 @@ def train_in_blocks(
         step: what they do.
         path: `kernel` or `blocks`.
         parameters: the global parameters.
-        clients: `int64`.
+        clients: `int64 [clients]`.
         stream_name: stream that they draw from.
         round_: the round, likewise.
         before_round: private parameters are those of the rounds before this one; default: before

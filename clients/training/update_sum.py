@@ -138,7 +138,7 @@ class UpdateSum:
             name: share * value if share else np.zeros_like(value) for name, value in delta.items()
         }
         if self._noisy:
-            change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore[union-attr]
+            change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore
         for name, value in change.items():
             if name in self.tables:
                 rows = np.flatnonzero(value.any(axis=1))

@@ -22,7 +22,7 @@ class Attacked:
     """What the attacker sees: a trained system, and the data of users of whom some trained it.
 
     Attributes:
-        users: `int64`, ascending; about half of them trained the system.
+        users: `int64 [users]`, ascending; about half of them trained the system.
         population: their data; the partition is that of the experiment before members were drawn,
             so it tells nothing.
         parameters: the system's global parameters, read-only.

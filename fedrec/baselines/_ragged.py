@@ -15,7 +15,7 @@ def among(histories: Histories, items: np.ndarray) -> Histories:
 
     Args:
         histories: of any users.
-        items: `int64`, distinct.
+        items: `int64 [items]`, distinct.
     """
     place = np.full(histories.num_items, -1)
     place[items] = np.arange(len(items))

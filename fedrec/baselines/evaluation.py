@@ -52,7 +52,7 @@ def evaluate_baselines(
         population: the clients; its task is ranking.
         held_out: see `RankingProtocol`, as for all others.
         ks: lengths of the lists.
-        clients: `int64`, the held-out clients to evaluate; default: all.
+        clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
         masked: which known items whole lists leave out, where training rows are perturbed.
@@ -101,7 +101,7 @@ def evaluate_rating_baselines(
         names: see `evaluate_baselines`; those that predict no ratings are left out.
         population: the clients; its task is rating.
         held_out: the part that is predicted.
-        clients: `int64`, the held-out clients to evaluate; default: all.
+        clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
 
     Returns:
         For each baseline `mae` and `rmse`, pooled over all held-out rows; of those whose paper

@@ -100,7 +100,7 @@ class RankingProtocol:
         population: the clients; its task is ranking.
         held_out: the part that is ranked.
         ks: lengths of the lists.
-        clients: `int64`, the held-out clients to evaluate; default: all.
+        clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
         block: clients scored at a time; memory grows with block x items.
         protocol: `reconstruction` ranks the whole catalogue against the whole history instead.
         masked: which known items whole lists leave out, where training rows are perturbed.
@@ -239,7 +239,7 @@ class RatingProtocol:
     Args:
         population: the clients; its task is rating.
         held_out: the part that is predicted.
-        clients: `int64`, the held-out clients to evaluate; default: all.
+        clients: `int64 [clients]`, the held-out clients to evaluate; default: all.
     """
 
     def __init__(

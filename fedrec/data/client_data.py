@@ -20,13 +20,13 @@ class ClientData:
         features: per user feature the client's category codes, `int64 [codes]`.
         items: `int64 [n]`, the items of its training rows.
         labels: `float32 [n]`; ranking: 1 positive, 0 not; rating: the rating.
-        positives: `int64`, ascending, distinct: the positive items among them. Negatives are drawn
-            outside of these, and of nothing else: an item held out for testing must be as likely a
-                negative as one never seen.
+        positives: `int64 [items]`, ascending, distinct: the positive items among them. Negatives
+            are drawn outside of these, and of nothing else: an item held out for testing must be as
+            likely a negative as one never seen.
         times: `int64 [n]`, when each training row happened; None where the dataset has no times.
         ratings: `float32 [n]`, its rating; None where the dataset has none.
-        avoided: `int64`, ascending, distinct: what negatives are drawn outside of where that is
-            more than the positives, see `Partition.leaky_negatives`; None: it is not.
+        avoided: `int64 [items]`, ascending, distinct: what negatives are drawn outside of where
+            that is more than the positives, see `Partition.leaky_negatives`; None: it is not.
     """
 
     client: int
@@ -40,7 +40,7 @@ class ClientData:
 
     @property
     def never_negative(self) -> np.ndarray:
-        """`int64`, ascending, distinct: the items that negatives are drawn outside of."""
+        """`int64 [items]`, ascending, distinct: the items that negatives are drawn outside of."""
         return self.positives if self.avoided is None else self.avoided
 
     def order(self) -> np.ndarray:
@@ -56,8 +56,8 @@ class ClientData:
         )
 
     def amounts(self, rated: bool) -> np.ndarray:
-        """`float32`, how much each of the positives is liked: 1, or where `rated` its ratings
-        weighted by time."""
+        """How much each of the positives is liked, `float32 [items]`: 1, or where `rated` its
+        ratings weighted by time."""
         if not rated:
             return np.ones(len(self.positives), dtype=np.float32)
         rows = np.flatnonzero(self.labels > 0)

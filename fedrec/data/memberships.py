@@ -34,7 +34,7 @@ def shadow_plan(
     """Divide users for the paper's attack.
 
     Args:
-        users: `int64`, who there is.
+        users: `int64 [users]`, who there is.
         shadow_users: how many the attacker has (paper: 1000).
         used_share: share of these that train the shadow system (paper: .8).
         member_share: share of the remaining users that train the target system (paper: .5).

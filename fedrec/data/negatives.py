@@ -48,8 +48,8 @@ def draw_negatives(
 
 
 def nth_outside(positives: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """`int64`: the items outside `positives` (ascending, distinct) that have these ranks, from 0,
-    among all such."""
+    """`int64 [items]`: the items outside `positives` (ascending, distinct) that have these ranks,
+    from 0, among all such."""
     # positives[i] - i non-positives lie before the i-th positive.
     free_before = positives - np.arange(len(positives))
     return rank + np.searchsorted(free_before, rank, side="right")

@@ -29,8 +29,8 @@ class TrainingData:
 
     Attributes:
         rows: the training rows alone, in the dataset's order; users and items keep their numbers.
-        clients: `int64`, ascending: training clients. The rows of other users serve on-device
-            fine-tuning only.
+        clients: `int64 [clients]`, ascending: training clients. The rows of other users serve
+            on-device fine-tuning only.
         rated: whether ratings are used in training; otherwise the ratings of rows are ignored.
     """
 

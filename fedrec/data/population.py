@@ -95,7 +95,7 @@ class Population:
 
     @property
     def training_clients(self) -> np.ndarray:
-        """`int64`, ascending: clients that may be sampled for training rounds."""
+        """`int64 [clients]`, ascending: clients that may be sampled for training rounds."""
         return self.partition.training_clients
 
     def schema(self) -> Schema:
@@ -199,8 +199,8 @@ class Population:
         return table
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:
-        """`int64`, ascending: clients that have something to be tested on (ranking: a held-out
-        positive)."""
+        """`int64 [clients]`, ascending: clients that have something to be tested on (ranking: a
+        held-out positive)."""
         rows = self._held_out_rows(held_out)
         if self.task == "ranking":
             rows = rows[self._labels[rows] > 0]

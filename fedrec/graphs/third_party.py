@@ -26,7 +26,8 @@ _BYTES = 6  # of a hash that make a token: 48 bits
 
 
 def tokens(items: Sequence[int], key: str) -> np.ndarray:
-    """Tokens `int64` of items: equal for equal ones, and nothing else to those without the key."""
+    """Tokens of items, `int64 [items]`: equal for equal ones, and nothing else to those without the
+    key."""
     return np.array(
         [
             int.from_bytes(

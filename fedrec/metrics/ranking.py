@@ -132,8 +132,8 @@ def _single_positive(
 def _competitors(
     scores: Tensor, seen: Tensor, users: Tensor, items: Tensor, weight: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Never-seen items above and level with each positive: `int64` counts, and the positives' users
-    and weights.
+    """Never-seen items above and level with each positive: `int64 [positives]` counts, and the
+    positives' users and weights.
 
     Only the positives that can reach the first `longest` places are returned: a positive below the
     `longest`-th best never-seen item gains nothing. So the best never-seen items suffice, and no

@@ -69,7 +69,8 @@ def sampled_metrics(
 def _competitors(
     scores: Tensor, seen: Tensor, users: Tensor, items: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Never-seen items above and level with each positive, and how many there are, `int64` each."""
+    """Never-seen items above and level with each positive, and how many there are, each
+    `int64 [positives]`."""
     higher, equal = torch.empty_like(users), torch.empty_like(users)
     # Positives of one place among their user's are compared with whole rows at once.
     counts = torch.bincount(users, minlength=len(scores))

@@ -56,7 +56,8 @@ class Ials(Model):
     def __init__(self, config: IalsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         if config.moments:
-            self.item_tables = ("item.factors", "item.right", "item.moments")  # type: ignore[misc]  # of this model
+            # Of this model
+            self.item_tables = ("item.factors", "item.right", "item.moments")  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal item factors and their Gram matrix; zeros for the user and for all sums."""

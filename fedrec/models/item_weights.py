@@ -106,7 +106,7 @@ def chosen_items(bias: Tensor, count: int) -> Tensor:
 
 
 def item_scale(bias: Tensor, exponent: float) -> Tensor:
-    """Weight of each item in its own and other items' products, `float64`, with mean 1.
+    """Weight of each item in its own and other items' products, `float64 [items]`, with mean 1.
 
     Args:
         bias: logarithms of the items' shares of likers, `[items]`.

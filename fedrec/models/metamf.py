@@ -216,7 +216,7 @@ class _LowRows(torch.autograd.Function):
         return torch.cat([hidden.new_zeros(0, table.shape[1]), *parts])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore
         table, hidden, items = ctx.saved_tensors
         to_table, to_hidden = torch.zeros_like(table), torch.zeros_like(hidden)
         parts = zip(items.split(ctx.counts), gradient.split(ctx.counts), strict=True)

@@ -61,7 +61,8 @@ class Mf(Model):
     def __init__(self, config: MfConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         if not config.biases:
-            self.item_tables = ("item.factors",)  # type: ignore[misc]  # of this model, not of its class
+            # Of this model, not of its class
+            self.item_tables = ("item.factors",)  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal factors, zero biases."""

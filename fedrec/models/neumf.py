@@ -58,7 +58,8 @@ class Neumf(Model):
     def __init__(self, config: NeumfConfig, schema: Schema) -> None:
         super().__init__(config, schema)
         parts = (["factors"] if config.factors else []) + (["tower"] if config.tower else [])
-        self.item_tables = tuple(f"item.{part}" for part in parts)  # type: ignore[misc]  # of this model, not its class
+        # Of this model, not its class
+        self.item_tables = tuple(f"item.{part}" for part in parts)  # type: ignore[misc]
         self._layers = range(max(0, len(config.tower) - 1))
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

@@ -81,7 +81,8 @@ class PrivRec(Model):
         super().__init__(config, schema if config.features else _bare(schema))
         schema = self.schema
         if config.item_bias:
-            self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]  # of this model, not of its class
+            # Of this model, not of its class
+            self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
         layers = range(len(config.hidden) + 1)

@@ -42,7 +42,8 @@ class Reserved(Model):
         self.base: Model = resolve(MODEL, section.name)(
             component_settings(MODEL, section, at="model.base"), schema
         )
-        self.item_tables = self.base.item_tables  # type: ignore[misc]  # those of the other model, not of this class
+        # Those of the other model, not of this class
+        self.item_tables = self.base.item_tables  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator`

@@ -176,7 +176,7 @@ class Vae(HistoryModel):
 
     def history(self, items: np.ndarray, amounts: np.ndarray | None = None) -> Tensor:
         """The history of one user, `float32 [1, 1, items]`, from the items that it likes,
-        `int64`."""
+        `int64 [n]`."""
         history = torch.zeros(1, 1, self.schema.num_items)
         history[0, 0, torch.from_numpy(items)] = (
             1.0 if amounts is None else torch.from_numpy(amounts)

@@ -15,7 +15,8 @@ from fedrec.neighbourhood.profiles import Profiles
 
 
 def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
-    """Ratings mapped from the scale to [-1, 1], `float64`; what is outside is taken for its end."""
+    """Ratings mapped from the scale to [-1, 1], `float64` in their shape; what is outside is
+    taken for its end."""
     middle, half = (scale[0] + scale[1]) / 2, (scale[1] - scale[0]) / 2
     return np.clip((values.astype(np.float64) - middle) / half, -1.0, 1.0)
 

@@ -128,14 +128,15 @@ def noisy_count(count: float, std: float, source: Source, *address: int) -> floa
 
 
 def secure_fixed_size(clients: np.ndarray, cohort: int) -> np.ndarray:
-    """A cohort of fixed size drawn from the operating system's generator, `int64`, ascending."""
+    """A cohort of fixed size drawn from the operating system's generator, `int64 [clients]`,
+    ascending."""
     places = secrets.SystemRandom().sample(range(len(clients)), cohort)
     return np.sort(np.asarray(clients)[places])
 
 
 def secure_poisson(clients: np.ndarray, rate: float) -> np.ndarray:
-    """A Poisson cohort drawn from the operating system's generator, `int64`, in the order of
-    `clients`."""
+    """A Poisson cohort drawn from the operating system's generator, `int64 [clients]`, in the order
+    of `clients`."""
     return np.asarray(clients)[_uniforms(len(clients)) < rate]
 
 

@@ -59,8 +59,8 @@ class ItemRequests:
         )
 
     def rows_of(self, places: np.ndarray) -> np.ndarray:
-        """`int64`: which of the P rows belong to the clients at some places, in the order of
-        these."""
+        """`int64 [rows]`: which of the P rows belong to the clients at some places, in the order
+        of these."""
         starts, counts = self.offsets[places], self.offsets[places + 1] - self.offsets[places]
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(starts, counts) + within

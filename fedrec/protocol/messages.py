@@ -126,7 +126,7 @@ def unpack_train_order(content: RecordDict) -> TrainOrder:
     """The order of a training message alone; its parameters are not looked at."""
     config = config_of(content)
     masking = under(_SECURE, config)
-    overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore[arg-type]
+    overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
     return TrainOrder(
         round=int(config.get("server-round", 0)),  # type: ignore[arg-type]
         clients=_clients_of(config),
@@ -239,12 +239,13 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
     """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
     config = config_of(content)
-    each, number = bool(config.get("each", False)), int(config.get("server-round", 0))  # type: ignore[arg-type]
+    each: Any = config.get("each", False)
+    number: Any = config.get("server-round", 0)
     part: Any = config.get("held-out")
     if part not in (None, "test", "validation"):
         raise ValueError(f"held-out rows {part!r}")
     clients, step = _clients_of(config), _step_of(config)
-    return own_arrays(content), EvaluateOrder(number, clients, step, each, part)
+    return own_arrays(content), EvaluateOrder(int(number), clients, step, bool(each), part)
 
 
 def pack_table(table: pd.DataFrame) -> RecordDict:

@@ -27,8 +27,8 @@ class TrainOrder:
 
     Attributes:
         round: number of the round, from 1; 0 when the server gives none.
-        clients: `int64`, which of its clients train; None: all training clients it hosts, answered
-            in standard form.
+        clients: `int64 [clients]`, which of its clients train; None: all training clients it hosts,
+            answered in standard form.
         weighting: an update enters the sum with weight 1 (`uniform`) or with its number of
             examples.
         step: name and settings of the local step; None: the experiment's own.
@@ -71,7 +71,7 @@ class ItemQuery:
 
     Attributes:
         round: number of the round.
-        clients: `int64`, ascending.
+        clients: `int64 [clients]`, ascending.
         purpose: the items that they train on in this round, those of the held-out rows that the
             experiment evaluates, or those of their validation rows.
         step: name and settings of the local step.
@@ -114,8 +114,8 @@ class EvaluateOrder:
 
     Attributes:
         round: number of the round after which this is.
-        clients: `int64`, which of its clients; None: all it hosts that have held-out rows, answered
-            in standard form.
+        clients: `int64 [clients]`, which of its clients; None: all it hosts that have held-out
+            rows, answered in standard form.
         step: the local step of on-device fine-tuning; None: the experiment's own.
         each: the parameters are generated ones, of each client its own.
         held_out: which held-out rows are ranked; None: those that the experiment evaluates.
@@ -134,16 +134,16 @@ class Presence:
 
     Attributes:
         partition: the node's place among the nodes.
-        training: `int64`, clients it hosts that may be sampled for training.
-        evaluated: `int64`, clients it hosts that have held-out rows.
-        work: `int64`, number of training rows of each of `training`, said only by nodes of a
-            simulation that hold all clients' data: they may train each other's clients. None: only
-            the host can train a client.
+        training: `int64 [clients]`, clients it hosts that may be sampled for training.
+        evaluated: `int64 [clients]`, clients it hosts that have held-out rows.
+        work: `int64 [clients]`, number of training rows of each of `training`, said only by nodes
+            of a simulation that hold all clients' data: they may train each other's clients. None:
+            only the host can train a client.
         memory_mib: peak memory of its process; 0 where it does not say.
         paths: how it trains the clients of each of the experiment's steps, by the step's name, if
             it says so.
-        validated: `int64`, clients it hosts that have validation rows; said only where training may
-            end by them.
+        validated: `int64 [clients]`, clients it hosts that have validation rows; said only where
+            training may end by them.
     """
 
     partition: int

@@ -25,7 +25,7 @@ class Words:
 
     def fields(self) -> dict[str, int | bytes]:
         """By name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
@@ -34,7 +34,8 @@ class Words:
         Raises:
             ValueError: a field is missing or of another type.
         """
-        kinds = {field.name: {"int": int, "bytes": bytes}[str(field.type)] for field in fields(cls)}  # type: ignore[arg-type]
+        types = {"int": int, "bytes": bytes}
+        kinds = {field.name: types[str(field.type)] for field in fields(cls)}  # type: ignore
         for name, kind in kinds.items():
             if type(found.get(name)) is not kind:
                 raise ValueError(f"{name!r} is no {kind.__name__}")

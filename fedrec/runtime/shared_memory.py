@@ -53,7 +53,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
     # Others open the memory through this process, while it lives.
     found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=dtype, mode="r+", shape=shape)
     weakref.finalize(found, os.close, descriptor)
-    return found  # type: ignore[return-value]  # numpy says that every memmap's constructor gives a plain one
+    # Numpy says that every memmap's constructor gives a plain one
+    return found  # type: ignore[return-value]
 
 
 def is_shared(array: np.ndarray) -> bool:

@@ -27,7 +27,8 @@ def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
         nodes: number of nodes.
 
     Returns:
-        `int64` places in `work`, ascending, one array per node; a function of the arguments alone.
+        `int64 [n]` places in `work`, ascending, one array per node; a function of the arguments
+        alone.
     """
     order = np.argsort(-work, kind="stable").tolist()
     # In few blocks it can pay to keep the long clients together: the others' steps are then over

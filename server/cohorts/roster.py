@@ -37,23 +37,24 @@ class Roster:
 
     @cached_property
     def training(self) -> np.ndarray:
-        """`int64`, ascending: all clients that may be sampled for training."""
+        """`int64 [clients]`, ascending: all clients that may be sampled for training."""
         return np.sort(np.concatenate([presence.training for presence in self.presences]))
 
     @cached_property
     def evaluated(self) -> np.ndarray:
-        """`int64`, ascending: all clients that have held-out rows."""
+        """`int64 [clients]`, ascending: all clients that have held-out rows."""
         return np.sort(np.concatenate([presence.evaluated for presence in self.presences]))
 
     @cached_property
     def validated(self) -> np.ndarray:
-        """`int64`, ascending: all clients that have validation rows, as reported by the nodes."""
+        """`int64 [clients]`, ascending: all clients that have validation rows, as reported by the
+        nodes."""
         said = [p.validated for p in self.presences if p.validated is not None]
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *said]))
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients by the node that hosts them: (node id, `int64` clients) in node order, no
-        empty groups."""
+        """Group clients by the node that hosts them: (node id, `int64 [clients]`) in node
+        order, no empty groups."""
         places = self._places_of(clients)
         for place, node in enumerate(self.nodes):
             group = clients[places == place]

@@ -83,16 +83,16 @@ class SampledCohorts:
         return request_items(self.grid, self.experiment.engine, groups, round_number, "train", step)
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """A share of the clients in (0, 1], at least one, `int64`, ascending; a function of the
-        seed and the name."""
+        """A share of the clients in (0, 1], at least one, `int64 [clients]`, ascending; a function
+        of the seed and the name."""
         count = min(len(self.clients), max(1, round(share * len(self.clients))))
         return np.sort(
             stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False)
         )
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, `int64`, ascending; in secure mode drawn anew at each call, from
-        the operating system's generator."""
+        """The cohort of a round, `int64 [clients]`, ascending; in secure mode drawn anew at each
+        call, from the operating system's generator."""
         privacy = self.experiment.privacy
         if privacy is None or privacy.mode != "secure":
             doing = f"in round {round_number}"

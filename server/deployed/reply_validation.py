@@ -137,7 +137,7 @@ def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) ->
 
     Args:
         table: what came.
-        asked: `int64`, the clients.
+        asked: `int64 [clients]`, the clients.
         columns: names of the metrics that such clients have, and no others.
 
     Raises:

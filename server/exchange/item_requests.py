@@ -30,7 +30,7 @@ def request_items(
     Args:
         grid: reaches the nodes.
         engine: timeout, and how many failures are tolerated.
-        groups: node id to `int64` clients.
+        groups: node id to the clients, `int64 [clients]`.
         round_number: the round that the parameters are for.
         purpose: training, or evaluation on held-out rows.
         step: name and settings of the clients' step.

@@ -56,7 +56,7 @@ def estimate(
         roster: the clients.
         grid: reaches the nodes.
         parameters: the global parameters.
-        cohort: `int64`, the clients of a typical round.
+        cohort: `int64 [clients]`, the clients of a typical round.
 
     Returns:
         The estimate; None without clients or epochs, or if a node failed (the run itself then

@@ -61,7 +61,7 @@ class PersonalAccounts(RunExtension):
         run: the run folder; gets `epsilons.csv`.
         settings: the users' noise.
         cohorts: who is drawn; None: everybody in every round.
-        clients: `int64`, ascending: all who may be drawn.
+        clients: `int64 [clients]`, ascending: all who may be drawn.
     """
 
     name = "personal"

@@ -93,8 +93,8 @@ class PhasePlans:
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
-        """The plans of an experiment with these training clients, `int64`, ascending; no node is
-        needed.
+        """The plans of an experiment with these training clients, `int64 [clients]`, ascending; no
+        node is needed.
 
         Raises:
             ExperimentError: it has no `[privacy]` table, or see `of`.

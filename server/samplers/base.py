@@ -20,7 +20,7 @@ class Sampler(ABC):
 
     Args:
         config: its settings.
-        clients: `int64`, ascending: the clients that may be drawn.
+        clients: `int64 [clients]`, ascending: the clients that may be drawn.
         seed: the experiment's seed.
     """
 
@@ -31,8 +31,8 @@ class Sampler(ABC):
         self.config, self.clients, self.seed = config, clients, seed
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and
-        round, in any process."""
+        """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed
+        and round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
 
     @property
@@ -53,4 +53,4 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients, `int64`, in any order."""
+        """Draw distinct clients, `int64 [clients]`, in any order."""

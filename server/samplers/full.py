@@ -29,5 +29,5 @@ class Full(Sampler):
         return float(len(self.clients))
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """All clients, `int64`."""
+        """All clients, `int64 [clients]`."""
         return self.clients

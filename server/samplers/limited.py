@@ -40,8 +40,8 @@ class Limited(Sampler):
         self._counts = np.zeros(len(clients), dtype=np.int64)
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round: `int64`, ascending, distinct; the same for the same seed and
-        round, in any process. Earlier rounds that were not drawn yet are drawn first."""
+        """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed
+        and round, in any process. Earlier rounds that were not drawn yet are drawn first."""
         while len(self._drawn) < round_number:
             cohort = super().sample(len(self._drawn) + 1)
             self._counts[np.searchsorted(self.clients, cohort)] += 1
@@ -54,6 +54,6 @@ class Limited(Sampler):
         return float(self.config.cohort)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients, `int64`."""
+        """Draw distinct clients, `int64 [clients]`."""
         left = self.clients[self._counts < self.config.participations]
         return random.choice(left, size=min(self.config.cohort, len(left)), replace=False)

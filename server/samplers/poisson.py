@@ -46,5 +46,5 @@ class Poisson(Sampler):
         return self.config.cohort
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Draw distinct clients, `int64`."""
+        """Draw distinct clients, `int64 [clients]`."""
         return self.clients[random.random(len(self.clients)) < self.probability]

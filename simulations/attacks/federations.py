@@ -123,7 +123,7 @@ def scores_of(
         experiment: the attacked experiment (its data and model; `engine.device` and `threads` are
             used).
         parameters: global parameters of the system.
-        users: `int64`.
+        users: `int64 [users]`.
         fine_tune: whether each user first fine-tunes on its own data, as in the experiment's
             evaluation.
 

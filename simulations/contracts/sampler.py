@@ -27,7 +27,7 @@ class SamplerContract(RunContract):
         return self.cls(self.config(), clients, seed)
 
     def test_cohorts_are_distinct_clients_in_order(self) -> None:
-        """`int64`, ascending, distinct, some of the clients; everybody can be drawn."""
+        """`int64 [clients]`, ascending, distinct, some of the clients; everybody can be drawn."""
         sampler, drawn = self.sampler(), []
         for number in range(1, ROUNDS + 1):
             cohort = sampler.sample(number)

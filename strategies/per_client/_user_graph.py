@@ -80,7 +80,7 @@ class Uploads:
 
     @property
     def clients(self) -> np.ndarray:
-        """`int64`, ascending: the remembered clients."""
+        """`int64 [clients]`, ascending: the remembered clients."""
         return np.array(sorted(self._rows), dtype=np.int64)
 
     def tables(self, clients: Iterable[int], start: np.ndarray) -> np.ndarray:

@@ -26,8 +26,8 @@ class ByRound(CohortStrategy):
     @classmethod
     def server_rate(cls, config: Any, round_number: int) -> float:
         """The factor of the main strategy, which runs the later rounds."""
-        main = resolve(STRATEGY, config.main.name)
-        return main.server_rate(component_settings(STRATEGY, config.main), round_number)  # type: ignore[attr-defined]
+        main: Any = resolve(STRATEGY, config.main.name)
+        return main.server_rate(component_settings(STRATEGY, config.main), round_number)
 
     @abstractmethod
     def strategy_of(self, round_number: int) -> CohortStrategy:

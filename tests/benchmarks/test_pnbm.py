@@ -71,7 +71,7 @@ def test_every_setting_of_the_grids_exists():
     for system, grid in pnbm.GRIDS.items():
         if system == "pnbm-sound":
             continue
-        config = resolve(BASELINE, "pnbm" if system == pnbm.UNTRAINED else system).Config  # type: ignore[attr-defined]
+        config = resolve(BASELINE, "pnbm" if system == pnbm.UNTRAINED else system).Config
         for key, values in grid.items():
             for value in values:
                 config.parse({key: value})

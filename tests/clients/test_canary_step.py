@@ -117,7 +117,7 @@ def test_update_of_another_client_is_that_of_the_other_step(nodes):
 def test_settings_of_fine_tuning_reach_the_other_step(nodes):
     audited, _ = nodes()
     tuned = audited.step(audited.experiment.fine_tune_step().model_copy(update={"name": "canary"}))
-    assert tuned.base.config.epochs == 1 and tuned.base.config.batch_size == 8  # type: ignore[attr-defined]
+    assert tuned.base.config.epochs == 1 and tuned.base.config.batch_size == 8
 
 
 def test_a_wrong_setting_of_the_other_step_is_named(nodes):
@@ -128,7 +128,7 @@ def test_a_wrong_setting_of_the_other_step_is_named(nodes):
 def test_a_model_without_item_tables_is_refused(nodes):
     audited, _ = nodes()
     step = audited.step(audited.experiment.step)
-    step.model.item_tables = ()  # type: ignore[misc]
+    step.model.item_tables = ()
     with pytest.raises(ExperimentError, match="no item table for canaries"):
         step.update(
             {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)

@@ -208,7 +208,7 @@ def test_missing_raw_data_are_named(name, tmp_path):
     with pytest.raises(DataError, match=str(gone)):
         resolve(DATASET, name)(
             name, component_settings(DATASET, Section(name=name, path=str(gone)))
-        ).read()  # type: ignore[call-arg]
+        ).read()
 
 
 def test_every_kind_has_a_contract():

@@ -92,7 +92,7 @@ def test_our_server_runs_clients_that_know_nothing_of_it(bundle, tmp_path):
     environment = {**flower._environment(tmp_path / "home", port), "PYTHONPATH": path}
     config = f"experiment='{tmp_path / 'experiment.toml'}' output='{tmp_path / 'run'}'"
     sizes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
-    with flower._superlink(place, environment, port):  # type: ignore[arg-type]
+    with flower._superlink(place, environment, port):
         command = [flower._script("flwr"), "run", str(bundle), "fedrec", "--stream", "-c", config]
         done = subprocess.run(
             [*command, "--federation-config", sizes],

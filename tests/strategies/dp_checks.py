@@ -152,9 +152,9 @@ class Federation:
         self.round += 1
         self.theta = {name: value.copy() for name, value in self.parts.start.items()}
         messages = list(
-            self.strategy.configure_train(self.round, to_record(self.theta), ConfigRecord(), None)  # type: ignore[arg-type]
+            self.strategy.configure_train(self.round, to_record(self.theta), ConfigRecord(), None)
         )
-        self.asked.append([order_of(message).clients.tolist() for message in messages])  # type: ignore[union-attr]
+        self.asked.append([order_of(message).clients.tolist() for message in messages])
         return messages
 
     def answer(self, message: Message, updates: dict[int, Update | None]) -> Message:
@@ -168,11 +168,11 @@ class Federation:
             self.source,
             order.round,
         )
-        present = [client for client in order.clients.tolist() if updates.get(client) is not None]  # type: ignore[union-attr]
+        present = [client for client in order.clients.tolist() if updates.get(client) is not None]
         if not present:
             return Message(Error(2, "gone"), reply_to=message)
         for client in present:
-            total.add(client, updates[client])  # type: ignore[arg-type]
+            total.add(client, updates[client])
         return Message(pack_sum(total.sum()), reply_to=message)
 
     def applied(self, replies: list[Message]) -> dict[str, np.ndarray]:

@@ -109,7 +109,7 @@ def test_without_any_answer_there_is_noise():
 def test_the_accounts_are_charged_once_a_round_and_before_any_noise():
     federation, drawn = Federation(), []
     draw = federation.source.gaussian
-    federation.source.gaussian = lambda *of: drawn.append(len(federation.charged)) or draw(*of)  # type: ignore[method-assign]
+    federation.source.gaussian = lambda *of: drawn.append(len(federation.charged)) or draw(*of)
     federation.play()
     federation.play()
     assert drawn == [1] * len(SHAPES) + [2] * len(SHAPES)
@@ -123,7 +123,7 @@ def test_a_charge_that_fails_releases_nothing():
         raise OSError("disk full")
 
     federation.privacy.charge = broke
-    federation.source.gaussian = lambda *of: pytest.fail("noise was drawn")  # type: ignore[method-assign]
+    federation.source.gaussian = lambda *of: pytest.fail("noise was drawn")
     with pytest.raises(OSError, match="disk full"):
         federation.play()
 
@@ -456,7 +456,7 @@ def test_the_clip_norm_is_remembered():
 
 def test_fedavg_over_examples_is_refused_with_the_reason():
     privacy = Federation().privacy
-    unequal = FedAvg(FedAvgConfig(), None, {})  # type: ignore[arg-type]
+    unequal = FedAvg(FedAvgConfig(), None, {})
     with pytest.raises(
         ExperimentError, match="one client's share of the sum has no bound"
     ) as caught:

@@ -203,7 +203,7 @@ class Maml(CohortStep):
         order = random.permutation(count)
         parts = order[queried:], order[:queried]
         if rating:
-            return tuple((data.items[part], data.labels[part]) for part in parts)  # type: ignore[return-value]
+            return tuple((data.items[part], data.labels[part]) for part in parts)  # type: ignore
         support, query = (
             self._with_negatives(data, data.positives[part], random) for part in parts
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 
@@ -29,6 +28,6 @@ class MovingAverage:
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Take in the tensors after one more step."""
         self._steps += 1
-        if self.values:
-            weight = 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
-            torch._foreach_lerp_(self.values, [value.detach() for value in tensors], weight)
+        weight = 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
+        for mean, value in zip(self.values, tensors, strict=False):  # none with a decay of 0
+            mean.lerp_(value.detach(), weight)

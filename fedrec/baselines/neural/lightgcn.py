@@ -185,8 +185,8 @@ class Graph:
         return total / (number + 1)
 
     def average(self, rows: Tensor, number: int) -> Tensor:
-        """P times a matrix: the mean of E^(0) to E^(number), `float32`; all but E^(0) are rounded
-        to this graph's precision."""
+        """P times a matrix `[users + items, width]`: the mean of E^(0) to E^(number), `float32`;
+        all but E^(0) are rounded to this graph's precision."""
         total, rows = rows.clone(), rows.to(self._precision)
         for _ in range(number):
             rows = self.propagate(rows)

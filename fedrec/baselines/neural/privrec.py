@@ -166,7 +166,7 @@ class Privrec(Baseline):
 
 
 def _able(histories: Histories) -> np.ndarray:
-    """`int64`: users who have something to learn from, liked items and others."""
+    """`int64 [users]`: users who have something to learn from, liked items and others."""
     counts = np.diff(histories.csr().indptr)
     return np.flatnonzero((counts > 0) & (counts < histories.num_items))
 

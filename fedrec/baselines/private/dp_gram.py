@@ -169,7 +169,7 @@ def counts_and_gram(count_clip: float, clip_norm: float, count_share: float) -> 
 
 
 def count_weights(counts: np.ndarray, noise: float, exponent: float) -> np.ndarray:
-    """Weights of items, `float64`, with mean 1: counts to the power of minus the exponent.
+    """Weights of items, `float64 [items]`, with mean 1: counts to the power of minus the exponent.
 
     Args:
         counts: noisy ones.

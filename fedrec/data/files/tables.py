@@ -124,7 +124,8 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def ids_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Ids of users or items, one per row: `int64` when all are plain whole numbers, else text.
+    """Ids of users or items, one per row: `int64 [rows]` when all are plain whole numbers, else
+    text.
 
     Raises:
         DataError: an id is missing.
@@ -137,7 +138,7 @@ def ids_of(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Finite numbers, `float32`, one per row.
+    """Finite numbers, `float32 [rows]`, one per row.
 
     Raises:
         DataError: a value is missing or not a finite number.
@@ -148,7 +149,7 @@ def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def times_of(column: pd.Series, path: Path) -> np.ndarray:
-    """Times, `int64`, one per row: numbers as they are, ISO dates as seconds since 1970.
+    """Times, `int64 [rows]`, one per row: numbers as they are, ISO dates as seconds since 1970.
 
     A column is of the one or of the other: beside dates, "1005" might be a year or a second.
 

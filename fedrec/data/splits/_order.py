@@ -55,6 +55,6 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def users_of(interactions: Interactions, rows: np.ndarray) -> np.ndarray:
-    """`int64`, ascending: the users who have at least one of the `rows` (row numbers, or a
+    """`int64 [users]`, ascending: the users who have at least one of the `rows` (row numbers, or a
     mask)."""
     return np.flatnonzero(np.bincount(interactions.users[rows], minlength=interactions.num_users))

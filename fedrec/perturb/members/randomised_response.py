@@ -33,8 +33,9 @@ class RandomisedResponse(Perturbation):
         """Randomise every row; it keeps its user and time. Where ratings are learned from, its
         rating is drawn too."""
         rows = data.rows
-        scale = np.unique(rows.ratings) if data.rated and rows.ratings is not None else None
-        codes = None if scale is None else np.searchsorted(scale, rows.ratings)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        scale, codes = None, None
+        if data.rated and rows.ratings is not None:
+            scale, codes = np.unique(rows.ratings, return_inverse=True)
         items, ratings = rows.items.copy(), None if rows.ratings is None else rows.ratings.copy()
         sizes = {"num_items": rows.num_items, "num_values": 1 if scale is None else len(scale)}
         for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():

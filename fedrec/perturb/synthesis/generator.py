@@ -78,7 +78,7 @@ class Generator(nn.Module):
 
 
 def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
-    """Independent standard Gumbel variables, `float32`."""
+    """Independent standard Gumbel variables, `float32` in that shape."""
     return (
         -torch.empty(shape)
         .exponential_(generator=generator)

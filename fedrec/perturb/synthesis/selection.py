@@ -28,7 +28,7 @@ def lowest(rows: Interactions, score: np.ndarray, counts: np.ndarray) -> np.ndar
         counts: `int64 [users]`, how many of each user.
 
     Returns:
-        `int64`: row numbers, users ascending, each user's by rising score.
+        `int64 [rows]`: row numbers, users ascending, each user's by rising score.
     """
     order = np.lexsort((score, rows.users))
     place = np.arange(len(order)) - rows.user_offsets[rows.users[order]]

@@ -55,7 +55,7 @@ def coin_flip(
 
     Args:
         real: the protected interactions.
-        own: `int64`, ascending, distinct: all items of the client's training rows.
+        own: `int64 [items]`, ascending, distinct: all items of the client's training rows.
         num_items: size of the catalogue.
         num_values: number of rating values; a replacement's rating is drawn uniformly among them.
         epsilon: nominal epsilon, > 0.

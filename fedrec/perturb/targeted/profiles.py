@@ -32,8 +32,8 @@ class Profiles:
     Attributes:
         config: what was done.
         learned: the training rows; item and rating of some differ from the real ones.
-        protected: `int64`, ascending: row numbers of the protected interactions.
-        clients: `int64`, ascending: clients with training rows.
+        protected: `int64 [rows]`, ascending: row numbers of the protected interactions.
+        clients: `int64 [clients]`, ascending: clients with training rows.
         guarantees: one per client.
     """
 
@@ -115,7 +115,9 @@ class _Work:
     def _randomised(
         self, rows: np.ndarray, own: np.ndarray, random: np.random.Generator
     ) -> Interaction:
-        values = np.searchsorted(self._scale, self.ratings[rows]) if self._with_ratings else None  # type: ignore[index]
+        values = None
+        if self._with_ratings and self.ratings is not None:
+            values = np.searchsorted(self._scale, self.ratings[rows])
         real = Interaction(self.items[rows], values)
         epsilon, sizes = (
             self.config.epsilon,

@@ -59,7 +59,7 @@ class Control:
     def register(self, public_key: bytes, name: str) -> int:
         """Register a node by its public key in OpenSSH's format; returns its id, also of a
         registered one."""
-        point = public_key_to_bytes(serialization.load_ssh_public_key(public_key))  # type: ignore[arg-type]
+        point = public_key_to_bytes(serialization.load_ssh_public_key(public_key))  # type: ignore
         for known in self.nodes():
             if known.public_key == point:
                 return known.node

@@ -8,6 +8,7 @@ import datetime
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -77,9 +78,10 @@ class Authority:
         builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         if names is not None:
             builder = builder.add_extension(names, critical=False)
-        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._certificate.public_key())  # type: ignore[arg-type]
+        issuer: Any = self._certificate.public_key()
+        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer)
         builder = builder.add_extension(own, critical=False)
-        return Issued(_pem(builder.sign(self._key, hashes.SHA256())), _private(key))  # type: ignore[arg-type]
+        return Issued(_pem(builder.sign(self._key, hashes.SHA256())), _private(key))  # type: ignore
 
 
 def _builder(

@@ -119,10 +119,11 @@ def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, fl
     if setting.system != "metamf":
         return train(setting, overrides)
     experiment = load("targeted-dp-metamf-ml1m", [*setting.overrides(), *overrides])
+    perturbation: Any = experiment.settings(PERTURBATION)
     folder, metrics = Path(tempfile.mkdtemp(prefix="targeted-dp-")), {}
     try:
         for source in LEAKS:
-            options = AttributeOptions(experiment.settings(PERTURBATION).attribute, source=source)  # type: ignore[arg-type]
+            options = AttributeOptions(perturbation.attribute, source=source)
             found = attack_attribute(experiment, options, folder)
             metrics |= {name: found.recommends[name] for name in ("mae", "rmse")}
             metrics[f"{source}-balanced-accuracy"] = found.success.balanced_accuracy.value

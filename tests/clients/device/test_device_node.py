@@ -178,7 +178,8 @@ def test_items_outside_the_catalogue_are_left_out_and_none_inside_is_an_error(lo
     (client,) = node.training.tolist()
     assert node.population.client(client).items.tolist() == [3] and data.exists()
     with pytest.raises(DataError, match="no item of the catalogue"):
-        own(load_tiny(), shards[0], write(shards[0], "ann,x,5,1,train", header=PARTS)).training  # noqa: B018
+        node = own(load_tiny(), shards[0], write(shards[0], "ann,x,5,1,train", header=PARTS))
+        node.training  # noqa: B018
 
 
 PARTS = "user,item,rating,time,part"

@@ -13,7 +13,9 @@ class TestPrivateUserVectors(ModelContract):
     """Matrix factorization whose user vectors and biases stay where they are."""
 
     component = Mf
-    experiment = {"step": {"name": "sgd", "private-parameters": ["user.*"], "epochs": 2}}  # noqa: RUF012
+    experiment = {  # noqa: RUF012
+        "step": {"name": "sgd", "private-parameters": ["user.*"], "epochs": 2}
+    }
 
 
 def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch, tmp_path):

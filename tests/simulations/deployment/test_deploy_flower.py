@@ -182,7 +182,7 @@ def test_a_web_server_ends_soon_and_looks_seldom():
             return next(looks)
 
     started = time.monotonic()
-    asyncio.run(pace.ticking(Server()))  # type: ignore[arg-type]
+    asyncio.run(pace.ticking(Server()))
     assert time.monotonic() - started >= 2 * pace.TICK
     assert "main_loop" in vars(uvicorn.Server) and "on_tick" in vars(uvicorn.Server)
 
@@ -336,7 +336,7 @@ def linked(tmp_path):
             1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])])
         )
     store.preregister(1, ObjectTree(object_id=names["late"]))
-    state = superlink.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)  # type: ignore[arg-type]
+    state = superlink.TidyLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
     state.initialize()
     with state.session() as session:
         session.add(superlink.MessageIns(message_id=names["overdue"], created_at=1000.0, ttl=99.0))

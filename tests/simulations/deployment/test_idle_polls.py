@@ -120,7 +120,7 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
         ended = SimpleNamespace(
             config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
         )
-        await superlink.until_it_ends(ended)  # type: ignore[arg-type]
+        await superlink.until_it_ends(ended)
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
 
@@ -138,7 +138,7 @@ def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
 
 def test_a_node_keeps_its_connection_from_one_question_to_the_next():
     with supernode.KeptConnections.from_server_address("localhost:1", True, None, []) as client:
-        pool = client._client._transport._pool  # type: ignore[attr-defined]
+        pool = client._client._transport._pool
         assert pool._keepalive_expiry == supernode.KEPT > HELD
     assert "FleetHttpClient.from_server_address(" in inspect.getsource(
         supernode.fleet_http_connection
@@ -228,7 +228,7 @@ def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
 
     monkeypatch.setattr(usual, "get_node_id_by_public_key", found)
     monkeypatch.setattr(usual, "delete_node", lambda *_: None)
-    state = superlink.TidyLinkState(":memory:", SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    state = superlink.TidyLinkState(":memory:", SimpleNamespace(), SimpleNamespace())
     assert [state.get_node_id_by_public_key(KEY) for _ in range(2)] == [NODE, NODE]
     assert len(looked) == 1
     state.delete_node("", NODE)

@@ -62,7 +62,7 @@ def one_by_one(model: DpAe, rows: torch.Tensor, bound: float) -> dict[str, torch
         scores = model._model.history_scores(leaves, row.view(1, 1, -1))[0, 0]
         loss = -(torch.log_softmax(scores, -1) * row).sum()
         own = torch.autograd.grad(loss, list(leaves.values()))
-        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in own))  # type: ignore[arg-type]
+        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in own))
         for name, gradient in zip(leaves, own, strict=True):
             total[name] += gradient[0] * min(1.0, bound / max(float(norm), 1e-30))
     return total

@@ -82,7 +82,7 @@ def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users):
     loss = ((liked - factors @ items.T) ** 2).sum() + 0.5 * (items**2).sum()
     loss.backward()
     model.fit(users)
-    np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)  # type: ignore[operator]
+    np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)
 
 
 @pytest.mark.parametrize("reading", ["objective", "posterior"])
