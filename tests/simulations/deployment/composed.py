@@ -11,6 +11,7 @@ import subprocess
 
 import pytest
 import tomli_w
+import yaml
 
 from fedrec.experiment.loading import load
 from simulations import runner
@@ -22,6 +23,7 @@ from simulations.deployment.shards import cut_for
 from tests.simulations.deployment.federation import free_ports, parameters_in, until
 
 RUNS = "/var/lib/fedrec/runs"
+OFTEN = "docker-compose.override.yml"  # which docker compose reads unless other files are named
 
 
 def skip_without_an_engine():
@@ -54,6 +56,18 @@ class Composed:
         (path / "experiment.toml").write_text(tomli_w.dumps(table))
         cut_for(made, load(table))
         self._project = f"fedrec-test-{os.getpid()}"
+        self._look_often()
+
+    def _look_often(self):
+        """Check the containers' health every two seconds: each waits for others to be well."""
+        table = yaml.safe_load((self.path / "docker-compose.yml").read_text())
+        often = {
+            name: {"healthcheck": {**service["healthcheck"], "interval": "2s", "retries": 30}}
+            for name, service in table["services"].items()
+            if "healthcheck" in service
+        }
+        own = {key: table[key] for key in ("version",) if key in table}
+        (self.path / OFTEN).write_text(yaml.safe_dump({**own, "services": often}))
 
     def compose(self, *arguments, timeout=300):
         """One command of docker compose; gives its exit status and what it printed."""

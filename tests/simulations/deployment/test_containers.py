@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulations.deployment.compose import IMAGE
-from tests.simulations.deployment.composed import RUNS, Composed, skip_without_an_engine
+from tests.simulations.deployment.composed import OFTEN, RUNS, Composed, skip_without_an_engine
 
 pytestmark = pytest.mark.containers
 
@@ -101,7 +101,7 @@ def test_why_a_server_app_failed_reaches_the_operator(composed):
     (composed.path / "broken.yml").write_text(
         "services: {serverapp: {environment: {FLWR_HOME: /nowhere}}}\n"
     )
-    files = ("-f", "docker-compose.yml", "-f", "broken.yml")
+    files = ("-f", "docker-compose.yml", "-f", OFTEN, "-f", "broken.yml")
     try:
         composed.done(*files, "up", "--detach", "--no-build", "serverapp")
         status, output = composed.run("no-home")
