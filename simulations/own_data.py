@@ -33,6 +33,8 @@ def own_experiment(
     dataset = {"name": "table", "path": str(path.resolve()), **found.columns}
     if found.separator != ",":
         dataset["separator"] = found.separator
+    if not found.header:
+        dataset["header"] = False
     if found.positive_above is None:
         dataset.pop("rating", None)
     table: dict[str, Any] = {
