@@ -36,11 +36,11 @@ SYSTEMS = {
 
 def tables() -> Iterator[Study]:
     """Tables 6 to 8, 10 and 11."""
-    vae = _cell("vae", "federated", "VAE", "VAE", 60)
+    vae = _cell("vae", "federated", "VAE", "VAE", 16)
     yield _study(
         "table6",
         "Fixed priors (NUP) and user-level priors (ULP)",
-        _cell("vae", "federated", "VAE", "VAE, NUP", 60),
+        _cell("vae", "federated", "VAE", "VAE, NUP", 16),
         _cell("vae-priors", "federated", "VAE, priors", "VAE, ULP", 60),
         _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 40),
         _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 40),
@@ -58,13 +58,13 @@ def tables() -> Iterator[Study]:
         dataset=DATASET,
         models=SYSTEMS,
         metrics=METRICS,
-        seconds=180,
+        seconds=15,
     )
     yield _study(
         "table8",
         "Systems beside each other, epsilon up to 1",
         vae,
-        _cell("dp-vae", "budgets", "sound, up to 1.0", "DP-VAE", 25),
+        _cell("dp-vae", "budgets", "sound, up to 1.0", "DP-VAE", 5),
         central,
         more=("SVD is PureSVD, LightFM the WARP loss without side features; KNN is item-based.",),
     )
@@ -78,7 +78,7 @@ def tables() -> Iterator[Study]:
                 "budgets",
                 f"{cell}, up to {budget}",
                 f"DP-VAE(eps<={budget:g}){suffix}",
-                25,
+                5,
             )
             for mode, cell, suffix in (
                 ("sound", "sound", ""),

@@ -37,7 +37,7 @@ def tables() -> Iterator[Study]:
         "k .8, gamma .1)",
         ("amazon-upc",),
         tuple(
-            _task(dataset, dataset, perturb, MODELS, 900) for dataset, perturb in CORNERS.items()
+            _task(dataset, dataset, perturb, MODELS, 120) for dataset, perturb in CORNERS.items()
         ),
         (
             "Clothing is not among the data at hand; Gowalla is not run here, as it takes hours.",
