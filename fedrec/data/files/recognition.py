@@ -29,6 +29,10 @@ _NAMES = {
     "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
     "ratedat when eventtime orderdate invoicedate purchasedate timestampms",
 }
+_AMOUNTS = (
+    "price prices unitprice cost costs amount total sum revenue sales spent quantity qty count "
+    "counts plays playcount clicks views number year age weight duration"
+)
 _SEPARATORS = (",", "\t", ";", "|")
 _VALUE = r"-?\d+(\.\d+)?|\d{4}-\d{2}-\d{2}.*"  # numbers and dates are values, not names
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
@@ -165,7 +169,7 @@ def _assigned(
     known = {"user", "item"} <= set(columns)
     for role in ("time", "rating") if known else ("time",):  # small numbers may be ids too
         left = [name for name in names if name not in columns.values()]
-        found = [name for name in left if role not in columns and _looks(role, frame[name])]
+        found = [name for name in left if role not in columns and _looks(role, name, frame[name])]
         if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
             columns[role], reasons[role] = found[0], f"its values look like {role}s"
     _by_content(path, names, frame, columns, reasons)
@@ -236,9 +240,14 @@ def _fits(role: str, column: pd.Series) -> bool:
     return numeric or (role == "time" and _dates(column))
 
 
-def _looks(role: str, column: pd.Series) -> bool:
+def _looks(role: str, name: str, column: pd.Series) -> bool:
+    """Whether a column without a known name holds ratings, in steps of a half at least, or times.
+    A few prices or quantities may look like ratings: their names tell."""
     if role == "rating":
-        return _fits(role, column) and column.nunique() > 1 and _threshold(column) is not None
+        amount = re.sub(r"[^a-z]", "", name.lower()) in _AMOUNTS.split()
+        if amount or not _fits(role, column) or _threshold(column) is None:
+            return False
+        return bool((column.astype(float) * 2 % 1 == 0).all())
     if pd.api.types.is_numeric_dtype(column):
         return not column.isna().any() and float(column.min()) > _FIRST_TIME
     return _dates(column)

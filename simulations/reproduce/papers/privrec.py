@@ -181,9 +181,7 @@ def _membership() -> Study:
                 "LM-PrivRec(eps=15)",
                 15,
             ),
-            _attack(
-                "privrec-frappe", "privrec-frappe", (), FRAPPE, "PrivRec", 8, shadow_users=300
-            ),
+            _attack("privrec-frappe", "privrec-frappe", (), FRAPPE, "PrivRec", 8, shadow_users=300),
             _attack(
                 "dp-privrec-one-frappe",
                 "dp-privrec-one-frappe",

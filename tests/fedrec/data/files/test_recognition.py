@@ -64,6 +64,18 @@ def test_dates_are_times_and_prices_are_no_ratings(written):
     assert "every row counts as liked" in found.lines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("head", "values"),
+    [("unit price", (5, 10, 5, 20)), ("Quantity", (1, 2, 1, 3)), ("a", (7.31, 14.62, 7.31, 21.93))],
+)
+def test_a_few_prices_or_quantities_are_no_ratings(written, head, values):
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    found = recognise(written(("customer", "sku", head), rows))
+    assert found.positive_above is None and found.ignored == (head,)
+    named = recognise(written(("customer", "sku", head), rows), {"rating": head})
+    assert named.positive_above == (min(values) + max(values)) / 2
+
+
 def test_two_columns_without_known_names_are_users_and_items(written):
     found = recognise(written(("a", "b"), [(1, 7), (1, 8), (2, 7)]))
     assert found.columns == {"user": "a", "item": "b"}
