@@ -30,9 +30,11 @@ def own_experiment(
         found: what its columns are.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
     """
-    dataset = {"name": "table", "path": str(path.resolve()), **found.columns}
+    dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **found.columns}
     if found.separator != ",":
         dataset["separator"] = found.separator
+    if not found.header:
+        dataset["header"] = False
     if found.positive_above is None:
         dataset.pop("rating", None)
     table: dict[str, Any] = {

@@ -143,6 +143,10 @@ def _clients(population: Population, users: Sequence[object] | None) -> np.ndarr
     ids = population.interactions.user_ids
     if users is None:
         return np.arange(len(ids))
+    if isinstance(users, str):  # a sequence of letters, which may be ids themselves
+        raise ExperimentError(
+            "users are a text", expected="a list of ids", got=repr(users), fix=f"[{users!r}]"
+        )
     place = pd.Index(ids.astype(str)).get_indexer(pd.Index([str(user) for user in users]))
     unknown = [user for user, found in zip(users, place, strict=True) if found < 0]
     if unknown:

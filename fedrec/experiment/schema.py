@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
 from fedrec.config import Config
@@ -182,7 +182,8 @@ class Experiment(Config):
     sampler: Section = Section(name="fixed-size")
     """Sampling of the cohort of a round."""
     callbacks: tuple[Section, ...] | None = None
-    """Callbacks that observe the run and may end it; default: none."""
+    """Callbacks that observe the run and may end it: names, or tables with settings; default:
+    none."""
     train_config: dict[str, str | float | int | bool] | None = None
     """Additional entries of `config` for nodes with another Flower ClientApp, such as `lr`;
     default: none."""
@@ -265,6 +266,13 @@ class Experiment(Config):
                 "task = 'rating' without positive-above (ratings themselves are predicted)"
             )
         return self
+
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _callbacks_by_name(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
 
     def resolve(self) -> Experiment:
         """The same experiment with every section checked by its component and every default filled

@@ -22,6 +22,7 @@ from fedrec.report.rows import is_private
 from fedrec.runs.result import Result
 
 _LEVELS: list = ["seed", "client"]
+_APART = ("seed", "title", "callbacks", "checkpoint", "engine")
 _SAME = ("dataset", "split", "task", "positive-above")
 
 
@@ -171,7 +172,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
 
 def _names(results: Sequence[Result]) -> list[str]:
     """A label per run: the experiment's name, equal for runs that differ in their seed alone."""
-    settings = [_without_seed(result) for result in results]
+    settings = [_decisive(result) for result in results]
     names = []
     for result, own in zip(results, settings, strict=True):
         name = result.experiment.name
@@ -187,10 +188,17 @@ def _names(results: Sequence[Result]) -> list[str]:
     return names
 
 
-def _without_seed(result: Result) -> dict:
-    table = result.experiment.table()
-    table.pop("seed", None)
-    return table
+def _table(result: Result) -> dict:
+    """The experiment as a table, with the defaults of settings that are newer than the run."""
+    try:
+        return result.experiment.resolve().table()
+    except ExperimentError:  # a component that is not installed here, or no longer has a setting
+        return result.experiment.table()
+
+
+def _decisive(result: Result) -> dict:
+    """The settings on which results depend."""
+    return {key: value for key, value in _table(result).items() if key not in _APART}
 
 
 def _default_metric(results: Sequence[Result]) -> str:
@@ -204,7 +212,7 @@ def _default_metric(results: Sequence[Result]) -> str:
 
 
 def _refuse_different(results: Sequence[Result]) -> None:
-    tables = [result.experiment.table() for result in results]
+    tables = [_table(result) for result in results]
     for result, table in zip(results[1:], tables[1:], strict=True):
         for key in _SAME:
             if table.get(key) != tables[0].get(key):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _GAP = 2  # characters between columns
+_SIGNED = re.compile(r"(?<![\w.$])[+-]\d+\.\d+")
+_ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "±": "$\\pm$",
+    "<": "$<$",
+    ">": "$>$",
+}
 Format = Literal["csv", "markdown", "latex"]
 _HEADS = (
     "system",
@@ -115,6 +125,5 @@ def _p(value: float) -> str:
 
 
 def _latex(text: str) -> str:
-    for sign in "&%$#_{}":
-        text = text.replace(sign, f"\\{sign}")
-    return text.replace("±", "$\\pm$").replace("<", "$<$")
+    escaped = "".join(_ESCAPED.get(sign, sign) for sign in text)
+    return _SIGNED.sub(r"$\g<0>$", escaped)  # outside of $ a minus is set as a hyphen

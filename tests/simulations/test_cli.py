@@ -213,6 +213,17 @@ def test_list_of_an_unknown_kind_offers_the_near_one(fedrec):
     assert code == 2 and "did you mean 'strategy'" in err
 
 
+def test_list_of_an_unknown_name_offers_the_near_one_of_its_kind(fedrec):
+    code, _, err = fedrec("list", "step", "sgdd")
+    assert code == 2 and "did you mean 'sgd'" in err
+
+
+def test_a_report_in_another_form_than_html_is_refused(fedrec, experiment, tmp_path):
+    assert fedrec("run", experiment, "-o", tmp_path / "run")[0] == 0
+    code, _, err = fedrec("report", tmp_path / "run", "-o", tmp_path / "a.pdf")
+    assert code == 2 and "ends in .html" in err and not (tmp_path / "a.pdf").exists()
+
+
 def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
     code, out, _ = fedrec("list")
     _, table, _ = fedrec("list", "--json")

@@ -69,6 +69,10 @@ def test_users_are_named_by_the_datas_ids(run):
         result.recommend(["nobody"])
     with pytest.raises(ExperimentError, match="nothing to recommend"):
         result.recommend(k=0)
+    for refused in (result.recommend, result.scores):
+        with pytest.raises(ExperimentError, match="users are a text") as error:
+            refused("u7")
+        assert "['u7']" in error.value.text()
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

@@ -29,7 +29,12 @@ _NAMES = {
     "time": "time timestamp ts date datetime day unixreviewtime reviewtime created createdat "
     "ratedat when eventtime orderdate invoicedate purchasedate timestampms",
 }
+_AMOUNTS = (
+    "price prices unitprice cost costs amount total sum revenue sales spent quantity qty count "
+    "counts plays playcount clicks views number year age weight duration"
+)
 _SEPARATORS = (",", "\t", ";", "|")
+_VALUE = r"-?\d+(\.\d+)?|\d{4}-\d{2}-\d{2}.*"  # numbers and dates are values, not names
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _TOP = 100.0
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
@@ -48,6 +53,8 @@ class Recognised:
         users: number of distinct users.
         items: number of distinct items.
         ignored: the other columns.
+        header: whether the first line of a CSV file has names; where it has none, columns are
+            named by their places.
     """
 
     separator: str
@@ -58,6 +65,7 @@ class Recognised:
     users: int
     items: int
     ignored: tuple[str, ...]
+    header: bool = True
 
     def lines(self) -> list[str]:
         """The result as text, one finding per line."""
@@ -75,14 +83,18 @@ class Recognised:
             else f"ratings above {self.positive_above:g} count as liked"
         )
         counts = f"{self.rows:,} rows, {self.users:,} users, {self.items:,} items"
-        return [*said, f"{counts}; {liked}"]
+        bare = (
+            "the first line is a row: columns are named 1, 2, and so on, and the users come first"
+        )
+        return [*([] if self.header else [bare]), *said, f"{counts}; {liked}"]
 
 
 def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
     """Look at a table of interactions.
 
     Args:
-        path: a CSV file with a first line of names, or a Parquet file.
+        path: a CSV or Parquet file. Where all values of the first line are numbers or dates, it is
+            a row: the first two columns that are not `given` then hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
 
     Raises:
@@ -99,23 +111,40 @@ def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
     given = {role: name for role, name in (given or {}).items() if name}
     separator = _separator(path)
     names = table_columns(path, separator=separator)
-    _refuse_numbers(path, names)
+    _require_two(path, names)
+    header = not all(re.fullmatch(_VALUE, name.strip()) for name in names)
+    names = table_columns(path, separator=separator, header=header)
     frame = read_columns(
         path,
         {name: "--data" for name in names},
         separator=separator,
         inferred=names,
+        header=header,
     )
-    return _settled(path, separator, names, frame, given)
+    columns, reasons = _assigned(path, names, frame, given, header=header)
+    rating = columns.get("rating")
+    return Recognised(
+        separator=separator,
+        columns={role: columns[role] for role in ROLES if role in columns},
+        reasons=reasons,
+        positive_above=None if rating is None else _threshold(frame[rating]),
+        rows=len(frame[columns["user"]]),
+        users=int(frame[columns["user"]].nunique()),
+        items=int(frame[columns["item"]].nunique()),
+        ignored=tuple(name for name in names if name not in columns.values()),
+        header=header,
+    )
 
 
-def _settled(
+def _assigned(
     path: Path,
-    separator: str,
     names: list[str],
     frame: Mapping[str, pd.Series],
     given: Mapping[str, str],
-) -> Recognised:
+    *,
+    header: bool,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The column of each role, and why."""
     columns: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for role, name in given.items():
@@ -127,6 +156,10 @@ def _settled(
                 fix=f"give the name of the column of {role}s",
             )
         columns[role], reasons[role] = name, "as given"
+    for role in () if header else ("user", "item"):
+        free = next((name for name in names if name not in columns.values()), None)
+        if role not in columns and free is not None:
+            columns[role], reasons[role] = free, "by its place"
     for role in ROLES:
         for name in names:
             if role not in columns and name not in columns.values() and _named(role, name):
@@ -136,21 +169,11 @@ def _settled(
     known = {"user", "item"} <= set(columns)
     for role in ("time", "rating") if known else ("time",):  # small numbers may be ids too
         left = [name for name in names if name not in columns.values()]
-        found = [name for name in left if role not in columns and _looks(role, frame[name])]
+        found = [name for name in left if role not in columns and _looks(role, name, frame[name])]
         if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
             columns[role], reasons[role] = found[0], f"its values look like {role}s"
     _by_content(path, names, frame, columns, reasons)
-    rating = columns.get("rating")
-    return Recognised(
-        separator=separator,
-        columns={role: columns[role] for role in ROLES if role in columns},
-        reasons=reasons,
-        positive_above=None if rating is None else _threshold(frame[rating]),
-        rows=len(frame[columns["user"]]),
-        users=int(frame[columns["user"]].nunique()),
-        items=int(frame[columns["item"]].nunique()),
-        ignored=tuple(name for name in names if name not in columns.values()),
-    )
+    return columns, reasons
 
 
 def _by_content(
@@ -197,15 +220,8 @@ def _separator(path: Path) -> str:
     return max(_SEPARATORS, key=lambda one: counts[one])
 
 
-def _refuse_numbers(path: Path, names: list[str]) -> None:
-    """A first line of numbers is a row, not names."""
-    if len(names) > 1 and all(re.fullmatch(r"-?\d+(\.\d+)?", name.strip()) for name in names):
-        raise DataError(
-            f"{path} has no names of columns",
-            expected="a first line such as user,item,rating,time",
-            got=", ".join(names),
-            fix="write the names of the columns into a first line",
-        )
+def _require_two(path: Path, names: list[str]) -> None:
+    """A user and an item are two columns."""
     if len(names) < 2:
         raise DataError(
             f"{path} has one column",
@@ -224,9 +240,14 @@ def _fits(role: str, column: pd.Series) -> bool:
     return numeric or (role == "time" and _dates(column))
 
 
-def _looks(role: str, column: pd.Series) -> bool:
+def _looks(role: str, name: str, column: pd.Series) -> bool:
+    """Whether a column without a known name holds ratings, in steps of a half at least, or times.
+    A few prices or quantities may look like ratings: their names tell."""
     if role == "rating":
-        return _fits(role, column) and column.nunique() > 1 and _threshold(column) is not None
+        amount = re.sub(r"[^a-z]", "", name.lower()) in _AMOUNTS.split()
+        if amount or not _fits(role, column) or _threshold(column) is None:
+            return False
+        return bool((column.astype(float) * 2 % 1 == 0).all())
     if pd.api.types.is_numeric_dtype(column):
         return not column.isna().any() and float(column.min()) > _FIRST_TIME
     return _dates(column)

@@ -17,8 +17,14 @@ from fedrec.errors import DataError
 _PARQUET = (".parquet", ".pq")
 
 
-def table_columns(path: Path, *, separator: str) -> list[str]:
+def table_columns(path: Path, *, separator: str, header: bool = True) -> list[str]:
     """Names of the columns of a table.
+
+    Args:
+        path: a `.parquet` file, or any other for CSV.
+        separator: of a CSV file.
+        header: whether the first line of a CSV file has the names. Without it the columns are
+            named by their places: "1", "2", and so on.
 
     Raises:
         DataError: the file is empty or not readable, or pyarrow is needed and missing.
@@ -34,11 +40,16 @@ def table_columns(path: Path, *, separator: str) -> list[str]:
         raise DataError(
             f"{path} is empty", expected="a first line with the names of the columns", got="nothing"
         )
-    return names
+    return names if header else [str(place) for place in range(1, len(names) + 1)]
 
 
 def read_columns(
-    path: Path, columns: Mapping[str, str], *, separator: str, inferred: Sequence[str] = ()
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    separator: str,
+    inferred: Sequence[str] = (),
+    header: bool = True,
 ) -> dict[str, pd.Series]:
     """The wanted columns of a table; empty values are missing values.
 
@@ -48,12 +59,13 @@ def read_columns(
         separator: of a CSV file.
         inferred: columns of a CSV file that may be numbers; the others stay text, so that "007" is
             not 7.
+        header: whether the first line of a CSV file has the names (`table_columns`).
 
     Raises:
         DataError: a column is missing or given twice, the file has no rows or is malformed, or
             pyarrow is missing.
     """
-    present = table_columns(path, separator=separator)
+    present = table_columns(path, separator=separator, header=header)
     for column, setting in columns.items():
         if column not in present:
             raise missing_column(path, column, present, setting=setting)
@@ -68,14 +80,25 @@ def read_columns(
     else:
         text = [column for column in columns if column not in inferred]
         frame = _read_csv(
-            path, separator, text, list(columns) if set(columns) != set(present) else None
+            path,
+            separator,
+            text,
+            list(columns) if set(columns) != set(present) else None,
+            None if header else present,
         )
     if frame.empty:
         raise DataError(f"{path} has no rows", expected="at least one row", got="none")
     return {column: pd.Series(frame[column]) for column in columns}
 
 
-def _read_csv(path: Path, separator: str, text: list[str], some: list[str] | None) -> pd.DataFrame:
+def _read_csv(
+    path: Path,
+    separator: str,
+    text: list[str],
+    some: list[str] | None,
+    names: list[str] | None,
+) -> pd.DataFrame:
+    """A CSV file; `names` are those of a file without a line of names."""
     kinds: dict = dict.fromkeys(text, str)
     try:
         with warnings.catch_warnings():
@@ -85,6 +108,8 @@ def _read_csv(path: Path, separator: str, text: list[str], some: list[str] | Non
             return pd.read_csv(
                 path,
                 sep=separator,
+                header=0 if names is None else None,
+                names=names,
                 usecols=some,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
                 encoding="utf-8-sig",

@@ -38,6 +38,9 @@ class TableConfig(ReaderConfig):
     """Name of the column of times, numbers or ISO dates; none when left out."""
     separator: str = Field(",", min_length=1, max_length=1)
     """Character between two values of a CSV file, such as "," or "\\t"."""
+    header: bool = True
+    """Whether the first line of a CSV file has the names of the columns; where it has none, they
+    are named by their places, "1", "2" and so on."""
     user_features: tuple[str, ...] = ()
     """Names of columns that are constant per user, or files of additional tables with the user
     column and one row per user."""
@@ -57,7 +60,11 @@ class Table(Reader):
         path, config = self._path(), self.config
         inferred = [name for name in (config.rating, config.time) if name]
         frame = read_columns(
-            path, self._columns(path), separator=config.separator, inferred=inferred
+            path,
+            self._columns(path),
+            separator=config.separator,
+            inferred=inferred,
+            header=config.header,
         )
         bare = index_rows(
             self.name,

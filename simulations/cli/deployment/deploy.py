@@ -282,5 +282,5 @@ def _follow(deployment, run_folder) -> None:
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
     result = launch.wait(deployment, run_folder, identifier)
     print_table(result)
-    typer.echo("Run folder:", err=True)
+    typer.echo(f"Next:\n  fedrec report {result.folder} -o report.html\nRun folder:", err=True)
     typer.echo(result.folder)

@@ -103,8 +103,14 @@ def print_table(result: Result) -> None:
     for line in [early_stopping_line(result), *summary_notes(result), *result.privacy]:
         if line:
             console.print(line, highlight=False)
-    rounds = f", {len(result.rounds)} rounds" if result.experiment.federated else ""
-    console.print(f"{len(result.users)} users{rounds}.", highlight=False)
+    counts = [_counted(len(result.users), "user")]
+    if result.experiment.federated:
+        counts.append(_counted(len(result.rounds), "round"))
+    console.print(", ".join(counts) + ".", highlight=False)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _print_next(result: Result) -> None:
@@ -114,6 +120,8 @@ def _print_next(result: Result) -> None:
         f"fedrec compare {result.folder} OTHER-RUN",
         f"fedrec sweep {result.folder / 'experiment.toml'} --seeds 3",
     ]
+    if result.experiment.federated and result.experiment.dataset.name == "table":
+        lines.insert(1, f"fedrec recommend {result.folder} --top 20 -o lists.csv")
     watch = result.experiment.early_stopping
     if watch is not None and result.early_stopping.get("stopped"):
         patience = 2 * watch.patience

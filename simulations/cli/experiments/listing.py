@@ -46,13 +46,14 @@ def list_components(
     found = {name: _components(known) for name, known in kinds.items() if wanted in (None, name)}
     if wanted in (None, "experiment"):
         found["experiment"] = _experiments()
+    names = sorted({entry["name"] for entries in found.values() for entry in entries})
     if word is not None:
         found = {
             name: [entry for entry in entries if _mentions(entry, word)]
             for name, entries in found.items()
         }
         if not any(found.values()):
-            _refuse(f"no entry mentions {word!r}", word, [*kinds, "experiment"])
+            _refuse_word(word, [] if wanted else [*kinds, "experiment"], names)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif sys.stdout.isatty():
@@ -148,6 +149,14 @@ def _question(
     if word is not None:
         _refuse(f"unknown kind {kind!r}", kind, kinds)
     return None, kind
+
+
+def _refuse_word(word: str, kinds: list[str], names: list[str]) -> NoReturn:
+    """The near names are offered; else the kinds, as the names of all kinds are too many."""
+    from difflib import get_close_matches
+
+    far = kinds and not get_close_matches(word, [*kinds, *names])
+    _refuse(f"no entry mentions {word!r}", word, kinds if far else [*kinds, *names])
 
 
 def _refuse(problem: str, got: str, kinds: list[str]) -> NoReturn:

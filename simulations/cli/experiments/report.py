@@ -20,10 +20,18 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
+    from fedrec.errors import ExperimentError
     from fedrec.report.page.page import report as rendered
     from fedrec.runs.folder import RunFolder
     from fedrec.runtime.atomic_files import write_atomically
 
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise ExperimentError(
+            "a report is an HTML page",
+            expected="a file that ends in .html",
+            got=str(output),
+            fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
+        )
     results = [RunFolder(run).read_result() for run in runs]
     file = output or results[0].folder / "report.html"
     write_atomically(file, rendered(results, title=title))

@@ -183,7 +183,7 @@ def _table(result: SweepResult) -> Table:
     from rich.table import Table
 
     metrics = _metrics(result)
-    table = Table("setting", *_short(list(result.plan.space)), "runs")
+    table = Table("setting", *_short(list(result.plan.space), metrics), "runs")
     for metric in metrics:
         table.add_column(metric, justify="right")
     for number, row in _ordered(result).head(_SHOWN).to_dict("index").items():
@@ -194,10 +194,10 @@ def _table(result: SweepResult) -> Table:
     return table
 
 
-def _short(keys: list[str]) -> list[str]:
-    """The last words of keys, where these tell them apart."""
+def _short(keys: list[str], metrics: list[str]) -> list[str]:
+    """The last words of keys, where these tell them apart from each other and from the metrics."""
     last = [key.rpartition(".")[2] for key in keys]
-    return last if len(set(last)) == len(last) else keys
+    return last if len({*last, *metrics}) == len(last) + len(metrics) else keys
 
 
 def _ordered(result: SweepResult) -> pd.DataFrame:

@@ -38,6 +38,20 @@ def test_reads_the_named_columns(tmp_path):
     assert data.times.tolist() == [10, 20, 30]
 
 
+def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_path):
+    path = write(tmp_path, CSV.split("\n", 1)[1])
+    places = {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    data = read(path, header=False, user_features=["5"], **places)
+    named = read(write(tmp_path, CSV, "named.csv"), user_features=["city"], **COLUMNS)
+    assert data.user_ids.tolist() == named.user_ids.tolist()
+    assert data.items.tolist() == named.items.tolist()
+    assert data.ratings.tolist() == named.ratings.tolist()
+    assert data.times.tolist() == named.times.tolist()
+    assert data.user_features["5"].categories == named.user_features["city"].categories
+    with pytest.raises(DataError, match="no column 'who'"):
+        read(path, header=False, user="who", item="2")
+
+
 def test_rating_and_time_are_optional(tmp_path):
     data = read(write(tmp_path, CSV), user="who", item="what")
     assert data.ratings is None and data.times is None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from scipy import stats
 
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
+from fedrec.experiment.sections import Section
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells, comparison_terminal, comparison_text
 from fedrec.runs.result import Result
@@ -69,6 +72,15 @@ def test_runs_that_differ_in_their_seed_alone_are_one_system_and_users_count_onc
     assert found.table().loc["one", "sd"] == pytest.approx(np.std([0.3, 0.7], ddof=1))
 
 
+def test_what_only_watches_or_hosts_a_run_makes_no_other_system(result):
+    watched = {"callbacks": ["progress"], "engine": {"name": "serial", "nodes": 2}}
+    runs = [
+        result(seed=0, users=[0.4, 0.2], baselines={"popularity": [0.0, 0.1]}),
+        result(seed=1, users=[0.6, 0.8], baselines={"popularity": [0.0, 0.1]}, **watched),
+    ]
+    assert list(compare(runs).systems) == ["one", "popularity"]
+
+
 def test_other_settings_make_another_system(result):
     runs = [result(users=[0.1, 0.2, 0.4]), result(users=[0.3, 0.1, 0.9], rounds=5)]
     assert list(compare(runs).systems) == ["one (one-0-2)", "one (one-0-5)"]
@@ -115,6 +127,22 @@ def test_formats(result):
     assert comparison_text(found, "markdown").count("\n") == 4
     latex = comparison_text(found, "latex")
     assert "a\\_b &" in latex and latex.count("\\\\\n") == 3
+    assert " $-0.1000$ & [$" in latex and " -0" not in latex
+
+
+def test_names_of_systems_are_escaped_in_latex(result):
+    found = compare([result("a", users=[0.5, 0.2], baselines={"lr<1e-3~\\x^2": [0.1, 0.4]})])
+    assert "lr$<$1e-3\\textasciitilde{}\\textbackslash{}x\\textasciicircum{}2 &" in (
+        comparison_text(found, "latex")
+    )
+
+
+def test_a_setting_newer_than_a_run_has_its_default_in_the_comparison(result):
+    old, new = result("old", users=[0.1, 0.2]), result("new", users=[0.3, 0.2])
+    split = {key: value for key, value in new.experiment.split.options.items() if key != "halves"}
+    bare = Section.model_validate({"name": new.experiment.split.name, **split})
+    old = replace(old, experiment=old.experiment.model_copy(update={"split": bare}))
+    assert list(compare([old, new]).systems) == ["old", "new"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -66,6 +66,13 @@ def test_named_callbacks_are_told_in_order_with_their_settings(tiny_experiment, 
     ]
 
 
+def test_a_callback_without_settings_is_named_by_a_text(tiny_experiment):
+    table = {**tiny_experiment(), "callbacks": ["progress", {"name": "tensorboard"}]}
+    experiment = load(table)
+    assert [one.name for one in experiment.callbacks] == ["progress", "tensorboard"]
+    assert load(experiment.table()).callbacks == experiment.callbacks
+
+
 def test_an_experiment_without_callbacks_is_written_as_before(load_tiny):
     """So that runs of earlier versions can be resumed: their digest has to stay."""
     table = load_tiny().table()

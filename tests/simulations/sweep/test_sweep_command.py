@@ -43,6 +43,16 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     assert again == 0 and second == out and "run 1/2" not in err
 
 
+def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, experiment, tmp_path):
+    private = '{clip-norm=1.0, epsilon=3.0, backend="pld"}'
+    code, out, _ = fedrec(
+        *("sweep", experiment, "--set", f"privacy={private}", "-v", "privacy.epsilon=[3.0, 9.0]"),
+        *("-o", tmp_path / "sweep"),
+    )
+    heads = next(line for line in out.splitlines() if "setting" in line)
+    assert code == 0 and "privacy.epsilon" in heads and heads.count("epsilon") == 2
+
+
 def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_path):
     code, out, _ = fedrec(
         "sweep", experiment, "-v", "rounds=[1, 2]", "--seeds", 3, "--dry-run", "-o", tmp_path / "s"

@@ -64,6 +64,18 @@ def test_dates_are_times_and_prices_are_no_ratings(written):
     assert "every row counts as liked" in found.lines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("head", "values"),
+    [("unit price", (5, 10, 5, 20)), ("Quantity", (1, 2, 1, 3)), ("a", (7.31, 14.62, 7.31, 21.93))],
+)
+def test_a_few_prices_or_quantities_are_no_ratings(written, head, values):
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    found = recognise(written(("customer", "sku", head), rows))
+    assert found.positive_above is None and found.ignored == (head,)
+    named = recognise(written(("customer", "sku", head), rows), {"rating": head})
+    assert named.positive_above == (min(values) + max(values)) / 2
+
+
 def test_two_columns_without_known_names_are_users_and_items(written):
     found = recognise(written(("a", "b"), [(1, 7), (1, 8), (2, 7)]))
     assert found.columns == {"user": "a", "item": "b"}
@@ -91,9 +103,26 @@ def test_what_cannot_be_told_is_asked_for(written):
     assert "--user COLUMN" in error.value.text()
 
 
-def test_a_table_without_names_is_refused(written):
-    with pytest.raises(DataError, match="no names of columns"):
-        recognise(written((196, 242, 3, 881250949)))
+def test_a_first_line_of_values_is_a_row_and_columns_are_named_by_their_places(written):
+    found = recognise(written(RATED[0], RATED[1:]))
+    assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    assert (found.header, found.rows, found.users, found.items) == (False, 4, 2, 3)
+    assert found.reasons["user"] == "by its place" and "first line is a row" in found.lines()[0]
+    other = recognise(written(RATED[0], RATED[1:]), {"user": "2"})
+    assert (other.columns["user"], other.columns["item"]) == ("2", "1")
+    with pytest.raises(DataError, match="no column 'user_id'"):
+        recognise(written(RATED[0], RATED[1:]), {"user": "user_id"})
+
+
+def test_dates_in_the_first_line_are_values_too(written):
+    rows = [(1, 10, "2024-01-05"), (1, 11, "2024-02-05"), (2, 10, "2024-02-06")]
+    found = recognise(written(rows[0], rows[1:]))
+    assert found.columns == {"user": "1", "item": "2", "time": "3"} and found.rows == 3
+
+
+def test_one_column_without_a_name_is_refused(written):
+    with pytest.raises(DataError, match="one column"):
+        recognise(written((196,), [(22,)]))
 
 
 def test_what_is_no_table_is_refused(tmp_path):
