@@ -141,50 +141,85 @@ def utility(
 ) -> dict[str, dict[str, float]]:
     """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows, or over
     `most` of them, the same each time."""
+    found, tested = {}, tested_users(population, part, most)
+    plain = unperturbed(population)
+    for name, options in models.items():
+        model = made(name, options, seed)
+        model.fit(training_histories(population))
+        found[name] = metrics_of(model, population, tested, part)
+        if name == "ease":
+            found["ease-device"] = metrics_of(model, plain, tested, part, ("real",))
+    return found
+
+
+def made(name: str, options: Mapping[str, Any], seed: int) -> Any:
+    """A recommender, not yet trained."""
+    from fedrec.components.registry import BASELINE, resolve
+
+    cls = resolve(BASELINE, name)
+    seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
+    return cls(cls.Config.parse(seeded))
+
+
+def training_histories(population: Any) -> Any:
+    """What recommenders learn from."""
+    from fedrec.baselines.base import Histories
+
+    clients = population.partition.training_clients
+    offsets, items = population.liked(clients)
+    return Histories(population.interactions.num_items, offsets, items, clients)
+
+
+def unperturbed(population: Any) -> Any:
+    """The same clients with their real rows."""
+    from fedrec.data.population import Population
+
+    data, partition = population.interactions, population.partition
+    return Population(data, partition, task="ranking", positive_above=None)
+
+
+def tested_users(population: Any, part: str, most: int | None = None) -> np.ndarray:
+    """The users with held-out rows, or `most` of them, the same each time, `int64 [users]`."""
+    from fedrec.rng import stream
+
+    tested = population.evaluated_clients(part)
+    if most is not None:
+        tested = np.sort(stream(0, "tested").permutation(tested)[:most])
+    return tested
+
+
+def metrics_of(
+    model: Any, asked: Any, tested: np.ndarray, part: str, masks: Sequence[str] = MASKS
+) -> dict[str, float]:
+    """PR, Recall and NDCG at 20 of a trained recommender, by mask, mean over the tested users.
+
+    Args:
+        model: the recommender.
+        asked: population whose rows it is asked with.
+        tested: `int64 [users]`.
+        part: `validation` or `test`.
+        masks: what is left out of the lists.
+    """
     import torch
 
     from fedrec.baselines.base import Histories
-    from fedrec.components.registry import BASELINE, resolve
-    from fedrec.data.population import Population
     from fedrec.metrics.ranking import ranking_metrics
-    from fedrec.rng import stream
 
-    data, clients = population.interactions, population.partition.training_clients
-    plain = Population(data, population.partition, task="ranking", positive_above=None)
-    tested, found = population.evaluated_clients(part), {}
-    if most is not None:
-        tested = np.sort(stream(0, "tested").permutation(tested)[:most])
-    for name, options in models.items():
-        cls = resolve(BASELINE, name)
-        seeded = {**options, "seed": seed} if "seed" in cls.Config.model_fields else options
-        model = cls(cls.Config.parse(seeded))
-        offsets, items = population.liked(clients)
-        model.fit(Histories(data.num_items, offsets, items, clients))
-        for title, asked, masks in (
-            (name, population, MASKS),
-            (f"{name}-device", plain, ("real",)),
-        ):
-            if asked is plain and name != "ease":
-                continue
-            sums: dict[str, list[np.ndarray]] = {}
-            for start in range(0, len(tested), 256):
-                block = tested[start : start + 256]
-                lists = population.held_out(block, part)
-                offsets, items = asked.liked(block)
-                scores = model.scores(Histories(data.num_items, offsets, items, block))
-                fixed = {
-                    key: torch.from_numpy(getattr(lists, key))
-                    for key in ("seen", "known", "relevant")
-                }
-                for how in masks:
-                    masked = torch.from_numpy(lists.masked(how))
-                    metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
-                    for short, metric in METRICS.items():
-                        sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
-            found[title] = {
-                key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()
-            }
-    return found
+    sums: dict[str, list[np.ndarray]] = {}
+    for start in range(0, len(tested), 256):
+        block = tested[start : start + 256]
+        lists = asked.held_out(block, part)
+        offsets, items = asked.liked(block)
+        scores = model.scores(Histories(asked.interactions.num_items, offsets, items, block))
+        fixed = {
+            key: torch.from_numpy(getattr(lists, key)) for key in ("seen", "known", "relevant")
+        }
+        for how in masks:
+            masked = torch.from_numpy(lists.masked(how))
+            metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
+            for short, metric in METRICS.items():
+                sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
+    return {key: float(np.nanmean(np.concatenate(values))) for key, values in sums.items()}
 
 
 def work(

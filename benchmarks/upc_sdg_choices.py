@@ -3,10 +3,11 @@
 
     FEDREC_DATA=DATA python benchmarks/upc_sdg_choices.py FILE.json --data office --what neumf
 
-`generator` varies the generator and its attention one thing at a time (k .6, gamma .5) and measures
-BPR-MF on what comes out; a recommender's name varies the recommender itself on the original rows.
-On Gowalla 3,000 users are tested, the same ones each time. What is in the file is not measured
-again.
+`generator` varies the generator and its attention one thing at a time, `noisy-cooccurrence` that
+generator, and both measure BPR-MF on what comes out; a recommender's name varies the recommender
+itself on the original rows, BPR-MF with one training for all numbers of epochs. On Gowalla 1,000
+users are tested, the same ones each time. What is in the file is not measured again; `--show`
+prints the file as a table, best first.
 """
 
 from __future__ import annotations
@@ -15,20 +16,41 @@ import argparse
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.upc_sdg import MODELS, Setting, measure, population_of, upc, utility
+import numpy as np
 
-TESTED = {"office": None, "gowalla": 3000}
+from benchmarks.upc_sdg import (
+    MODELS,
+    Setting,
+    made,
+    measure,
+    metrics_of,
+    population_of,
+    tested_users,
+    training_histories,
+    upc,
+    utility,
+)
+
+TESTED = {"office": None, "gowalla": 1000}
+EPOCHS = {"office": (200, 400, 800), "gowalla": (25, 50, 100, 200, 400)}
+"""Numbers of epochs of BPR-MF that are measured along one training."""
 GRIDS: dict[tuple[str, str], dict[str, list[Any]]] = {
     ("gowalla", "bprmf"): {
-        "regularisation": [0.05, 0.01, 0.003],
-        "epochs": [25, 50, 100],
+        "learning-rate": [0.05, 0.02, 0.1],
+        "regularisation": [0.003, 0.01, 0.001, 0.02],
     },
+    ("office", "bprmf"): {
+        "learning-rate": [0.05, 0.02],
+        "regularisation": [0.05, 0.08, 0.12],
+    },
+    ("office", "ease"): {"regularisation": [25.0, 50.0, 100.0, 200.0, 400.0, 800.0]},
     ("office", "neumf"): {
-        "regularisation": [0.0, 0.003],
-        "epochs": [10, 20],
+        "regularisation": [0.0, 0.003, 0.01, 0.03],
+        "epochs": [10, 20, 40],
     },
 }
 
@@ -39,12 +61,40 @@ def generators() -> dict[str, Setting]:
         "as shipped": {},
         "best": {"draw": "best"},
         "beta=0": {"attention": {"beta": 0.0}},
-        "rate=0.001": {"generator": {"learning-rate": 1e-3}},
-        "tau=1": {"generator": {"temperature": 1.0}},
         "beta=1": {"attention": {"beta": 1.0}},
+        "hidden=32": {"attention": {"hidden": 32}},
+        "hidden=128": {"attention": {"hidden": 128}},
+        "dropout=0": {"attention": {"dropout": 0.0}},
+        "dropout=0.5": {"attention": {"dropout": 0.5}},
+        "rate=0.001": {"generator": {"learning-rate": 1e-3}},
         "tau=0.2": {"generator": {"temperature": 0.2}},
+        "tau=1": {"generator": {"temperature": 1.0}},
+        "steps=250": {"generator": {"steps": 250}},
+        "steps=1000": {"generator": {"steps": 1000}},
+        "candidates=256": {"generator": {"candidates": 256}},
+        "candidates=1024": {"generator": {"candidates": 1024}},
     }
     return {name: upc(0.6, 0.5, **change) for name, change in changes.items()}
+
+
+def noisy_generators() -> dict[str, Setting]:
+    """Noisy co-occurrences at epsilon 10, one thing changed at a time."""
+    changes: dict[str, dict[str, Any]] = {
+        "as shipped": {},
+        "items=250": {"items": 250},
+        "items=1000": {"items": 1000},
+        "clip-items=4": {"clip-items": 4},
+        "clip-items=16": {"clip-items": 16},
+        "threshold=1": {"threshold": 1.0},
+        "threshold=3": {"threshold": 3.0},
+        "smoothing=0": {"smoothing": 0.0},
+        "smoothing=0.3": {"smoothing": 0.3},
+    }
+    shared = {"name": "noisy-cooccurrence", "epsilon": 10.0}
+    return {name: {**shared, **change} for name, change in changes.items()}
+
+
+PERTURBATIONS = {"generator": generators, "noisy-cooccurrence": noisy_generators}
 
 
 def recommenders(data: str, name: str) -> list[dict[str, Any]]:
@@ -53,37 +103,90 @@ def recommenders(data: str, name: str) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
+def along(data: str, settings: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
+    """BPR-MF's metrics on validation rows at several numbers of epochs of one training."""
+    population = population_of(data, None, seed, "validation")
+    tested, epochs = tested_users(population, "validation", TESTED[data]), EPOCHS[data]
+    model = made("bprmf", {**settings, "epochs": max(epochs)}, seed)
+    started = time.process_time()
+    for done in model.training(training_histories(population)):
+        if done in epochs:
+            found = {"bprmf": metrics_of(model, population, tested, "validation", ("both",))}
+            seconds = round(time.process_time() - started, 1)
+            yield {"settings": {**settings, "epochs": done}, "seconds": seconds, "found": found}
+
+
+def measured(data: str, what: str, job: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
+    """The records of a job: one, or one for each number of epochs."""
+    if what == "bprmf":
+        yield from along(data, job["settings"], seed)
+        return
+    started = time.process_time()
+    if what in PERTURBATIONS:
+        models = {"bprmf": MODELS[data]["bprmf"]}
+        found = measure(data, job["perturb"], seed, "validation", models)
+    else:
+        plain = population_of(data, None, seed, "validation")
+        models = {what: job["settings"]}
+        found = utility(plain, "validation", models, seed, TESTED[data])
+    yield {**job, "seconds": round(time.process_time() - started, 1), "found": found}
+
+
+def jobs(data: str, what: str) -> list[dict[str, Any]]:
+    """What is to be measured."""
+    if what in PERTURBATIONS:
+        named = PERTURBATIONS[what]().items()
+        return [{"name": name, "perturb": table} for name, table in named]
+    return [{"settings": one} for one in recommenders(data, what)]
+
+
+def known(job: dict[str, Any], records: list[dict[str, Any]], epochs: int | None) -> bool:
+    """Whether a job is in the file; of one that is measured along its training, the last epoch."""
+    last = {} if epochs is None else {"epochs": epochs}
+    wanted = {**job, **({"settings": {**job["settings"], **last}} if last else {})}
+    return any(wanted.items() <= one.items() for one in records)
+
+
+def shown(records: list[dict[str, Any]]) -> list[str]:
+    """A line for each job: mean Recall@20 over seeds, standard deviation, seeds; best first."""
+    values: dict[str, list[float]] = {}
+    for one in records:
+        found = one["found"].get("utility", one["found"])
+        name = f"{one['data']} {one['what']} {one.get('name') or one['settings']}"
+        recall = next(iter(found.values()))["both Recall"]
+        values.setdefault(name, []).append(recall)
+    ordered = sorted(values.items(), key=lambda pair: -float(np.mean(pair[1])))
+    return [
+        f"{np.mean(found):.4f} +- {np.std(found, ddof=1) if len(found) > 1 else np.nan:.4f}"
+        f" ({len(found)})  {name}"
+        for name, found in ordered
+    ]
+
+
 def main() -> None:
     """Measure what is missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--data", choices=TESTED, default="office")
-    parser.add_argument("--what", default="generator", choices=("generator", "bprmf", "neumf"))
+    parser.add_argument(
+        "--what", default="generator", choices=(*PERTURBATIONS, "bprmf", "neumf", "ease")
+    )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--show", action="store_true", help="print what is in the file, and stop")
     given = parser.parse_args()
     records = json.loads(given.file.read_text()) if given.file.exists() else []
-    plain = None
-    if given.what == "generator":
-        jobs: list[dict[str, Any]] = [
-            {"name": key, "perturb": table} for key, table in generators().items()
-        ]
-    else:
-        jobs = [{"settings": one} for one in recommenders(given.data, given.what)]
-    for job in jobs:
-        job = {"data": given.data, "what": given.what, "seed": given.seed, **job}
-        if any(job.items() <= one.items() for one in records):
+    if given.show:
+        print("\n".join(shown(records)))
+        return
+    shared = {"data": given.data, "what": given.what, "seed": given.seed}
+    for job in jobs(given.data, given.what):
+        epochs = max(EPOCHS[given.data]) if given.what == "bprmf" else None
+        if known({**shared, **job}, records, epochs):
             continue
-        started = time.process_time()
-        if given.what == "generator":
-            models = {"bprmf": MODELS[given.data]["bprmf"]}
-            found = measure(given.data, job["perturb"], given.seed, "validation", models)
-        else:
-            plain = plain or population_of(given.data, None, given.seed, "validation")
-            models = {given.what: job["settings"]}
-            found = utility(plain, "validation", models, given.seed, TESTED[given.data])
-        records.append({**job, "seconds": round(time.process_time() - started, 1), "found": found})
-        given.file.write_text(json.dumps(records, indent=1, default=float) + "\n")
-        print(json.dumps(records[-1], default=float), flush=True)
+        for record in measured(given.data, given.what, job, given.seed):
+            records.append({**shared, **record})
+            given.file.write_text(json.dumps(records, indent=1, default=float) + "\n")
+            print(shown(records[-1:])[0], record["seconds"], "s", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ items' factors, each minus the mean of all.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -69,6 +70,21 @@ class Bprmf(UserRowsBaseline):
         Raises:
             DataError: no user has a positive and a negative item.
         """
+        for _ in self.training(histories):
+            pass
+
+    def training(self, histories: Histories) -> Iterator[int]:
+        """`fit`, one epoch at a time, so that one training can be measured along its way.
+
+        Args:
+            histories: positives of the users.
+
+        Yields:
+            How many epochs are done; the factors are those after them.
+
+        Raises:
+            DataError: no user has a positive and a negative item.
+        """
         config, random = self.config, stream(self.config.seed, "baseline-bprmf")
         sizes = (histories.num_users, config.factors), (histories.num_items, config.factors)
         self.own, self.items = (
@@ -90,7 +106,7 @@ class Bprmf(UserRowsBaseline):
             own_users * histories.num_items + own_items,
         )
         steps = (np.float32(config.learning_rate), np.float32(config.regularisation))
-        for _ in range(config.epochs):
+        for epoch in range(config.epochs):
             order = random.permutation(trained)
             if config.negatives == "uniform":
                 others = triples.others(own_users[order])
@@ -109,6 +125,7 @@ class Bprmf(UserRowsBaseline):
                 *steps,
                 config.biases,
             )
+            yield epoch + 1
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """`p_u . q_i`, and biases, `float32 [users, items]`."""
