@@ -53,7 +53,7 @@ def _draw(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
                 block += 1
             # By rounding a draw may come to stand behind the last item with any weight.
             while sums[block] == 0.0:
-                block -= 1
+                block, left = block - 1, total
             chosen = -1
             for item in range(block * _BLOCK, min(items, (block + 1) * _BLOCK)):
                 if own[item] > 0:
