@@ -38,10 +38,12 @@ from benchmarks.upc_sdg import (
 TESTED = {"office": None, "gowalla": 1000}
 EPOCHS = {"office": (200, 400, 800), "gowalla": (25, 50, 100, 200, 400)}
 """Numbers of epochs of BPR-MF that are measured along one training."""
+FALLEN = 0.005
+"""Recall below the best of a training at which it is ended."""
 GRIDS: dict[tuple[str, str], dict[str, list[Any]]] = {
     ("gowalla", "bprmf"): {
+        "regularisation": [0.01, 0.003, 0.02, 0.001],
         "learning-rate": [0.05, 0.02, 0.1],
-        "regularisation": [0.003, 0.01, 0.001, 0.02],
     },
     ("office", "bprmf"): {
         "learning-rate": [0.05, 0.02],
@@ -104,16 +106,24 @@ def recommenders(data: str, name: str) -> list[dict[str, Any]]:
 
 
 def along(data: str, settings: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
-    """BPR-MF's metrics on validation rows at several numbers of epochs of one training."""
+    """BPR-MF's metrics on validation rows at several numbers of epochs of one training, which ends
+    where Recall is `FALLEN` below its best; the last record says so."""
     population = population_of(data, None, seed, "validation")
     tested, epochs = tested_users(population, "validation", TESTED[data]), EPOCHS[data]
-    model = made("bprmf", {**settings, "epochs": max(epochs)}, seed)
+    model, best = made("bprmf", {**settings, "epochs": max(epochs)}, seed), 0.0
     started = time.process_time()
     for done in model.training(training_histories(population)):
-        if done in epochs:
-            found = {"bprmf": metrics_of(model, population, tested, "validation", ("both",))}
-            seconds = round(time.process_time() - started, 1)
-            yield {"settings": {**settings, "epochs": done}, "seconds": seconds, "found": found}
+        if done not in epochs:
+            continue
+        found = {"bprmf": metrics_of(model, population, tested, "validation", ("both",))}
+        recall = found["bprmf"]["both Recall"]
+        last, best = done == max(epochs) or recall < best - FALLEN, max(best, recall)
+        seconds = round(time.process_time() - started, 1)
+        yield {"settings": settings, "epochs": done, "last": last, "seconds": seconds} | {
+            "found": found
+        }
+        if last:
+            return
 
 
 def measured(data: str, what: str, job: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
@@ -140,11 +150,9 @@ def jobs(data: str, what: str) -> list[dict[str, Any]]:
     return [{"settings": one} for one in recommenders(data, what)]
 
 
-def known(job: dict[str, Any], records: list[dict[str, Any]], epochs: int | None) -> bool:
-    """Whether a job is in the file; of one that is measured along its training, the last epoch."""
-    last = {} if epochs is None else {"epochs": epochs}
-    wanted = {**job, **({"settings": {**job["settings"], **last}} if last else {})}
-    return any(wanted.items() <= one.items() for one in records)
+def known(job: dict[str, Any], records: list[dict[str, Any]]) -> bool:
+    """Whether a job is in the file, and measured to the end of its training."""
+    return any(job.items() <= one.items() and one.get("last", True) for one in records)
 
 
 def shown(records: list[dict[str, Any]]) -> list[str]:
@@ -153,6 +161,7 @@ def shown(records: list[dict[str, Any]]) -> list[str]:
     for one in records:
         found = one["found"].get("utility", one["found"])
         name = f"{one['data']} {one['what']} {one.get('name') or one['settings']}"
+        name += f" {one['epochs']} epochs" if "epochs" in one else ""
         recall = next(iter(found.values()))["both Recall"]
         values.setdefault(name, []).append(recall)
     ordered = sorted(values.items(), key=lambda pair: -float(np.mean(pair[1])))
@@ -172,6 +181,9 @@ def main() -> None:
         "--what", default="generator", choices=(*PERTURBATIONS, "bprmf", "neumf", "ease")
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--limit", type=int, default=10**9, help="measure at most so many, and stop"
+    )
     parser.add_argument("--show", action="store_true", help="print what is in the file, and stop")
     given = parser.parse_args()
     records = json.loads(given.file.read_text()) if given.file.exists() else []
@@ -179,10 +191,15 @@ def main() -> None:
         print("\n".join(shown(records)))
         return
     shared = {"data": given.data, "what": given.what, "seed": given.seed}
+    done = 0
     for job in jobs(given.data, given.what):
-        epochs = max(EPOCHS[given.data]) if given.what == "bprmf" else None
-        if known({**shared, **job}, records, epochs):
+        job_here = {**shared, **job}
+        if known(job_here, records):
             continue
+        if done == given.limit:
+            return
+        done += 1
+        records = [one for one in records if not job_here.items() <= one.items()]
         for record in measured(given.data, given.what, job, given.seed):
             records.append({**shared, **record})
             given.file.write_text(json.dumps(records, indent=1, default=float) + "\n")
