@@ -36,11 +36,17 @@ RATIOS, SENSITIVITIES = (0.2, 0.4, 0.6, 0.8), (0.1, 0.3, 0.5, 0.7, 0.9)
 MASKS = ("both", "learned")
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "office": {"random": {}, "bprmf": {}, "ease": {"regularisation": 200.0}},
-    "gowalla": {"random": {}, "bprmf": {"epochs": 100}},  # EASE would need 20 GB
+    "gowalla": {  # EASE would need 20 GB
+        "random": {},
+        "bprmf": {"epochs": 400, "learning-rate": 0.02, "regularisation": 0.01},
+    },
 }
 """Recommenders that learn from every table, and their settings, chosen on validation rows."""
 SLOW_MODELS: dict[str, dict[str, dict[str, Any]]] = {
-    "office": {"lightgcn": {"epochs": 600, "decay": 0.01}, "neumf": {}},
+    "office": {
+        "lightgcn": {"epochs": 600, "decay": 0.01},
+        "neumf": {"epochs": 20, "regularisation": 0.01},
+    },
     "gowalla": {},
 }
 """Recommenders that learn from the tables of table 2."""
@@ -141,16 +147,19 @@ def utility(
 ) -> dict[str, dict[str, float]]:
     """PR, Recall and NDCG at 20 of each model, by mask, over the users with held-out rows, or over
     `most` of them, the same each time."""
-    found: dict[str, dict[str, float]] = {}
+    found, tested = {}, tested_users(population, part, most)
+    plain = unperturbed(population)
     for name, options in models.items():
-        model = recommender(name, options, seed)
+        model = made(name, options, seed)
         model.fit(training_histories(population))
-        found |= ranked(model, name, population, part, most)
+        found[name] = metrics_of(model, population, tested, part)
+        if name == "ease":
+            found["ease-device"] = metrics_of(model, plain, tested, part, ("real",))
     return found
 
 
-def recommender(name: str, options: Mapping[str, Any], seed: int) -> Any:
-    """A baseline by its name, not fitted yet."""
+def made(name: str, options: Mapping[str, Any], seed: int) -> Any:
+    """A recommender, not yet trained."""
     from fedrec.components.registry import BASELINE, resolve
 
     cls = resolve(BASELINE, name)
@@ -159,36 +168,44 @@ def recommender(name: str, options: Mapping[str, Any], seed: int) -> Any:
 
 
 def training_histories(population: Any) -> Any:
-    """The rows that recommenders learn from."""
+    """What recommenders learn from."""
     from fedrec.baselines.base import Histories
 
     clients = population.partition.training_clients
-    return Histories(population.interactions.num_items, *population.liked(clients), clients)
+    offsets, items = population.liked(clients)
+    return Histories(population.interactions.num_items, offsets, items, clients)
 
 
-def ranked(
-    model: Any, name: str, population: Any, part: str, most: int | None = None
-) -> dict[str, dict[str, float]]:
-    """PR, Recall and NDCG at 20 of a fitted model, by mask, under its name; of EASE also with real
-    rows on the device, as `NAME-device`."""
+def unperturbed(population: Any) -> Any:
+    """The same clients with their real rows."""
     from fedrec.data.population import Population
+
+    data, partition = population.interactions, population.partition
+    return Population(data, partition, task="ranking", positive_above=None)
+
+
+def tested_users(population: Any, part: str, most: int | None = None) -> np.ndarray:
+    """The users with held-out rows, or `most` of them, the same each time, `int64 [users]`."""
     from fedrec.rng import stream
 
     tested = population.evaluated_clients(part)
     if most is not None:
         tested = np.sort(stream(0, "tested").permutation(tested)[:most])
-    found = {name: _means(model, population, population, part, tested, MASKS)}
-    if name == "ease":
-        data, partition = population.interactions, population.partition
-        plain = Population(data, partition, task="ranking", positive_above=None)
-        found[f"{name}-device"] = _means(model, plain, population, part, tested, ("real",))
-    return found
+    return tested
 
 
-def _means(
-    model: Any, asked: Any, population: Any, part: str, tested: np.ndarray, masks: Sequence[str]
+def metrics_of(
+    model: Any, asked: Any, tested: np.ndarray, part: str, masks: Sequence[str] = MASKS
 ) -> dict[str, float]:
-    """Means over the tested users; the model scores the rows that `asked` has of them."""
+    """PR, Recall and NDCG at 20 of a trained recommender, by mask, mean over the tested users.
+
+    Args:
+        model: the recommender.
+        asked: population whose rows it is asked with.
+        tested: `int64 [users]`.
+        part: `validation` or `test`.
+        masks: what is left out of the lists.
+    """
     import torch
 
     from fedrec.baselines.base import Histories
@@ -197,9 +214,9 @@ def _means(
     sums: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(tested), 256):
         block = tested[start : start + 256]
-        lists = population.held_out(block, part)
+        lists = asked.held_out(block, part)
         offsets, items = asked.liked(block)
-        scores = model.scores(Histories(population.interactions.num_items, offsets, items, block))
+        scores = model.scores(Histories(asked.interactions.num_items, offsets, items, block))
         fixed = {
             key: torch.from_numpy(getattr(lists, key)) for key in ("seen", "known", "relevant")
         }
@@ -208,7 +225,7 @@ def _means(
             metrics = ranking_metrics(scores, **fixed, ks=(20,), masked=masked)
             for short, metric in METRICS.items():
                 sums.setdefault(f"{how} {short}", []).append(metrics[metric].numpy())
-    return {key: float(np.nanmean(np.concatenate(parts))) for key, parts in sums.items()}
+    return {key: float(np.nanmean(np.concatenate(values))) for key, values in sums.items()}
 
 
 def work(

@@ -3,10 +3,11 @@
 
     FEDREC_DATA=DATA python benchmarks/upc_sdg_choices.py FILE.json --data office --what neumf
 
-`generator` varies the generator and its attention one thing at a time (k .6, gamma .5) and measures
-BPR-MF on what comes out; a recommender's name varies the recommender itself on the original rows.
-On Gowalla 1,000 users are tested, the same ones each time. What is in the file is not measured
-again. BPR-MF is measured several times while it trains, after the epochs that the grid names.
+`generator` varies the generator and its attention one thing at a time, `noisy-cooccurrence` that
+generator, and both measure BPR-MF on what comes out; a recommender's name varies the recommender
+itself on the original rows, BPR-MF with one training for all numbers of epochs. On Gowalla 1,000
+users are tested, the same ones each time. What is in the file is not measured again; `--show`
+prints the file as a table, best first.
 """
 
 from __future__ import annotations
@@ -19,31 +20,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.upc_sdg import (
     MODELS,
     Setting,
+    made,
     measure,
+    metrics_of,
     population_of,
-    ranked,
-    recommender,
+    tested_users,
     training_histories,
     upc,
     utility,
 )
 
 TESTED = {"office": None, "gowalla": 1000}
+EPOCHS = {"office": (200, 400, 800), "gowalla": (25, 50, 100, 200, 400)}
+"""Numbers of epochs of BPR-MF that are measured along one training."""
+FALLEN = 0.005
+"""Recall below the best of a training at which it is ended."""
 GRIDS: dict[tuple[str, str], dict[str, list[Any]]] = {
     ("gowalla", "bprmf"): {
-        "learning-rate": [0.05, 0.1],
-        "regularisation": [0.02, 0.01, 0.005, 0.002],
-        "epochs": [25, 50, 100, 200, 400],
+        "regularisation": [0.01, 0.003, 0.02, 0.001],
+        "learning-rate": [0.05, 0.02, 0.1],
     },
-    ("office", "ease"): {
-        "regularisation": [50.0, 100.0, 200.0, 500.0, 1000.0],
+    ("office", "bprmf"): {
+        "learning-rate": [0.05, 0.02],
+        "regularisation": [0.05, 0.08, 0.12],
     },
+    ("office", "ease"): {"regularisation": [25.0, 50.0, 100.0, 200.0, 400.0, 800.0]},
     ("office", "neumf"): {
-        "regularisation": [0.0, 0.003, 0.01],
-        "factors": [32, 64],
+        "regularisation": [0.0, 0.003, 0.01, 0.03],
         "epochs": [10, 20, 40],
     },
 }
@@ -55,21 +63,40 @@ def generators() -> dict[str, Setting]:
         "as shipped": {},
         "best": {"draw": "best"},
         "beta=0": {"attention": {"beta": 0.0}},
-        "rate=0.001": {"generator": {"learning-rate": 1e-3}},
-        "tau=1": {"generator": {"temperature": 1.0}},
         "beta=1": {"attention": {"beta": 1.0}},
-        "tau=0.2": {"generator": {"temperature": 0.2}},
-        "steps=2000": {"generator": {"steps": 2000}},
-        "candidates=2048": {"generator": {"candidates": 2048}},
-        "batch=1024": {"generator": {"batch-size": 1024}},
         "hidden=32": {"attention": {"hidden": 32}},
         "hidden=128": {"attention": {"hidden": 128}},
         "dropout=0": {"attention": {"dropout": 0.0}},
         "dropout=0.5": {"attention": {"dropout": 0.5}},
-        "attention of 5 epochs": {"attention": {"epochs": 5}},
-        "attention at 0.01": {"attention": {"learning-rate": 0.01}},
+        "rate=0.001": {"generator": {"learning-rate": 1e-3}},
+        "tau=0.2": {"generator": {"temperature": 0.2}},
+        "tau=1": {"generator": {"temperature": 1.0}},
+        "steps=250": {"generator": {"steps": 250}},
+        "steps=1000": {"generator": {"steps": 1000}},
+        "candidates=256": {"generator": {"candidates": 256}},
+        "candidates=1024": {"generator": {"candidates": 1024}},
     }
     return {name: upc(0.6, 0.5, **change) for name, change in changes.items()}
+
+
+def noisy_generators() -> dict[str, Setting]:
+    """Noisy co-occurrences at epsilon 10, one thing changed at a time."""
+    changes: dict[str, dict[str, Any]] = {
+        "as shipped": {},
+        "items=250": {"items": 250},
+        "items=1000": {"items": 1000},
+        "clip-items=4": {"clip-items": 4},
+        "clip-items=16": {"clip-items": 16},
+        "threshold=1": {"threshold": 1.0},
+        "threshold=3": {"threshold": 3.0},
+        "smoothing=0": {"smoothing": 0.0},
+        "smoothing=0.3": {"smoothing": 0.3},
+    }
+    shared = {"name": "noisy-cooccurrence", "epsilon": 10.0}
+    return {name: {**shared, **change} for name, change in changes.items()}
+
+
+PERTURBATIONS = {"generator": generators, "noisy-cooccurrence": noisy_generators}
 
 
 def recommenders(data: str, name: str) -> list[dict[str, Any]]:
@@ -78,34 +105,71 @@ def recommenders(data: str, name: str) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def by_epochs(data: str, plain: Any, jobs: list[dict[str, Any]], seed: int) -> Iterator[Any]:
-    """BPR-MF after each number of epochs of jobs that differ in nothing else, in one training;
-    yields job and figures."""
-    after = {job["settings"]["epochs"]: job for job in jobs}
-    settings = {**jobs[0]["settings"], "epochs": max(after)}
-    model = recommender("bprmf", settings, seed)
-    for epoch in model.epochs(training_histories(plain)):
-        if epoch in after:
-            yield after[epoch], ranked(model, "bprmf", plain, "validation", TESTED[data])
+def along(data: str, settings: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
+    """BPR-MF's metrics on validation rows at several numbers of epochs of one training, which ends
+    where Recall is `FALLEN` below its best; the last record says so."""
+    population = population_of(data, None, seed, "validation")
+    tested, epochs = tested_users(population, "validation", TESTED[data]), EPOCHS[data]
+    model, best = made("bprmf", {**settings, "epochs": max(epochs)}, seed), 0.0
+    started = time.process_time()
+    for done in model.training(training_histories(population)):
+        if done not in epochs:
+            continue
+        found = {"bprmf": metrics_of(model, population, tested, "validation", ("both",))}
+        recall = found["bprmf"]["both Recall"]
+        last, best = done == max(epochs) or recall < best - FALLEN, max(best, recall)
+        seconds = round(time.process_time() - started, 1)
+        yield {"settings": settings, "epochs": done, "last": last, "seconds": seconds} | {
+            "found": found
+        }
+        if last:
+            return
 
 
-def recommended(data: str, what: str, seed: int, missing: list[dict[str, Any]]) -> Iterator[Any]:
-    """Job and figures of the recommender jobs that are missing."""
-    plain = population_of(data, None, seed, "validation") if missing else None
-    if what != "bprmf":
-        for job in missing:
-            models = {what: job["settings"]}
-            yield job, utility(plain, "validation", models, seed, TESTED[data])
+def measured(data: str, what: str, job: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
+    """The records of a job: one, or one for each number of epochs."""
+    if what == "bprmf":
+        yield from along(data, job["settings"], seed)
         return
-    for _, jobs in itertools.groupby(missing, lambda job: {**job["settings"], "epochs": 0}):
-        yield from by_epochs(data, plain, list(jobs), seed)
+    started = time.process_time()
+    if what in PERTURBATIONS:
+        models = {"bprmf": MODELS[data]["bprmf"]}
+        found = measure(data, job["perturb"], seed, "validation", models)
+    else:
+        plain = population_of(data, None, seed, "validation")
+        models = {what: job["settings"]}
+        found = utility(plain, "validation", models, seed, TESTED[data])
+    yield {**job, "seconds": round(time.process_time() - started, 1), "found": found}
 
 
-def generated(data: str, seed: int, missing: list[dict[str, Any]]) -> Iterator[Any]:
-    """Job and figures of the generator jobs that are missing, by BPR-MF."""
-    models = {"bprmf": MODELS[data]["bprmf"]}
-    for job in missing:
-        yield job, measure(data, job["perturb"], seed, "validation", models)
+def jobs(data: str, what: str) -> list[dict[str, Any]]:
+    """What is to be measured."""
+    if what in PERTURBATIONS:
+        named = PERTURBATIONS[what]().items()
+        return [{"name": name, "perturb": table} for name, table in named]
+    return [{"settings": one} for one in recommenders(data, what)]
+
+
+def known(job: dict[str, Any], records: list[dict[str, Any]]) -> bool:
+    """Whether a job is in the file, and measured to the end of its training."""
+    return any(job.items() <= one.items() and one.get("last", True) for one in records)
+
+
+def shown(records: list[dict[str, Any]]) -> list[str]:
+    """A line for each job: mean Recall@20 over seeds, standard deviation, seeds; best first."""
+    values: dict[str, list[float]] = {}
+    for one in records:
+        found = one["found"].get("utility", one["found"])
+        name = f"{one['data']} {one['what']} {one.get('name') or one['settings']}"
+        name += f" {one['epochs']} epochs" if "epochs" in one else ""
+        recall = next(iter(found.values()))["both Recall"]
+        values.setdefault(name, []).append(recall)
+    ordered = sorted(values.items(), key=lambda pair: -float(np.mean(pair[1])))
+    return [
+        f"{np.mean(found):.4f} +- {np.std(found, ddof=1) if len(found) > 1 else np.nan:.4f}"
+        f" ({len(found)})  {name}"
+        for name, found in ordered
+    ]
 
 
 def main() -> None:
@@ -114,31 +178,32 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--data", choices=TESTED, default="office")
     parser.add_argument(
-        "--what", default="generator", choices=("generator", *{name for _, name in GRIDS})
+        "--what", default="generator", choices=(*PERTURBATIONS, "bprmf", "neumf", "ease")
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--limit", type=int, default=10**9, help="measure at most so many, and stop"
+    )
+    parser.add_argument("--show", action="store_true", help="print what is in the file, and stop")
     given = parser.parse_args()
     records = json.loads(given.file.read_text()) if given.file.exists() else []
-    about = {"data": given.data, "what": given.what, "seed": given.seed}
-    jobs: list[dict[str, Any]] = (
-        [{"name": key, "perturb": table} for key, table in generators().items()]
-        if given.what == "generator"
-        else [{"settings": one} for one in recommenders(given.data, given.what)]
-    )
-    missing = [
-        job for job in jobs if not any({**about, **job}.items() <= r.items() for r in records)
-    ]
-    found = (
-        generated(given.data, given.seed, missing)
-        if given.what == "generator"
-        else recommended(given.data, given.what, given.seed, missing)
-    )
-    started = time.process_time()
-    for job, figures in found:
-        seconds, started = round(time.process_time() - started, 1), time.process_time()
-        records.append({**about, **job, "seconds": seconds, "found": figures})
-        given.file.write_text(json.dumps(records, indent=1, default=float) + "\n")
-        print(json.dumps(records[-1], default=float), flush=True)
+    if given.show:
+        print("\n".join(shown(records)))
+        return
+    shared = {"data": given.data, "what": given.what, "seed": given.seed}
+    done = 0
+    for job in jobs(given.data, given.what):
+        job_here = {**shared, **job}
+        if known(job_here, records):
+            continue
+        if done == given.limit:
+            return
+        done += 1
+        records = [one for one in records if not job_here.items() <= one.items()]
+        for record in measured(given.data, given.what, job, given.seed):
+            records.append({**shared, **record})
+            given.file.write_text(json.dumps(records, indent=1, default=float) + "\n")
+            print(shown(records[-1:])[0], record["seconds"], "s", flush=True)
 
 
 if __name__ == "__main__":

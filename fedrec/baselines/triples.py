@@ -4,8 +4,9 @@ trained on."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,9 +36,6 @@ class Triples:
         self._free = liked.shape[1] - counts
         self._users = np.flatnonzero((counts > 0) & (self._free > 0))
         self._pairs = np.flatnonzero(self._free[self._owner] > 0)
-        # The number of other items before each liked one, and all users' in one ascending row.
-        within = np.arange(liked.nnz) - np.repeat(liked.indptr[:-1], counts)
-        self._before = self._owner * (liked.shape[1] + 1) + liked.indices - within
         if not len(self._users):
             raise DataError(
                 "there is nothing to rank", expected="a user with liked and other items", got="none"
@@ -66,9 +64,39 @@ class Triples:
     def others(self, users: np.ndarray) -> np.ndarray:
         """An item that each user does not like, drawn uniformly, `int64 [users]`."""
         rank = self._random.integers(0, self._free[users])
+        return _compiled()(self._liked.indptr, self._liked.indices, users, rank)
+
+
+@functools.cache
+def _compiled() -> Any:
+    """The compiled search; compiled when it is first needed."""
+    import numba
+
+    return numba.njit(nogil=True, cache=True)(_ranked_others)
+
+
+def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
+    """The item of a rank among those that a user does not like.
+
+    Args:
+        offsets: `int [all users + 1]`, where each user's liked items begin.
+        liked: `int [pairs]`, ascending within a user.
+        users: `int64 [n]`.
+        ranks: `int64 [n]`, from 0 up to less than the number of other items.
+
+    Returns:
+        `int64 [n]`.
+    """
+    found = np.empty(len(users), dtype=np.int64)
+    for n in range(len(users)):
+        start, low, high = offsets[users[n]], offsets[users[n]], offsets[users[n] + 1]
         # As many liked items lie before the rank-th other one as have no more than `rank` others
         # before them.
-        skipped = np.searchsorted(
-            self._before, users * (self._liked.shape[1] + 1) + rank, side="right"
-        )
-        return rank + skipped - self._liked.indptr[users]
+        while low < high:
+            middle = (low + high) // 2
+            if liked[middle] - (middle - start) <= ranks[n]:
+                low = middle + 1
+            else:
+                high = middle
+        found[n] = ranks[n] + low - start
+    return found

@@ -70,12 +70,17 @@ class Bprmf(UserRowsBaseline):
         Raises:
             DataError: no user has a positive and a negative item.
         """
-        for _ in self.epochs(histories):
+        for _ in self.training(histories):
             pass
 
-    def epochs(self, histories: Histories) -> Iterator[int]:
-        """Train epoch by epoch, as `fit` does; yields the number of epochs done, after each of
-        which the model can be evaluated.
+    def training(self, histories: Histories) -> Iterator[int]:
+        """`fit`, one epoch at a time, so that one training can be measured along its way.
+
+        Args:
+            histories: positives of the users.
+
+        Yields:
+            How many epochs are done; the factors are those after them.
 
         Raises:
             DataError: no user has a positive and a negative item.

@@ -7,7 +7,7 @@ distribution without it).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -17,10 +17,13 @@ from torch import Tensor
 from fedrec.data.interactions import Interactions
 from fedrec.data.negatives import nth_outside
 from fedrec.errors import DataError
+from fedrec.perturb.synthesis.weighted_draw import drawn_by_weight
 from fedrec.rng import stream
 
 Draw = Literal["sample", "best"]
-_CELLS_AT_ONCE = 24_000_000
+Scores = Callable[[np.ndarray], Tensor]
+_CELLS_AT_ONCE = 24_000_000  # rows times items of a block, which has a random stream of its own
+_CELLS_IN_CACHE = 2_000_000  # rows times items of which scores are held at once
 _DRAWS_AT_ONCE = 16
 
 
@@ -51,7 +54,7 @@ def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.
 def scored_substitutes(
     rows: Interactions,
     chosen: np.ndarray,
-    scores: Callable[[np.ndarray], Tensor],
+    scores: Scores,
     draw: Draw,
     seed: int,
 ) -> np.ndarray:
@@ -74,13 +77,10 @@ def scored_substitutes(
     """
     found = np.empty(len(chosen), dtype=np.int64)
     for number, places in enumerate(_blocks(rows, chosen)):
-        table = scores(chosen[places])
-        users = rows.users[chosen[places]]
-        _mask_own(table, rows, users)
         generator = np.random.Generator(
             np.random.PCG64(stream(seed, "perturb-draw", number).integers(2**63))
         )
-        found[places] = _distinct(table, users, draw, generator)
+        found[places] = _distinct(rows, chosen[places], scores, draw, generator)
     return found
 
 
@@ -100,52 +100,69 @@ def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
     return [np.concatenate(block) for block in blocks if block]
 
 
-def _mask_own(table: Tensor, rows: Interactions, users: np.ndarray) -> None:
-    """Give the items that a row's user has a score of minus infinity."""
-    for user, places in _by_user(users):
-        own = torch.from_numpy(np.unique(rows.items[rows.rows_of(user)]))
-        table[torch.from_numpy(places)[:, None], own[None, :]] = -torch.inf
-
-
 def _distinct(
-    table: Tensor, users: np.ndarray, draw: Draw, random: np.random.Generator
+    rows: Interactions, chosen: np.ndarray, scores: Scores, draw: Draw, random: np.random.Generator
 ) -> np.ndarray:
-    """An item for each row, no two alike within a user; `table` is used up.
+    """An item for each row of a block, no two alike within a user.
 
     Rows are settled in random order; where a row has no proposal that is still free, what its user
     has is taken out of its distribution and proposals are drawn anew.
     """
-    found = np.full(len(users), -1, dtype=np.int64)
-    taken: dict[int, set[int]] = {}
+    users, found = rows.users[chosen], np.full(len(chosen), -1, dtype=np.int64)
+    taken: dict[int, set[int]] = {user: set() for user in np.unique(users).tolist()}
     open_rows = random.permutation(len(users))
     while len(open_rows):
-        proposals = _proposals(table[torch.from_numpy(open_rows)], draw, random)
+        proposals = _proposals(rows, chosen[open_rows], taken, scores, draw, random)
         left = []
         for row, offered in zip(open_rows.tolist(), proposals.tolist(), strict=True):
-            own = taken.setdefault(int(users[row]), set())
-            item = next((item for item in offered if item not in own), None)
+            own = taken[int(users[row])]
+            item = next((item for item in offered if item >= 0 and item not in own), None)
             if item is None:
                 left.append(row)
             else:
                 found[row] = item
                 own.add(item)
         open_rows = np.array(left, dtype=np.int64)
-        for row in left:
-            table[row, torch.tensor(list(taken[int(users[row])]))] = -torch.inf
     return found
 
 
-def _proposals(scores: Tensor, draw: Draw, random: np.random.Generator) -> np.ndarray:
-    """`int64 [rows, some]`: items in the order in which they are to be tried; none of score minus
+def _proposals(
+    rows: Interactions,
+    chosen: np.ndarray,
+    taken: Mapping[int, set[int]],
+    scores: Scores,
+    draw: Draw,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """`int64 [rows, 16]`: items in the order in which they are to be tried, none that the user has
+    or took; -1 where there are fewer. Scores are made and used up in pieces that stay in cache."""
+    users, count = rows.users[chosen], len(chosen)
+    found = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
+    uniform = random.random(found.shape) if draw == "sample" else None
+    at_once = max(1, _CELLS_IN_CACHE // rows.num_items)
+    by_user = np.argsort(users, kind="stable")
+    for start in range(0, count, at_once):
+        some = by_user[start : start + at_once]
+        table = scores(chosen[some])
+        _mask_own(table, rows, users[some], taken)
+        if uniform is None:
+            best = table.topk(min(_DRAWS_AT_ONCE, rows.num_items), dim=1)
+            items = torch.where(best.values > -torch.inf, best.indices, -1)
+            found[some, : items.shape[1]] = items.numpy()
+        else:
+            weights = table.sub_(table.amax(dim=1, keepdim=True)).exp_()
+            found[some] = drawn_by_weight()(weights.numpy(), uniform[some])
+    return found
+
+
+def _mask_own(
+    table: Tensor, rows: Interactions, users: np.ndarray, taken: Mapping[int, set[int]]
+) -> None:
+    """Give the items that a row's user has, or that another of its rows got, a score of minus
     infinity."""
-    if draw == "best":
-        some = int((scores > -torch.inf).sum(1).min().clamp(max=_DRAWS_AT_ONCE))
-        return scores.topk(some, dim=1).indices.numpy()
-    weights = torch.softmax(scores, dim=1).cumsum(1, dtype=torch.float64)
-    uniform = torch.from_numpy(random.random((len(scores), _DRAWS_AT_ONCE)))
-    # Below the total by rounding, so that no place beyond the last item with any weight is found.
-    quantiles = uniform * weights[:, -1:] * (1 - 1e-12)
-    return torch.searchsorted(weights, quantiles, right=True).numpy()
+    for user, places in _by_user(users):
+        own = np.concatenate([rows.items[rows.rows_of(user)], np.array([*taken[user]], np.int64)])
+        table[places[0] : places[-1] + 1, torch.from_numpy(own)] = -torch.inf
 
 
 def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -13,7 +13,10 @@ from simulations.reproduce.study import Study, Task
 
 METRICS = {"precision@20": "Precision@20", "recall@20": "Recall@20", "ndcg-list@20": "NDCG@20"}
 MODELS = {"random": "Random", "bprmf": "BPRMF", "neumf": "NeuMF", "lightgcn": "LightGCN"}
-SETTINGS: dict[str, dict[str, Any]] = {"lightgcn": {"epochs": 600, "decay": 0.01}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lightgcn": {"epochs": 600, "decay": 0.01},
+    "neumf": {"epochs": 20, "regularisation": 0.01},
+}
 """What was chosen on validation rows (docs/papers/upc-sdg.md), where it is no default."""
 CORNERS: dict[str, dict[str, Any] | None] = {
     "Office": None,

@@ -143,6 +143,17 @@ def test_it_says_how_unseen_users_are_treated(unseen):
     )
 
 
+def test_along_its_training_it_is_what_fewer_epochs_give():
+    histories, made = two_tastes(), Bprmf(BprmfConfig(factors=4, epochs=5, seed=3))
+    done = []
+    for epochs in made.training(histories):
+        fewer = Bprmf(BprmfConfig(factors=4, epochs=epochs, seed=3))
+        fewer.fit(histories)
+        assert (made.own == fewer.own).all() and (made.items == fewer.items).all()
+        done.append(epochs)
+    assert done == [1, 2, 3, 4, 5]
+
+
 def test_nothing_to_rank_is_an_error():
     with pytest.raises(DataError, match="nothing to rank"):
         Bprmf(BprmfConfig()).fit(Histories(2, np.array([0, 2]), np.array([0, 1])))
