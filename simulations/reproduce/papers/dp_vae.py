@@ -42,14 +42,14 @@ def tables() -> Iterator[Study]:
         "Fixed priors (NUP) and user-level priors (ULP)",
         _cell("vae", "federated", "VAE", "VAE, NUP", 16),
         _cell("vae-priors", "federated", "VAE, priors", "VAE, ULP", 60),
-        _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 40),
-        _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 40),
+        _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 6),
+        _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 6),
     )
     yield _study(
         "table7",
         "Constant (CCB) and optimal (OCB) clip norms",
-        _cell("constant", "parts", "constant", "DP-VAE, CCB", 40),
-        _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 40),
+        _cell("constant", "parts", "constant", "DP-VAE, CCB", 6),
+        _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 6),
     )
     central = run_task(
         "central",
