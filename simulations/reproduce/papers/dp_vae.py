@@ -36,20 +36,20 @@ SYSTEMS = {
 
 def tables() -> Iterator[Study]:
     """Tables 6 to 8, 10 and 11."""
-    vae = _cell("vae", "federated", "VAE", "VAE", 18)
+    vae = _cell("vae", "federated", "VAE", "VAE", 16)
     yield _study(
         "table6",
         "Fixed priors (NUP) and user-level priors (ULP)",
-        _cell("vae", "federated", "VAE", "VAE, NUP", 18),
-        _cell("vae-priors", "federated", "VAE, priors", "VAE, ULP", 20),
-        _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 8),
-        _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 8),
+        _cell("vae", "federated", "VAE", "VAE, NUP", 16),
+        _cell("vae-priors", "federated", "VAE, priors", "VAE, ULP", 60),
+        _cell("dp-vae", "parts", "optimal", "DP-VAE, NUP", 6),
+        _cell("dp-vae-priors", "parts", "optimal, priors", "DP-VAE, ULP", 6),
     )
     yield _study(
         "table7",
         "Constant (CCB) and optimal (OCB) clip norms",
-        _cell("constant", "parts", "constant", "DP-VAE, CCB", 8),
-        _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 8),
+        _cell("constant", "parts", "constant", "DP-VAE, CCB", 6),
+        _cell("optimal", "parts", "optimal", "DP-VAE, OCB", 6),
     )
     central = run_task(
         "central",
@@ -58,7 +58,7 @@ def tables() -> Iterator[Study]:
         dataset=DATASET,
         models=SYSTEMS,
         metrics=METRICS,
-        seconds=20,
+        seconds=15,
     )
     yield _study(
         "table8",
@@ -96,7 +96,7 @@ def tables() -> Iterator[Study]:
         "table11",
         "Other models under the same noise",
         *(
-            _cell(f"{model}-{kind}".lower(), "table 11", f"{model}{how}", f"{model}/{kind}", 20)
+            _cell(f"{model}-{kind}".lower(), "table 11", f"{model}{how}", f"{model}/{kind}", 60)
             for model in ("SVD", "MF", "AE")
             for how, kind in kinds.items()
         ),
