@@ -119,7 +119,7 @@ ENTRY = st.sampled_from([0, -1, 2**70, 1.5, "x", None, [], [1], {}, True, "float
 
 @fuzzed(200)
 @given(st.data())
-def test_parcels(data):
+def test_packed_arrays(data):
     """Whatever is no message body is an error that the reader of the message catches, at once."""
     arrays = [Part("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
     body = bytearray(packed(arrays))

@@ -70,7 +70,7 @@ def victim(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_stranger_runs_no_code(victim, tmp_path):
+def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
     """While one who has the token does; without one Ray asks again and again, and gives up after
     minutes."""
     process, address = victim

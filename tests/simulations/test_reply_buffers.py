@@ -89,7 +89,7 @@ def test_another_process_puts_it_there():
     )
 
 
-def test_memory_is_lent_again_when_nothing_of_the_last_answer_is_in_use():
+def test_a_buffer_is_used_again_when_nothing_of_the_last_answer_is_in_use():
     pool = BufferPool()
     first = pool.buffer(ORDER)
     spots = put(answer(), first.assign())
@@ -104,7 +104,7 @@ def test_memory_is_lent_again_when_nothing_of_the_last_answer_is_in_use():
     assert first.free and pool.buffer(ORDER) is first
 
 
-def test_memory_that_brought_nothing_is_lent_again():
+def test_a_buffer_that_brought_nothing_is_used_again():
     pool = BufferPool()
     memory = pool.buffer(ORDER)
     memory.assign()
@@ -155,7 +155,7 @@ def test_records_of_flowers_own_arrays_come_back_too():
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.ray
-def test_sums_of_a_simulation_come_in_memory_that_is_lent_again_in_every_round(
+def test_sums_of_a_simulation_come_in_buffers_that_are_used_again_in_every_round(
     run_tiny, monkeypatch, shared_engine
 ):
     wide = "model.hidden=[256, 128, 64]"

@@ -260,11 +260,11 @@ def test_answers_that_were_not_asked_for_count_as_zero(placement):
         federation = Federation(cohort=6, placement=placement)
         messages = federation.configured()
         replies = [federation.answer(message, honest()) for message in messages]
-        stranger = Message(messages[0].content, 999, "train")
+        unknown = Message(messages[0].content, 999, "train")
         more = [
             lying(messages[0], table(1.0)),
             lying(messages[0], table(1e9)),
-            lying(stranger, table(1.0)),
+            lying(unknown, table(1.0)),
         ]
         results.append(federation.applied(replies + (more if bad else [])))
     assert np.array_equal(flat(results[0]), flat(results[1]))

@@ -318,7 +318,7 @@ def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
 
 
-def test_arrays_leave_as_one_parcel_of_flowers_own_class_and_come_back_as_arrays():
+def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_arrays():
     answer = for_the_network(RecordDict({"arrays": to_record({"v": np.ones(2), "u": np.zeros(1)})}))
     nodes = Nodes({3: answer})
     content = RecordDict({"arrays": to_record({"w": np.arange(3.0), "x": np.zeros(1)})})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate: what enemies send counts as nothing, what honest nodes send passes."""
+"""Validation of replies: those of malicious nodes count as nothing, honest ones are accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def total(size=0.1, **changes):
     )
 
 
-def through(gate, *sums, theta=THETA, **order):
+def through(validator, *sums, theta=THETA, **order):
     """Nodes 2, 3, ... answer with some sums; gives the nodes whose answers pass."""
     messages = asked(*range(2, 2 + len(sums)), **order)
     contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in sums]
@@ -47,7 +47,7 @@ def through(gate, *sums, theta=THETA, **order):
         Message(content, reply_to=message)
         for content, message in zip(contents, messages, strict=True)
     ]
-    return [reply.metadata.src_node_id for reply in gate.trained(messages, replies, theta)]
+    return [reply.metadata.src_node_id for reply in validator.trained(messages, replies, theta)]
 
 
 def test_honest_sums_pass_dense_and_by_rows():
@@ -121,11 +121,11 @@ def test_a_bad_sum_is_left_out_and_the_others_count(bad):
 
 def test_a_million_times_too_large_is_known_from_earlier_rounds_and_from_one_other_node():
     assert through(ReplyValidator(), total(1e5), total()) == [3]
-    gate = ReplyValidator()
+    validator = ReplyValidator()
     assert (
-        through(gate, total()) == [2]
-        and through(gate, total(1e5)) == []
-        and through(gate, total(2.0)) == [2]
+        through(validator, total()) == [2]
+        and through(validator, total(1e5)) == []
+        and through(validator, total(2.0)) == [2]
     )
 
 

@@ -457,9 +457,9 @@ def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
     with pytest.raises(ClientError, match="not from the node"):
         talk.train(0, replace(order, sealed=talk.mask_orders[1].sealed))
     swapped = pieces(order.mask_keys, 32)
-    stranger = masks.public_of(masks.key_of(bytes(16)))
+    unknown = masks.public_of(masks.key_of(bytes(16)))
     with pytest.raises(ClientError, match="mask key is not the one"):
-        talk.train(0, replace(order, mask_keys=b"".join([swapped[0], stranger, swapped[2]])))
+        talk.train(0, replace(order, mask_keys=b"".join([swapped[0], unknown, swapped[2]])))
     with pytest.raises(ClientError, match="1 of 3 nodes"):
         talk.train(0, replace(order, mask_keys=swapped[0] + bytes(64)))
     with pytest.raises(ClientError, match="another session"):
@@ -598,7 +598,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
     statement = secure._statement(talk.nodes[0], key)
     server = talk.authority.issue(["localhost"])
     false_server = Identity(server.key, server.certificate, talk.authority.issued.certificate)
-    stranger, twin = (
+    unknown, twin = (
         talk.identity("node-1", Authority.create(name)) for name in ("another", "test")
     )
     forged = {
@@ -608,7 +608,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
             twin.proof(statement),
             "not of the deployment's authority",
         ),
-        "another authority's": (stranger.proof(statement), "not of the deployment's authority"),
+        "another authority's": (unknown.proof(statement), "not of the deployment's authority"),
         "nothing": (b"", "a certificate and a signature"),
         "rubbish": (b"\x00" * 50, "."),
         "one node twice": (talk.nodes[2].identity.proof(statement), "3 channel keys of 2 nodes"),

@@ -5,7 +5,7 @@ then as a malicious node.
 By the number of the round: 1 wrong shapes, 2 NaN, 3 infinities, 4 a million times too large, 5 more
 clients than asked, 6 names of parameters that there are not, 7 no arrays at all, 8 an error with a
 long text, 9 other arrays' bytes. In its first word it claims the clients whose numbers stand in the
-environment variable ENEMY_CLAIMS beside its own.
+environment variable MALICIOUS_CLAIMS beside its own.
 """
 
 import os
@@ -36,7 +36,7 @@ def hello(message, context):
     answer = honest(message, context)
     presence = unpack_presence(from_the_network(answer.content))
     claims = np.array(
-        [int(part) for part in os.environ.get("ENEMY_CLAIMS", "").split(",") if part],
+        [int(part) for part in os.environ.get("MALICIOUS_CLAIMS", "").split(",") if part],
         dtype=np.int64,
     )
     ids = np.union1d(presence.training, claims)

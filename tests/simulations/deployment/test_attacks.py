@@ -106,26 +106,26 @@ def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
     os.kill(
         federation.pid("serverapp"), signal.SIGSTOP
     )  # the rightful one is asleep: the task lies there
-    thieves = []
+    impostors = []
     try:
-        run = federation.start_run("thieves", "rounds=1")
+        run = federation.start_run("impostors", "rounds=1")
         for where in ("gateway", "superlink"):
             for secret in (False, True):
                 folder = tmp_path / f"{where}-{secret}"
                 folder.mkdir()
-                thieves.append(
-                    thief(getattr(federation.deployment, where), secret, folder, attacker)
+                impostors.append(
+                    impostor(getattr(federation.deployment, where), secret, folder, attacker)
                 )
         tried = [folder / "log.txt" for folder in tmp_path.glob("*-*")]
         until(
             lambda: all("Starting Flower SuperExec" in file.read_text() for file in tried),
-            what="all thieves",
+            what="all impostors",
         )
         time.sleep(10)  # they ask a hundred times a second
         assert not list(tmp_path.glob("*/got-it")), [file.read_text() for file in tried]
         assert _pending(federation)
     finally:
-        for process in thieves:
+        for process in impostors:
             process.kill()
             process.wait()
         os.kill(federation.pid("serverapp"), signal.SIGCONT)
@@ -133,7 +133,7 @@ def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
     assert finished, why
 
 
-def thief(address, secret, folder, attacker):
+def impostor(address, secret, folder, attacker):
     """Flower's own executor at an address; if it got the task, it would start something else than
     Flower's program."""
     environment = {**attacker(address), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.01"}
@@ -157,7 +157,7 @@ def _pending(federation):
 
 
 def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
-    node = tmp_path / "stranger"
+    node = tmp_path / "unknown"
     shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
     write_private(node / "node.key", NodeKey.create().private)
     before = federation.online()

@@ -194,7 +194,7 @@ def malicious(federation, number, claims):
     )
     started = []
     for process, command in commands:
-        environment = {**environment_of(process), "ENEMY_CLAIMS": ",".join(map(str, claims))}
+        environment = {**environment_of(process), "MALICIOUS_CLAIMS": ",".join(map(str, claims))}
         with open(folder / f"{process.name}.txt", "wb") as log:
             started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
     return started

@@ -41,8 +41,8 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
     for name, value in simulated.items():
         np.testing.assert_allclose(deployed[name], value, rtol=1e-5, atol=1e-6)
     assert three.clients("secure") == [12, 12, 12] and "no sum" not in three.log("secure")
-    vaults = [three.deployment.node(node) / "state" / "private" for node in (1, 2, 3)]
-    files = [file for folder in vaults for file in folder.glob("secure-*.sqlite")]
+    folders = [three.deployment.node(node) / "state" / "private" for node in (1, 2, 3)]
+    files = [file for folder in folders for file in folder.glob("secure-*.sqlite")]
     assert len(files) == 3
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600

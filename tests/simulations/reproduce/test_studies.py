@@ -36,6 +36,16 @@ MUST = (
     "pnbm figure1",
     "upc-sdg table2",
 )
+FIGURES = (
+    "privrec figure4",
+    "privrec figure5",
+    "privrec figure6",
+    "privrec figure7",
+    "privrec figure9",
+    "targeted-dp figure4",
+    "upc-sdg figure2",
+    "upc-sdg figure4",
+)
 LONG = ("privrec table2", "privrec table6", "pnbm figure1", "dp-vae table8", "upc-sdg table2")
 
 
@@ -47,7 +57,10 @@ def done(name, path, seeds=1):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in MUST],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
+        for name in (*MUST, *FIGURES)
+    ],
 )
 def test_a_study_runs_small_and_fills_rows_of_the_papers_table(name, tmp_path, monkeypatch):
     """On made-up data, without a data directory; the rows that come out are ones that the paper
