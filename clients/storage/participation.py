@@ -62,7 +62,7 @@ class Participation:
             run: the run.
             round_number: the round; one that is run again counts again, as it releases something
                 again.
-            clients: their numbers.
+            clients: their numbers, `int64 [clients]`.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
                 none.
             most: largest number of rounds of a client, over all runs; None: any number.
@@ -87,7 +87,7 @@ class Participation:
         """Record one more evaluation of clients, in any run.
 
         Args:
-            clients: their numbers.
+            clients: their numbers, `int64 [clients]`.
             most: evaluations that a client may have, over all runs.
 
         Returns:

@@ -131,7 +131,7 @@ class Interactions:
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def rows_of(self, user: int) -> np.ndarray:
-        """Row numbers of one user, in the source's order."""
+        """Row numbers of one user, `int64 [n]`, in the source's order."""
         return self.user_order[self.user_offsets[user] : self.user_offsets[user + 1]]
 
     def fingerprint(self) -> str:

@@ -177,7 +177,8 @@ class Population:
         return self._labelled(clients, positive=True)
 
     def low_rated(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The other items of these rows, those that are not positive, in the same form."""
+        """The items of the rows that are not positive, as `liked` gives the positive ones: offsets
+        `int64 [clients + 1]` and items `int64 [n]`."""
         return self._labelled(clients, positive=False)
 
     def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:

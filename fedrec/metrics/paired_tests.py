@@ -125,7 +125,7 @@ def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """P-values corrected for their number (Holm 1979), in the same order, at most 1."""
+    """P-values `float [n]` corrected for their number (Holm 1979), in the same order, at most 1."""
     p_values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))

@@ -83,7 +83,7 @@ def optimal_clip(
     counts: Tensor | None = None,
     coordinates: int | None = None,
 ) -> float:
-    """The norm that algorithm 2 finds; see `clip_error` for the arguments."""
+    """The norm that algorithm 2 finds for gradients `[n, l]`; arguments as in `clip_error`."""
     norms = sorted(gradient_norms(gradients, counts).tolist(), reverse=True)
 
     def error(place: int) -> float:

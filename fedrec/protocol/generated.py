@@ -66,7 +66,7 @@ class ItemRequests:
         return np.repeat(starts, counts) + within
 
     def take(self, places: np.ndarray) -> ItemRequests:
-        """The clients at some places."""
+        """The clients at some places, `int64 [n]`."""
         counts = self.offsets[places + 1] - self.offsets[places]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return ItemRequests(self.clients[places], offsets, self.items[self.rows_of(places)])
@@ -96,7 +96,7 @@ class Generated:
         return cls(ItemRequests.read(arrays), under(_VALUE, arrays), under(_ROW, arrays))
 
     def take(self, places: np.ndarray) -> Generated:
-        """The clients at some places."""
+        """The clients at some places, `int64 [n]`."""
         rows = self.requests.rows_of(places)
         return Generated(
             self.requests.take(places),

@@ -35,7 +35,7 @@ class SparseUpdate:
     drift: float = 0.0
 
     def dense(self, table: np.ndarray) -> np.ndarray:
-        """The change as a whole table, float64; `table` is what it applies to."""
+        """The change as a whole table, `float64 [items, d]`; `table` is what it applies to."""
         whole = self.drift * table.astype(np.float64) if self.drift else np.zeros(self.shape)
         whole[self.rows] += self.values
         return whole
@@ -63,7 +63,7 @@ Change: TypeAlias = "np.ndarray | SparseUpdate"
 
 
 def added(one: Change, other: Change, table: np.ndarray) -> Change:
-    """Sum of two changes of a table, float64; it names rows when both do."""
+    """Sum of two changes of a table `[items, d]`, float64; it names rows when both do."""
     if isinstance(one, SparseUpdate) and isinstance(other, SparseUpdate):
         return one + other
     whole = (own.dense(table) if isinstance(own, SparseUpdate) else own for own in (one, other))
@@ -71,7 +71,7 @@ def added(one: Change, other: Change, table: np.ndarray) -> Change:
 
 
 def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
-    """A change as a whole table, float64."""
+    """A change as a whole table, `float64 [items, d]`."""
     return (
         change.dense(table)
         if isinstance(change, SparseUpdate)

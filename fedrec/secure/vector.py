@@ -74,7 +74,8 @@ def encoded(
 
 
 def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
-    """The answer of all nodes together, from the sum of their vectors; updates are float64."""
+    """The reply of all nodes together, from the sum of their vectors, `uint64 [numbers]`; updates
+    are float64."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     updates = fixed_point.decoded(vector[: len(vector) - len(_COUNTED)], bits)
     parts = np.split(updates, np.cumsum(sizes))

@@ -169,7 +169,7 @@ class Graph:
         )
 
     def layers(self, rows: Tensor, number: int) -> list[Tensor]:
-        """E^(0), which is given, to E^(number)."""
+        """E^(0), which is given, to E^(number), each `[users + items, width]`."""
         found = [rows]
         for _ in range(number):
             found.append(self.propagate(found[-1]))

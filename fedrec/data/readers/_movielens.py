@@ -66,8 +66,8 @@ def user_features(users: dict[str, np.ndarray], occupations: Iterable[str]) -> F
 def rows_of(
     ids: np.ndarray, table: dict[str, np.ndarray], path: Path, key: str = "id"
 ) -> dict[str, np.ndarray]:
-    """The rows of `table` (read from `path`) whose `key` is one of the given ids, in the order of
-    these.
+    """The rows of `table` (columns `[rows]`, read from `path`) whose `key` is one of the `ids`
+    `[n]`, in the order of these.
 
     Raises:
         DataError: an id has no row, or two.

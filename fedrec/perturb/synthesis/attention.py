@@ -87,7 +87,8 @@ class Attention(nn.Module):
     def loss(
         self, users: Tensor, place: Tensor, items: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
-        """L_D of equation 6 over some users; with dropout where a generator is given."""
+        """L_D of equation 6 over some users, a scalar; with dropout where a generator is given.
+        Arguments as in `logits`."""
         hidden = torch.relu(self.profiles(users, place, items) @ self.first + self.first_bias)
         if generator is not None and self.config.dropout:
             kept = torch.rand(hidden.shape, generator=generator) >= self.config.dropout

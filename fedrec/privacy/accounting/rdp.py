@@ -48,8 +48,8 @@ def gaussian(orders: np.ndarray, noise_multiplier: float) -> np.ndarray:
 
 
 def laplace(orders: np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """RDP of the Laplace mechanism without sampling, b / sensitivity = `noise_multiplier` (Mironov
-    2017, prop. 6).
+    """RDP of the Laplace mechanism at some orders, `float64 [orders]`, without sampling; b /
+    sensitivity = `noise_multiplier` (Mironov 2017, prop. 6).
 
     One coordinate that moves by the whole L1 sensitivity is the worst case in any number of
     dimensions: the curve is convex in the shift and 0 at no shift, so that shifts in several
