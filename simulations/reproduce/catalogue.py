@@ -32,6 +32,7 @@ def studies() -> Iterator[Study]:
     yield from privrec_figures.figures()
     yield from privrec_privacy.figures()
     yield from dp_vae.tables()
+    yield from dp_vae.figures()
     yield from targeted_dp.figures()
     yield from pnbm.figures()
     yield from upc_sdg.tables()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of DP-VAE (Fang et al. 2022) on MovieLens-100K; the runs are the cells of `grids.dp_vae`.
+"""Tables and figure 3 of DP-VAE (Fang et al. 2022) on MovieLens-100K; the runs are the cells of
+`grids.dp_vae`.
 
 ML-20M and Netflix are not among the data of these studies.
 """
@@ -14,6 +15,8 @@ from simulations.reproduce.study import Study, Task
 
 DATASET = "ML-100K"
 METRICS = {"ndcg-list@100": "NDCG@100", "recall@20": "Recall@20", "recall@50": "Recall@50"}
+LENGTHS = (10, 20, 30, 50, 75, 100)
+"""R of figure 3."""
 LISTS = (
     "The paper's Recall@20 above its Recall@50 cannot be of held-out items; ours are "
     "(docs/papers/dp-vae.md)."
@@ -103,20 +106,58 @@ def tables() -> Iterator[Study]:
     )
 
 
+def figures() -> Iterator[Study]:
+    """Figure 3, part (a)."""
+    curves = {
+        f"{ours}@{length}": f"{theirs}@{length}"
+        for ours, theirs in (("ndcg-list", "NDCG"), ("recall", "Recall"))
+        for length in LENGTHS
+    }
+    lengths = f"evaluation.ks={list(LENGTHS)}"
+    yield Study(
+        "dp-vae",
+        "figure3",
+        "NDCG and Recall over the length of the list (MovieLens-100K)",
+        ("ml-100k",),
+        (
+            _cell("vae", "federated", "VAE", "VAE", 18, lengths, curves),
+            _cell("dp-vae", "budgets", "sound, up to 1.0", "DP-VAE", 5, lengths, curves),
+            run_task(
+                "central",
+                "central-ml100k",
+                (CENTRAL, lengths),
+                dataset=DATASET,
+                models=SYSTEMS,
+                metrics=curves,
+                seconds=20,
+            ),
+        ),
+        (LISTS, "Parts (b) and (c) are of ML-20M and Netflix, which are not among the data."),
+    )
+
+
 def _study(item: str, title: str, *tasks: Task, more: tuple[str, ...] = ()) -> Study:
     return Study(
         "dp-vae", item, f"{title} (MovieLens-100K)", ("ml-100k",), tasks, (LISTS, *more), seeds=5
     )
 
 
-def _cell(name: str, group: str, cell: str, model: str, seconds: float) -> Task:
+def _cell(
+    name: str,
+    group: str,
+    cell: str,
+    model: str,
+    seconds: float,
+    override: str = "",
+    metrics: dict[str, str] = METRICS,
+) -> Task:
     experiment, overrides = cells()[group][cell]
     return run_task(
         name,
         experiment,
-        overrides,
+        (*overrides, *([override] if override else [])),
         dataset=DATASET,
         models={SYSTEM: model},
-        metrics=METRICS,
+        metrics=metrics,
         seconds=seconds,
     )

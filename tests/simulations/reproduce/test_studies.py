@@ -37,6 +37,7 @@ MUST = (
     "upc-sdg table2",
 )
 FIGURES = (
+    "dp-vae figure3",
     "privrec figure4",
     "privrec figure5",
     "privrec figure6",
