@@ -48,7 +48,7 @@ def place(tmp_path, monkeypatch):
 
 def command(line, monkeypatch, capsys):
     """Exit status and output of a command in this process."""
-    arguments = shlex.split(line)
+    arguments = shlex.split(line.removeprefix("PYTHONPATH=. "))  # `place` is on Python's path
     assert arguments[0] == "fedrec", line
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as ended:

@@ -83,8 +83,8 @@ class UserHoldout(Split):
             raise DataError(
                 f"{interactions.name} has too few users to hold some out",
                 expected="at least one test user and one training user",
-                got=f"{len(present)} users, {test} of them test and {validation} validation users",
-                fix="change test-users or validation-users",
+                got=f"test users: {test}, validation users: {validation}, of {len(present)} in all",
+                fix="data of more users, or another share of test-users or validation-users",
             )
         # One permutation, test users first: whoever is tested is tested whatever the share of
         # validation users.

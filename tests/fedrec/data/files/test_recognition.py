@@ -130,5 +130,31 @@ def test_what_is_no_table_is_refused(tmp_path):
         recognise(tmp_path)
     file = tmp_path / "x.csv"
     file.write_bytes(b"\xff\xfe\x00user")
-    with pytest.raises(DataError, match="not text"):
+    with pytest.raises(DataError, match="not UTF-8 text"):
         recognise(file)
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "word"),
+    [
+        ("rating", ("5", "", "3", "4"), "number"),
+        ("stars", ("5,0", "1,0", "3,5", "4,0"), "decimal point"),
+        ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "ISO date"),
+    ],
+)
+def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, values, word):
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    found = recognise(written(("user", "item", head), rows, ";"))
+    assert list(found.columns) == ["user", "item"] and head in found.unfit.values()
+    assert any(f"{head!r} is named like" in line and word in line for line in found.lines())
+
+
+def test_a_named_rating_column_needs_a_number_in_each_row(written):
+    table = written(("user", "item", "rating"), [(1, 10, 5), (1, 11, ""), (2, 10, 3)])
+    with pytest.raises(DataError, match="row 2 .* column 'rating'"):
+        recognise(table, {"rating": "rating"})
+
+
+def test_one_column_for_two_roles_is_refused(written):
+    with pytest.raises(DataError, match="'user' is given twice"):
+        recognise(written(("user", "item", "rating", "time")), {"user": "user", "item": "user"})
