@@ -134,11 +134,16 @@ class RunFolder:
         return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether a round is complete."""
+        return self.status()["round"] > 0 or any(self.path.glob("checkpoints/round-*"))
+
+    @property
     def has_progress(self) -> bool:
         """Whether there is anything that a resumed run would not have to do again: a round, a
         baseline, a charge."""
-        kept = ("checkpoints/round-*", "baselines/*/result.json", "**/privacy.jsonl", "private/*")
-        return self.status()["round"] > 0 or any(any(self.path.glob(pattern)) for pattern in kept)
+        kept = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
+        return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in kept)
 
     @property
     def checkpoints(self) -> Path:
