@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+_FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
@@ -49,6 +50,8 @@ def compare(
     together = shown_together([result.folder for result in results])
     if wanted is None:
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=_FILE_WIDTH)
         for table in comparison_terminal(found, console.width):
             console.print(table)
         typer.echo(
