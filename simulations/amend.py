@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes to a started run: more rounds, and settings that do not affect training. A run folder
 documents its run, so settings that would have changed its completed rounds are fixed; until the
-first round is complete, all settings may change, and the run begins anew. The digests of earlier versions stay in run.json, because
-checkpoints contain them.
+first round is complete, all settings may change, and the run begins anew. The digests of earlier
+versions stay in run.json, because checkpoints contain them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def _reproduce(
         typer.secho("\ninterrupted; the same command continues", err=True)
         raise typer.Exit(130) from None
     table = comparison(
-        published(study.paper, study.item), [one for _, found in done for one in found]
+        published(study.paper, study.item, study.published),
+        [one for _, found in done for one in found],
     )
     seconds = sum(folder.seconds(job) for job, _ in done)
     notes = [
