@@ -62,7 +62,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         not run.experiment.evaluation.baselines
     ):  # the server of a deployment has no data to measure on
         return {}
-    callback_list.on_stage("fitting baselines")
+    callback_list.on_message("fitting baselines")
     metrics = {}
     bench = _bench(run.experiment)
     settings = bench.that_fit(callback_list)
@@ -228,7 +228,7 @@ class _RatingBench(_Bench):
 
 def _say(line: str, callback_list: CallbackList) -> None:
     log.warning(line)
-    callback_list.on_stage(line)
+    callback_list.on_message(line)
 
 
 def _bench(experiment: Experiment) -> _Bench:

@@ -40,7 +40,7 @@ class DpFedAvg:
 
     Args:
         plan: sampler, clip, noise and denominator.
-        phase: the stage of training that this is for.
+        phase: the phase of training that this is for.
         source: where noise comes from.
         charge: charges a round; called before the server draws its noise. If clients add the noise,
             the guard charges instead, before their messages are sent.

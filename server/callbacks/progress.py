@@ -57,7 +57,7 @@ class Progress(Callback):
             " counted)"
         )
 
-    def on_stage(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""
         self._say(text)
 

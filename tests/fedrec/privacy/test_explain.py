@@ -49,7 +49,7 @@ def test_odds_and_beliefs():
         ({}, "drawn uniformly from all 500"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
-        ({"stages": ["main"]}, "item sequences are users' data"),
+        ({"private_phases": ["main"]}, "item sequences are users' data"),
         ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),

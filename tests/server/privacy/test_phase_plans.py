@@ -45,10 +45,14 @@ def plans(tiny_experiment):
     [
         ("privacy={clip-norm=1.0, noise-multiplier=1.0}",),
         (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
-        (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}", "privacy.stages=['main']"),
+        (
+            STAGES,
+            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+            "privacy.private-phases=['main']",
+        ),
         (OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-6}"),
-        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
-        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
+        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
+        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
         (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
         (
             *POPULARITY,
@@ -142,7 +146,9 @@ def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans)
     )
     opted = list(
         plans(
-            OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, stages=['main']}", "rounds=3"
+            OPTED_IN,
+            "privacy={clip-norm=1.0, noise-multiplier=2.0, private-phases=['main']}",
+            "rounds=3",
         ).doings()
     )
     assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
@@ -158,7 +164,7 @@ def test_a_stage_on_volunteers_costs_everybody_else_nothing(
     """The total is that of the main stage alone, among the clients that it draws from; the
     volunteers are told."""
     private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    result = run_tiny(stages, private, "privacy.stages=['main']", "rounds=5", CHEAP)
+    result = run_tiny(stages, private, "privacy.private-phases=['main']", "rounds=5", CHEAP)
     alone = PhasePlans.before_a_run(
         load(tiny_experiment(), [private, "rounds=3"]), np.arange(others)
     )
@@ -169,7 +175,7 @@ def test_a_stage_on_volunteers_costs_everybody_else_nothing(
     short = run_tiny(
         stages,
         private,
-        "privacy.stages=['main']",
+        "privacy.private-phases=['main']",
         f"privacy.budget={paid}",
         "rounds=5",
         CHEAP,
@@ -228,7 +234,7 @@ class Hiding(TwoStage):
     """A strategy with two strategies inside, of which it tells nobody."""
 
     @property
-    def parts(self):
+    def by_phase(self):
         return {"stage-one": self, "main": self}
 
 
