@@ -73,7 +73,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
             kept = bench.measure(run, label, options, callback_list)
         if kept[
             "metrics"
-        ]:  # a baseline that predicts no ratings has none in an experiment of ratings
+        ]:  # a baseline without rating predictions has no metrics in rating experiments
             metrics[label] = kept["metrics"]
     run.write_baselines(metrics)
     return metrics

@@ -16,7 +16,7 @@ _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and
 
 
 def largest_block(device: torch.device, path: str) -> int | None:
-    """Most clients per block; None: as many as fit the memory, for a GPU."""
+    """Largest number of clients per block; None: as many as fit the memory, for a GPU."""
     if device.type != "cpu":
         return None
     return _ONE_BY_ONE if path == "kernel" else _ALL_TOGETHER

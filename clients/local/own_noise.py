@@ -112,7 +112,7 @@ class OwnNoiseStep(Step):
             mean: `[l]`, mean of the clipped gradients.
             bound: their clip norm.
             norms: `[J]`, their norms before.
-            client: whose they are.
+            client: the client's id.
             random: source of the noise, where that is reproducible.
         """
         config = self.config
