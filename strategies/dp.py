@@ -84,9 +84,8 @@ class DpFedAvg:
             sums: what each node answered, with the number of clients that it was asked for, in node
                 order.
         """
-        if (
-            not self.plan.client_noise_scale
-        ):  # else the guard has charged it before the messages were sent
+        # else the guard has charged it before the messages were sent
+        if not self.plan.client_noise_scale:
             self.charge(round_number, self.plan.event(self.phase))
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
@@ -136,9 +135,8 @@ class DpFedAvg:
                 round_number,
                 answered,
             )
-            noisy = add_noise(
-                noisy, missing, self.source, round_number, 0, 0
-            )  # no client has an address of that form
+            # no client has an address of that form
+            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:

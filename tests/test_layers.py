@@ -41,10 +41,8 @@ def imports(source: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            if node.module in (
-                "flwr",
-                "flwr.supercore",
-            ):  # the names below are modules of their own
+            # the names below are modules of their own
+            if node.module in ("flwr", "flwr.supercore"):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module or ""

@@ -73,9 +73,8 @@ class Node:
         )
         self.device = resolve_device(experiment.engine.device, experiment.engine.precision)
         if experiment.engine.threads is not None:
-            torch.set_num_threads(
-                experiment.engine.threads
-            )  # so that nodes do not compete for cores
+            # so that nodes do not compete for cores
+            torch.set_num_threads(experiment.engine.threads)
 
     @property
     def steps(self) -> list[Section]:

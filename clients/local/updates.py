@@ -204,9 +204,8 @@ class FactoredUpdates:
         item tables."""
         for layer, (inputs, outputs) in self.factors.items():
             own = shares.to(outputs.device)[:, None]
-            weighted = torch.where(
-                own != 0, own * outputs.double(), 0.0
-            )  # a client of weight 0 must not add NaN
+            # a client of weight 0 must not add NaN
+            weighted = torch.where(own != 0, own * outputs.double(), 0.0)
             if f"{layer}.weight" in totals:
                 totals[f"{layer}.weight"].addmm_(
                     torch.where(own != 0, inputs.double(), 0.0).T, weighted

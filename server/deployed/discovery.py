@@ -78,9 +78,7 @@ class Discovery:
         )
         self._known: dict[int, Presence] = _read(file)
         self._silent: dict[int, int] = {}
-        self._trouble: dict[
-            int, str
-        ] = {}  # the last error of each node that has not joined
+        self._trouble: dict[int, str] = {}  # the last error of each node that has not joined
 
     @property
     def roster(self) -> Roster:

@@ -157,9 +157,8 @@ def _sum_of(
     """The update of a node in the form of a sum over one client."""
     found = zero_copy_arrays(next(iter(content.array_records.values()), to_record({})))
     if set(found) != set(theta) and len(found) == len(theta):
-        found = dict(
-            zip(theta, found.values(), strict=True)
-        )  # a record made of a list names its arrays 0, 1, 2, ...
+        # a record made of a list names its arrays 0, 1, 2, ...
+        found = dict(zip(theta, found.values(), strict=True))
     shapes = [
         {name: tuple(value.shape) for name, value in table.items()} for table in (theta, found)
     ]

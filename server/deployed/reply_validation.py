@@ -106,9 +106,8 @@ class ReplyValidator:
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                order = asked.pop(
-                    node
-                )  # a second reply, or one that was not requested, is rejected
+                # a second reply, or one that was not requested, is rejected
+                order = asked.pop(node)
                 norm, examples[node] = _looked_at(reply, order, theta)
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: the answer is left out: %s", node, _reason(error))

@@ -181,8 +181,7 @@ class PhasePlans:
             )
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)}"
-                " rounds."
+                f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)} rounds."
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:

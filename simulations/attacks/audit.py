@@ -198,9 +198,8 @@ def _observe(
         experiment.settings(SAMPLER), clients, experiment.seed
     )
     canaries = plan.first + np.arange(plan.count)
-    cohorts = [
-        sampler.sample(number) for number in range(1, len(released) + 1)
-    ]  # the budget may have ended the run early
+    # the budget may have ended the run early
+    cohorts = [sampler.sample(number) for number in range(1, len(released) + 1)]
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
     return Observations(released, taking_part, plan.signs())
 

@@ -258,9 +258,8 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     executor = _ours(
         command=[*command, "--part", "executor"],
         networks=[name],
-        environment={
-            "FEDREC_CACHE": str(_STATE / "cache")
-        },  # native code is compiled once, not at each start
+        # native code is compiled once, not at each start
+        environment={"FEDREC_CACHE": str(_STATE / "cache")},
         secrets=[{"source": f"{name}-{KEY}", "target": f"/join/{KEY}"}],
         volumes=[
             f"{name}-state:{_STATE}",

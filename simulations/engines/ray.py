@@ -40,9 +40,8 @@ from simulations.telemetry import disable_telemetry
 log = logging.getLogger("fedrec")
 _INLINE = 2**16  # bytes; smaller arrays are sent with the call
 _STARTS = 2  # of a local Ray, whose processes may start slowly on a busy machine
-_OBJECT_STORE_BYTES = (
-    256 * 2**20
-)  # GiB for parameters in flight; by default Ray takes 30 % of the memory
+# GiB for parameters in flight; by default Ray takes 30 % of the memory
+_OBJECT_STORE_BYTES = 256 * 2**20
 
 
 class Answer(NamedTuple):

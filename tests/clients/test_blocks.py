@@ -53,13 +53,8 @@ SETTINGS = {
 }
 
 
-NOT_PLAIN = {
-    "momentum",
-    "weight-decay",
-    "proximal",
-    "everything",
-    "late-everything",
-}  # not for the kernel
+# not for the kernel
+NOT_PLAIN = {"momentum", "weight-decay", "proximal", "everything", "late-everything"}
 PATHS = ["kernel", "blocks"]
 
 
@@ -237,10 +232,8 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
     def cut(n, batch_size):
         return Batches.cut([(np.arange(n), np.ones(n, np.float32))] * 2, batch_size)
 
-    assert cut(20, 32).items.shape == (
-        2,
-        32,
-    )  # as wide for all clients, so that they fit into one block
+    # as wide for all clients, so that they fit into one block
+    assert cut(20, 32).items.shape == (2, 32)
     assert cut(20, 1_000_000).items.shape == (2, 512) and cut(600, 1_000_000).items.shape == (
         2,
         1024,

@@ -89,9 +89,8 @@ def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_
     assert not only_reads(ask.node, replace(order, step={"name": f"{__name__}:MySgd"}))
     for plug_in in (f"step.name={__name__}:MySgd", f"model.name={__name__}:MyMf"):
         assert not only_reads(Node(load_tiny(plug_in), 0, 1, None), order)
-    assert not only_reads(
-        ask.node, replace(order, clients=None)
-    )  # its answer is made of the parameters themselves
+    # its answer is made of the parameters themselves
+    assert not only_reads(ask.node, replace(order, clients=None))
 
 
 def test_hello(ask):
@@ -122,9 +121,8 @@ def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     assert reply.loss == pytest.approx(sum(loss for *_, loss in expected))
     for name, total in reply.total.items():
         wanted = sum(delta[name] for delta, *_ in expected)
-        rounding = (
-            3 * 4 * np.finfo(np.float32).eps * np.abs(theta[name]).max()
-        )  # of three clients' parameters
+        # of three clients' parameters
+        rounding = 3 * 4 * np.finfo(np.float32).eps * np.abs(theta[name]).max()
         np.testing.assert_allclose(total, wanted, rtol=1e-5, atol=rounding)
 
 

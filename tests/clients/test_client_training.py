@@ -86,9 +86,8 @@ def test_uniform_sum(node):
 
 def test_sum_weighted_by_examples(node):
     got = train_clients(node(), THETA, order(0, 1, 2, weighting="examples"))
-    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [
-        3
-    ]  # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
+    # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
+    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [3]
     assert (got.clients, got.weight, got.examples) == (3, 3, 3)
 
 

@@ -108,9 +108,8 @@ def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
     """With `paper` and no noise, equation 20 asks for the norm whose clipping loses least: the
     largest is no loss."""
     data, parameters = given
-    fixed = dict.fromkeys(
-        ("user.factors", "user.bias"), 0.0
-    )  # a rate of next to nothing leaves them where they are
+    # a rate of next to nothing leaves them where they are
+    fixed = dict.fromkeys(("user.factors", "user.bias"), 0.0)
     step = step_of(
         made, mode=mode, clip_norm=0.4, learning_rate=0.5, examples=5, private_rate=1e-30, **LITTLE
     )

@@ -90,9 +90,8 @@ def test_two_rounds_are_equal(nodes, case, task):
     order = EvaluateOrder(2, None)
     mine, others = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
     np.testing.assert_allclose(mine.to_numpy(), others.to_numpy(), rtol=1e-4, atol=1e-6)
-    later = evaluate_clients(
-        fast, arrays, EvaluateOrder(0, None)
-    )  # before the first round nobody has anything
+    # before the first round nobody has anything
+    later = evaluate_clients(fast, arrays, EvaluateOrder(0, None))
     assert not np.allclose(later.iloc[:, 0], mine.iloc[:, 0])
 
 

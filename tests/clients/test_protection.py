@@ -108,9 +108,8 @@ def test_each_client_is_clipped_over_all_that_it_sends(pair, case, order, subset
     for node in (fast, slow):
         reply, got = asked(node, arrays, protection)
         assert_same(got, expected, atol=1e-5)
-        assert (
-            reply.unclipped in (9, 10) and reply.clients == 18
-        )  # the median itself is a matter of the last digit
+        # the median itself is a matter of the last digit
+        assert reply.unclipped in (9, 10) and reply.clients == 18
 
 
 @pytest.mark.parametrize("case", CASES)

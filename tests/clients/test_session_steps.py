@@ -104,9 +104,8 @@ def assert_same(got, expected):
     assert set(got) == set(expected)
     for name, value in expected.items():
         wanted = torch.as_tensor(value)
-        near_zero = 2e-6 * max(
-            1.0, float(wanted.abs().max())
-        )  # of sums, a number close to 0 has few correct digits
+        # of sums, a number close to 0 has few correct digits
+        near_zero = 2e-6 * max(1.0, float(wanted.abs().max()))
         torch.testing.assert_close(torch.as_tensor(got[name]), wanted, rtol=1e-4, atol=near_zero)
 
 

@@ -341,9 +341,8 @@ def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplo
     assert len(lines) == 1 and "item.id" in lines[0] and "layer0" not in lines[0]
     caplog.clear()
     run_tiny(PRIVATE, "rounds=2", *CHEAP, output="busy")
-    run_tiny(
-        PRIVATE, still, "privacy.mode=secure", "rounds=2", *CHEAP, output="secure"
-    )  # a sum of zero is data too
+    # a sum of zero is data too
+    run_tiny(PRIVATE, still, "privacy.mode=secure", "rounds=2", *CHEAP, output="secure")
     assert "noise but no signal" not in caplog.text
 
 
@@ -541,9 +540,8 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
     start = guard(18)
     assert guard(1_000_018) == start and start.clients == 18
     other = RunFolder.create(run.experiment, tmp_path / "other")
-    assert (
-        guard(1_000_018, other).noise_multiplier < start.noise_multiplier / 2
-    )  # which is what the claim was for
+    # which is what the claim was for
+    assert guard(1_000_018, other).noise_multiplier < start.noise_multiplier / 2
     (run.path / "populations.json").write_text("[1")
     with pytest.raises(RunError, match=r"populations\.json is damaged"):
         guard(18)
@@ -557,9 +555,8 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
     honest = accountant.epsilon(1e-5, attack=True)
     assert 0 < honest.attack < honest.epsilon
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
-    assert (
-        accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
-    )  # within the digits of the grid
+    # within the digits of the grid
+    assert accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
     with pytest.raises(
         ComponentError, match=r"accountant .* is wrong: the best known attack exceeds"

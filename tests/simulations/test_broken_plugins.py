@@ -329,9 +329,8 @@ def experiment(tiny_experiment, tmp_path):
 def fedrec(capsys, monkeypatch):
     """Calls the command line in this process: exit status, standard output, standard error."""
 
-    monkeypatch.setattr(
-        logging.getLogger("flwr"), "handlers", []
-    )  # they may hold a stream of an earlier test
+    # they may hold a stream of an earlier test
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])

@@ -81,9 +81,8 @@ def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
         "none": {},
         "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
     }
-    reachable = {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-    }  # or Ray would look for it at another address
+    # or Ray would look for it at another address
+    reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     asking = {
         name: python(STRANGER, address, home=tmp_path, **reachable, **own)
         for name, own in tokens.items()

@@ -82,9 +82,8 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     assert [reply.has_error() for reply in replies] == [False, False] and stored == expected
     assert set(messages[0].content) == {"arrays", "config"}
     stored.clear()
-    content = RecordDict(
-        {"arrays": arrays, "config": ConfigRecord({"server-round": 1})}
-    )  # as Flower's strategies do
+    # as Flower's strategies do
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
     grid.send_and_receive([Message(content, node, "evaluate") for node in (2, 3)])
     assert stored == expected
 
@@ -173,9 +172,8 @@ def test_a_local_ray_that_does_not_start_is_started_once_more(
             raise RuntimeError("late")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(
-        ray, "is_initialized", lambda: True
-    )  # so that no other Ray is shut down here
+    # so that no other Ray is shut down here
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     if started:
         engine.connect(address, 1, 0)
     else:

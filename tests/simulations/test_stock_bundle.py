@@ -78,9 +78,8 @@ def bundle(tmp_path, tiny_experiment, monkeypatch):
     }
     table["sampler"] = {"name": "fixed-size", "cohort": 2}
     (tmp_path / "experiment.toml").write_text(tomli_w.dumps(table))
-    monkeypatch.syspath_prepend(
-        str(app)
-    )  # for this process, which reads the run folder; the run's have the bundle
+    # for this process, which reads the run folder; the run's have the bundle
+    monkeypatch.syspath_prepend(str(app))
     return app
 
 

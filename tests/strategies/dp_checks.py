@@ -294,9 +294,8 @@ def denominator_is_fixed(parts: Parts) -> None:
             Federation(parts, nodes=nodes, noise_multiplier=0.0).play(u) for u in (half, zeroed)
         )
         np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-5, atol=1e-6)
-    assert_std(
-        flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP
-    )  # the noise weighs the same as well
+    # the noise weighs the same as well
+    assert_std(flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP)
 
 
 def nobody_is_drawn_for_a_failed_client(parts: Parts) -> None:

@@ -418,9 +418,8 @@ def test_the_count_is_accounted_with_the_sum():
     federation = Federation(adaptive_clip=ADAPTIVE, noise_multiplier=0.5)
     federation.play()
     event = federation.charged[0][1]
-    assert isinstance(event, GaussianRound) and event.count_multiplier == pytest.approx(
-        0.6
-    )  # 0.6 / (2 * 1/2)
+    # 0.6 / (2 * 1/2)
+    assert isinstance(event, GaussianRound) and event.count_multiplier == pytest.approx(0.6)
     assert event.noise_multiplier == pytest.approx(((1.0**-2 - (2 * 0.6) ** -2) ** -0.5) / 2)
     assert event.noise_multiplier**-2 + event.count_multiplier**-2 == pytest.approx(0.5**-2)
 

@@ -88,9 +88,8 @@ class SolvedUsers(Trained):
             super().add_rows(name, total, shares)
             return
         touched, counts = self.block.touched.numpy(force=True), np.array(self.block.touched_counts)
-        counts = np.where(
-            shares.numpy() != 0, counts, 0
-        )  # a client of weight 0 must not add NaN
+        # a client of weight 0 must not add NaN
+        counts = np.where(shares.numpy() != 0, counts, 0)
         items = touched[np.arange(touched.shape[1]) < counts[:, None]]
         if not len(items):
             return

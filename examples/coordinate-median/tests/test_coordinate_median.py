@@ -61,14 +61,8 @@ def test_rows_take_the_median_of_whoever_touched_them():
         SparseUpdate(shape, np.array(rows), np.full((2, 2), value)) for rows, value in touched
     ]
     found = strategy(least=3).median(changes, table)
-    assert found.dense(table)[:, 0].tolist() == [
-        2,
-        0,
-        2,
-        0,
-        0,
-        0,
-    ]  # 1 9 2, then 1 2 4; two at row 5 are too few
+    # 1 9 2, then 1 2 4; two at row 5 are too few
+    assert found.dense(table)[:, 0].tolist() == [2, 0, 2, 0, 0, 0]
     found = strategy(least=2).median(changes, table)
     assert found.dense(table)[:, 1].tolist() == [2, 0, 2, 0, 0, 6.5]
     whole = np.median([change.dense(table) for change in changes], axis=0)

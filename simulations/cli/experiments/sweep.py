@@ -216,9 +216,8 @@ def _metrics(result: SweepResult) -> list[str]:
     shown = [name for name in dict.fromkeys(preferred) if name in known]
     if "epsilon" in shown and set(result.settings["epsilon"]) <= {math.inf}:
         shown.remove("epsilon")
-    others = [
-        name for name in known if name.endswith((" hits@10", " rmse"))
-    ]  # of centralised systems alone
+    # of centralised systems alone
+    others = [name for name in known if name.endswith((" hits@10", " rmse"))]
     return shown or others
 
 

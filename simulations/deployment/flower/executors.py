@@ -195,9 +195,8 @@ def _execute(
 
 def _work_on_message(spec: ExecutionSpec, *, load_app: LoadApp) -> None:
     pieces.use()
-    run_clientapp.get_load_client_app_fn = lambda **_: (
-        load_app
-    )  # the node's own code, never the app bundle's
+    # the node's own code, never the app bundle's
+    run_clientapp.get_load_client_app_fn = lambda **_: load_app
     run_clientapp.install_from_fab = lambda *_, **__: None
     run_clientapp.run_clientapp(
         runtime_api_address=spec.runtime_api_address,

@@ -112,9 +112,8 @@ async def _pass(request: Request) -> Response:
             if len(body) > MOST_BYTES:
                 return PlainTextResponse("too large\n", 413, _CLOSE)
             if request.app.state.held > MOST_HELD:
-                return PlainTextResponse(
-                    "too much at once\n", 503, _CLOSE
-                )  # which Flower's nodes try again
+                # which Flower's nodes try again
+                return PlainTextResponse("too much at once\n", 503, _CLOSE)
         answer = await request.app.state.client.request(
             method, path.decode(), headers=headers, content=bytes(body)
         )

@@ -85,10 +85,8 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
         "federated": {
             "VAE": (FEDERATED, QUIET),
             "VAE, priors": (FEDERATED, (*QUIET, *PRIORS)),
-            "VAE, no divergence": (
-                FEDERATED,
-                (*QUIET, "step.beta=0.0"),
-            ),  # what is gained by a weaker pull alone
+            # what is gained by a weaker pull alone
+            "VAE, no divergence": (FEDERATED, (*QUIET, "step.beta=0.0")),
         },
         "search": {
             f"server-lr {rate}, {rounds} rounds": (

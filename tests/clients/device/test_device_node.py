@@ -223,9 +223,8 @@ def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):
     for number in (1, 2):
         node.accept(TrainOrder(number, node.training[:1], protection=local))
     ((rounds, rho),) = node.memory.spent().values()
-    assert rounds == 2 and rho == pytest.approx(
-        2 * 0.5 * (2.0 / 4.0) ** 2
-    )  # rho = (sensitivity / sigma)^2 / 2
+    # rho = (sensitivity / sigma)^2 / 2
+    assert rounds == 2 and rho == pytest.approx(2 * 0.5 * (2.0 / 4.0) ** 2)
 
 
 @pytest.mark.parametrize("key", ["model.name", "step.name", "split.name"])

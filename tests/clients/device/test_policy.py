@@ -467,9 +467,8 @@ def test_evaluations_are_counted_over_all_runs(victim):
 def test_a_client_is_evaluated_ten_times_unless_its_owner_allows_more(victim):
     node = victim()
     toml = (node.folder / "node.toml").read_text()
-    assert (
-        "most-evaluations" in toml
-    )  # a shard that the operator cut; a client of its own gets the default
+    # a shard that the operator cut; a client of its own gets the default
+    assert "most-evaluations" in toml
     for _ in range(10):
         assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 1
     assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 0

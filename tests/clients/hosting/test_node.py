@@ -43,9 +43,8 @@ def test_a_context_names_a_node_that_is_made_once(load_tiny, tmp_path):
     assert node.private.file == tmp_path / "private" / "node-1.sqlite"
     assert node_of(context(load_tiny(), 1, 3, str(tmp_path))) is node
     other = node_of(context(load_tiny(), 2, 3, str(tmp_path)))
-    assert (
-        other is not node and other.population is node.population
-    )  # the data are read once per process
+    # the data are read once per process
+    assert other is not node and other.population is node.population
     assert (
         node_of(context(load_tiny("seed=1"), 1, 3, str(tmp_path))).population is not node.population
     )

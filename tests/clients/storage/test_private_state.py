@@ -106,7 +106,6 @@ def test_a_write_that_fails_changes_nothing(state):
     put(state, 1, 1, 1)
     put(state, 1, 2, 2)
     with pytest.raises(RunError, match="cannot be used"):
-        state.save(
-            1, 1, {"own": np.zeros(1)}, keep=object()
-        )  # fails in the last of its three commands
+        # fails in the last of its three commands
+        state.save(1, 1, {"own": np.zeros(1)}, keep=object())
     assert rounds(state, 1) == [1, 2] and got(state, 1, 2) == 1

@@ -41,9 +41,8 @@ def test_a_system_that_memorises_its_members_is_found_out(encoding):
     random = np.random.default_rng(0)
     member = random.random(USERS) < 0.5
     taste = random.normal(size=(USERS, ITEMS))
-    taste[:, 40:] += (
-        1.5 * member[:, None]
-    )  # members get the rare items they like, others what is popular
+    # members get the rare items they like, others what is popular
+    taste[:, 40:] += 1.5 * member[:, None]
     taste[:, :20] += 1.5 * ~member[:, None]
     found = attack(top_lists(taste), member, encoding)
     assert found.balanced_accuracy.low > 0.9 and found.auc.value > 0.97 and found.found.low > 0.5

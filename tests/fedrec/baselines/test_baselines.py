@@ -60,9 +60,8 @@ def test_repeat_puts_own_count_first_and_popularity_second():
 class TestEase:
     def test_closed_form(self):
         generator = np.random.default_rng(0)
-        lists = [
-            generator.choice(30, 7).tolist() for _ in range(2100)
-        ]  # repeats, and more than one block of users
+        # repeats, and more than one block of users
+        lists = [generator.choice(30, 7).tolist() for _ in range(2100)]
         model = fitted(Ease, lists, 30, regularisation=10.0)
         matrix = np.zeros((2100, 30))
         for user, items in enumerate(lists):

@@ -61,9 +61,8 @@ def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
     assert (
         np.abs(noise).mean() == pytest.approx(scale, rel=0.06) and abs(noise.mean()) < 0.1 * scale
     )
-    assert np.square(noise).mean() == pytest.approx(
-        2 * scale**2, rel=0.12
-    )  # a normal one would have 1.57
+    # a normal one would have 1.57
+    assert np.square(noise).mean() == pytest.approx(2 * scale**2, rel=0.12)
 
 
 def test_what_algorithm_one_states():
@@ -242,9 +241,8 @@ def test_noisy_item_means(ratings):
     private.fit_ratings(ratings)
     told = private.stated()
     assert told is not None and told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
-    assert private.plan(40).sensitivity == pytest.approx(
-        5 * 2**0.5
-    )  # replace-one: no two users point apart
+    # replace-one: no two users point apart
+    assert private.plan(40).sensitivity == pytest.approx(5 * 2**0.5)
     assert (
         DpItemMean(DpItemMeanConfig(clip_norm=5.0, adjacency="add-remove")).plan(40).sensitivity
         == 5

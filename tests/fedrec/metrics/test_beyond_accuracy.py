@@ -60,9 +60,8 @@ def test_blocks_do_not_matter_and_short_lists_are_short():
         parts.add(scores[rows], known[rows], liked[rows])
     assert whole.result() == pytest.approx(parts.result())
     offered = (~known).sum(0)
-    assert whole.result()["gini@20"] == pytest.approx(
-        gini(offered)
-    )  # the whole catalogue is listed
+    # the whole catalogue is listed
+    assert whole.result()["gini@20"] == pytest.approx(gini(offered))
 
 
 def test_nobody_is_evaluated():

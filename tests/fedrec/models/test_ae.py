@@ -53,9 +53,8 @@ def test_scores_and_loss_equal_those_of_plain_modules(model, parameters):
 
     torch.testing.assert_close(model.history_scores(parameters, histories)[0], logits(unit))
     kept = torch.rand(1, USERS, ITEMS, generator=torch.Generator().manual_seed(3)) > 0.4
-    draws = [
-        Draw(kept, torch.full((1, USERS, 2), value)) for value in (0.0, 5.0)
-    ]  # no noise enters the code
+    # no noise enters the code
+    draws = [Draw(kept, torch.full((1, USERS, 2), value)) for value in (0.0, 5.0)]
     expected = [
         nn.functional.cross_entropy(
             logits(unit * kept[0] / 0.5)[u], histories[0, u] / histories[0, u].sum()

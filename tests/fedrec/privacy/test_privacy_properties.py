@@ -124,9 +124,8 @@ def test_ledgers_add_up(backend, event, first, second):
         max(epsilon(backend, 1e-6, (event, n)) for n in (first, second))
         <= whole * (1 + 1e-9) + 1e-9
     )
-    if (
-        backend == "pld"
-    ):  # basic composition: a tight accountant is never worse than adding epsilons and deltas
+    # basic composition: a tight accountant is never worse than adding epsilons and deltas
+    if backend == "pld":
         assert whole <= sum(parts) * (1 + 1e-3) + 1e-6
 
 

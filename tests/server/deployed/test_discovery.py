@@ -215,11 +215,8 @@ def test_a_message_that_expired_is_as_one_without_an_answer(code):
         3
     ]
     list(grid.send_and_receive(orders(3, 4), timeout=10.0))
-    assert [message.metadata.dst_node_id for message in nodes.pushed] == [
-        3,
-        4,
-        3,
-    ]  # it is left alone for a while
+    # it is left alone for a while
+    assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
 
 
 def test_an_error_of_a_node_is_an_answer():
@@ -276,9 +273,8 @@ def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
 
     nodes.push_messages = failing
     assert len(list(nodes.grid().send_and_receive(orders(3), timeout=10.0))) == 1
-    assert (
-        len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
-    )  # Flower's id hangs on it
+    # Flower's id hangs on it
+    assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
 
 
 def test_when_nobody_is_there_the_first_to_come_is_waited_for():

@@ -512,9 +512,8 @@ def test_attack_others_have_no_clients(dialogue):
         secure.share(talk.nodes[0], replace(order, counts=counted([6, 0, 0])))
     talk.deal()
     nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
-    with pytest.raises(
-        RefusalError, match="other clients than the 6"
-    ):  # though the others were told of six
+    # though the others were told of six
+    with pytest.raises(RefusalError, match="other clients than the 6"):
         secure.masked_sum(talk.nodes[1], talk.made.theta, nobody)
 
 
@@ -571,9 +570,8 @@ def test_attack_a_session_is_repeated(dialogue):
     first = pieces(talk.session.dealt[0].sealed, SEALED_BYTES)
     with pytest.raises(RefusalError, match="begun before"):
         secure.share(talk.nodes[0], talk.share_orders[0])
-    talk.nodes[0].session_secrets = SessionSecrets(
-        talk.nodes[0].session_secrets.file
-    )  # another process
+    # another process
+    talk.nodes[0].session_secrets = SessionSecrets(talk.nodes[0].session_secrets.file)
     with pytest.raises(RefusalError, match="begun before"):
         secure.share(talk.nodes[0], talk.share_orders[0])
     talk.session.identifier = bytes(16)

@@ -57,9 +57,8 @@ class Federation:
         )
         self.experiment_file = path / "experiment.toml"
         self.experiment_file.write_text(tomli_w.dumps(table))
-        self.deployment = cut_for(self.deployment, load(table)).changed(
-            most_clients=100
-        )  # so that a malicious node may lie
+        # so that a malicious node may lie
+        self.deployment = cut_for(self.deployment, load(table)).changed(most_clients=100)
         self.others = []
 
     def up(self):
@@ -264,12 +263,8 @@ def until(condition, timeout=240, what="it", pause=0.2):
         try:
             if condition():
                 return
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            httpx.HTTPError,
-        ):  # as while a process is being started again
+        except (OSError, ValueError, KeyError, httpx.HTTPError):
+            # as while a process is being started again
             pass
         time.sleep(pause)
     raise AssertionError(f"{what} did not happen within {timeout} s")

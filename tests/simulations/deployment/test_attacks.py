@@ -103,9 +103,8 @@ def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
     """Not through the gateway, and at the inner port not without the secret; all four try at
     once."""
     until(lambda: federation.online() >= 2, what="the nodes")
-    os.kill(
-        federation.pid("serverapp"), signal.SIGSTOP
-    )  # the rightful one is asleep: the task lies there
+    # the rightful one is asleep: the task lies there
+    os.kill(federation.pid("serverapp"), signal.SIGSTOP)
     impostors = []
     try:
         run = federation.start_run("impostors", "rounds=1")

@@ -363,9 +363,8 @@ def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_
 def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
     state, store, names = linked
     before = time.monotonic()
-    state.delete_messages(
-        {names["overdue"]}
-    )  # as Flower does when it hands out the answer, before that is read
+    # as Flower does when it hands out the answer, before that is read
+    state.delete_messages({names["overdue"]})
     state.drop_pieces(before)
     assert state.num_message_res() == 0 and len(store) == 4
     store.delete(names["late"])  # as the reader does at last

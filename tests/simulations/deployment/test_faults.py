@@ -19,12 +19,8 @@ from simulations.deployment.processes.commands import environment_of
 from tests.simulations.deployment.federation import free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
-SLOW = (
-    "step.epochs=20",
-    "rounds=4",
-    "engine.timeout=180.0",
-    "engine.max-failures=1.0",
-)  # a second of work
+# a second of work
+SLOW = ("step.epochs=20", "rounds=4", "engine.timeout=180.0", "engine.max-failures=1.0")
 PRIVATE = (
     "privacy.clip-norm=1.0",
     "privacy.noise-multiplier=1.0",
@@ -70,9 +66,8 @@ def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_b
     until(lambda: nodes.online() == 2, what="both nodes")
     finished, why = nodes.run("node-back", "rounds=1")
     assert finished, why
-    assert (
-        json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
-    )  # the same node, not a new one
+    # the same node, not a new one
+    assert json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
     assert nodes.clients("node-back") == [12]
 
 
@@ -106,9 +101,8 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
     finished, why = nodes.wait_for(run)
     assert finished, why
     assert nodes.rounds("superlink-killed") == 4
-    if (
-        nodes.clients("superlink-killed") != [12] * 4
-    ):  # on a busy machine it was away for longer than 30 s
+    # on a busy machine it was away for longer than 30 s
+    if nodes.clients("superlink-killed") != [12] * 4:
         print("the SuperLink was away for too long", why)
         return
     for name, value in nodes.simulated(tmp_path / "simulated", *SLOW).items():
@@ -160,16 +154,11 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert finished, why
     assert nodes.rounds("silent") == 4
     charges = [json.loads(line) for line in nodes.charges("silent")]
-    assert [charge["round"] for charge in charges] == [
-        1,
-        2,
-        3,
-        4,
-    ]  # each is paid for, whoever answered, and the same
+    # each is paid for, whoever answered, and the same
+    assert [charge["round"] for charge in charges] == [1, 2, 3, 4]
     assert all(charge["event"] == charges[0]["event"] for charge in charges)
-    finished, why = nodes.run(
-        "answers-again", "rounds=1"
-    )  # the stopped node went on with no stale message
+    # the stopped node went on with no stale message
+    finished, why = nodes.run("answers-again", "rounds=1")
     assert finished, why
     assert nodes.clients("answers-again") == [12]
 

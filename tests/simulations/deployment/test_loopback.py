@@ -88,9 +88,8 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     client.wait(timeout=60)
     roster = json.loads((federation.folder("late") / "roster.json").read_text())
     (new,) = [entry for identifier, entry in roster.items() if identifier not in before]
-    assert len(new["training"]) == 2 and all(
-        number > 2**32 for number in new["training"]
-    )  # opaque, not 0 and 1
+    # opaque, not 0 and 1
+    assert len(new["training"]) == 2 and all(number > 2**32 for number in new["training"])
     memory = node / "state" / "node.sqlite"
     assert stat.S_IMODE(memory.stat().st_mode) == 0o600
     # 18 of 20 are drawn: in four rounds both are missed with probability (1 / 190)^4.

@@ -47,7 +47,6 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         with contextlib.closing(sqlite3.connect(file)) as connection:
-            assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (
-                0,
-            )  # all unmasked, all forgotten
+            # all unmasked, all forgotten
+            assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (0,)
             assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)

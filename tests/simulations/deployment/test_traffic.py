@@ -81,9 +81,8 @@ def test_the_recording_is_of_the_whole_training(recorded):
     with np.load(min((recorded.folder("traffic") / "checkpoints").glob("round-*.npz"))) as file:
         after_first = {key: file[key] for key in file.files if key.startswith("param")}
     found = [value.tobytes() in received for value in after_first.values() if value.nbytes >= 64]
-    assert len(found) > 3 and all(
-        found
-    )  # the parameters of round 1 were sent to the clients in round 2
+    # the parameters of round 1 were sent to the clients in round 2
+    assert len(found) > 3 and all(found)
     assert b"num-clients" in sent and b"layer0.weight" in sent
 
 

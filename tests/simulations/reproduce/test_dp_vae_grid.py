@@ -104,13 +104,8 @@ def test_paired_by_seed_as_in_the_textbook():
 
 
 def test_wilcoxons_p_is_exact_without_ties():
-    gains = (
-        0.01,
-        0.05,
-        0.03,
-        -0.02,
-        0.08,
-    )  # the one negative has rank 2; sums of at most 2 are {}, {1}, {2}
+    # the one negative has rank 2; sums of at most 2 are {}, {1}, {2}
+    gains = (0.01, 0.05, 0.03, -0.02, 0.08)
     known = {f"g / a / seed {seed}": record(0.2, 0.0, 0.0) for seed in range(5)}
     known |= {
         f"g / b / seed {seed}": record(0.2 + gain, 0.0, 0.0) for seed, gain in enumerate(gains)
@@ -177,9 +172,8 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
     )
     assert whole.count(" 0.7000") == len(WHOLE_MEASURES) and dp_vae.PREFIX in whole
     first = WHOLE_MEASURES[0]
-    assert (
-        line("| whole / ease |") == f"| whole / ease | 1 | {first} 0.8000 |"
-    )  # without the measure it lacks
+    # without the measure it lacks
+    assert line("| whole / ease |") == f"| whole / ease | 1 | {first} 0.8000 |"
     assert line("| ease beside it |").startswith("| ease beside it | 1 | ndcg-list@100 0.4100 |")
     assert line("parts / constant -> parts / optimal, ndcg-list@100:").startswith(
         "parts / constant -> parts / optimal, ndcg-list@100: +0.0200, 95% interval"

@@ -120,10 +120,8 @@ def test_each_phase_releases_its_own_parameters(run_tiny, saved_parameters):
         one["item.bias"], plain["item.bias"]
     )
     moved = [name for name in two if not np.array_equal(two[name], one[name])]
-    assert sorted(moved) == [
-        "item.bias",
-        "item.id",
-    ]  # the noise of round 1 depends on the number of rounds
+    # the noise of round 1 depends on the number of rounds
+    assert sorted(moved) == ["item.bias", "item.id"]
     assert np.array_equal(two["layer0.weight"], plain["layer0.weight"])
 
 

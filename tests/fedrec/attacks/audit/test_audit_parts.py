@@ -187,9 +187,8 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
 
 def test_the_interval_is_that_of_bias_corrected_percentiles():
     resampled = np.arange(1000.0)
-    assert _interval(499.5, resampled) == pytest.approx(
-        (24.0, 974.0), abs=1.0
-    )  # half below: plain percentiles
+    # half below: plain percentiles
+    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)
     shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
     expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
     assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
@@ -234,9 +233,8 @@ def test_noise_is_checked_where_no_canary_is_ever_absent():
     centred = run.released * run.signs - (run.released * run.signs).mean(axis=1, keepdims=True)
     left = differences(run)
     assert left.released.shape == (3, 19) and not left.taking_part.any()
-    assert left.released @ left.released.T == pytest.approx(
-        centred @ centred.T
-    )  # n - 1 degrees of freedom
+    # n - 1 degrees of freedom
+    assert left.released @ left.released.T == pytest.approx(centred @ centred.T)
     assert differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
     wrong = everybody(noise=0.3 * 0.9), everybody(noise=0.3 * 0.9, reach=7.0)
     for run in wrong:

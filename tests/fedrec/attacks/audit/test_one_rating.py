@@ -50,9 +50,8 @@ def test_a_mechanism_that_holds_is_not_accused():
         )
         for one in (np.zeros(1), np.ones(1))
     ]
-    assert (
-        0.6 < lower_bound(*single, 4000).epsilon <= 1.0
-    )  # right with chance .697, wrong with .303: ln of that is .83
+    # right with chance .697, wrong with .303: ln of that is .83
+    assert 0.6 < lower_bound(*single, 4000).epsilon <= 1.0
 
 
 def test_the_data_sets_differ_in_one_rating():

@@ -15,9 +15,8 @@ def by_hand(liked, asked, rank):
     return asked.csr().toarray() @ right.T @ right
 
 
-@pytest.mark.parametrize(
-    "shape", [(80, 50), (600, 300)]
-)  # decomposed in full, and by Lanczos iteration
+# decomposed in full, and by Lanczos iteration
+@pytest.mark.parametrize("shape", [(80, 50), (600, 300)])
 def test_scores_are_those_of_the_dense_decomposition(shape, drawn):
     liked, asked = drawn(*shape, 12), drawn(9, shape[1], 12, seed=1)
     model = Puresvd(PuresvdConfig(factors=7))

@@ -122,11 +122,8 @@ def test_ties_go_to_the_lower_number():
     liked = Histories(4, np.array([0, 4, 8]), np.array([0, 1, 2, 3, 0, 1, 2, 3]))
     model = fitted(ItemKnn, ItemKnnConfig(neighbours=1), liked)
     alone = Histories(4, np.array([0, 1]), np.array([0]))
-    assert model.scores(alone).nonzero()[:, 1].tolist() == [
-        1,
-        2,
-        3,
-    ]  # of each of which item 0 is the nearest
+    # of each of which item 0 is the nearest
+    assert model.scores(alone).nonzero()[:, 1].tolist() == [1, 2, 3]
     assert model._similar.tocsc()[:, [0]].nonzero()[0].tolist() == [1]
 
 

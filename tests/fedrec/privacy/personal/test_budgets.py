@@ -82,9 +82,8 @@ def test_calibrated_noise_spends_the_budget_and_no_more(adjacency):
 
 def test_budgets_are_drawn_from_zero_to_the_largest():
     drawn = [drawn_budget(3, client, 1.5, 1e-5).epsilon for client in range(2000)]
-    assert (
-        min(drawn) > 0 and max(drawn) <= 1.5 and abs(np.mean(drawn) - 0.75) < 0.04
-    )  # 4 standard deviations
+    # 4 standard deviations
+    assert min(drawn) > 0 and max(drawn) <= 1.5 and abs(np.mean(drawn) - 0.75) < 0.04
     assert (
         drawn[7] == drawn_budget(3, 7, 1.5, 1e-5).epsilon != drawn_budget(4, 7, 1.5, 1e-5).epsilon
     )
