@@ -40,8 +40,9 @@ def cut_blocks(
         memory_gib: GiB that one block may take.
         largest: clients per block at most; None: as many as fit the memory.
 
-    Yields: Places in `batches`; every place once. A block has at least one client, even if it
-    exceeds the memory.
+    Yields:
+        Positions in `batches`, each once. A block has at least one client, even if it exceeds the
+        memory.
     """
     width = [batch.items.shape[1] for batch in batches]
     order = sorted(

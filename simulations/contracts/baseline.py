@@ -60,7 +60,7 @@ class BaselineContract(Contract):
             )
 
     def test_users_whom_it_does_not_know_are_scored(self) -> None:
-        """A user who was not there when it was fitted, and one of whom nobody knows who it is."""
+        """A user who was not among the fitted ones, and one without an id."""
         histories = _histories()
         baseline = self._fitted(histories.block(0, 4))
         anonymous = replace(histories, users=None)

@@ -212,8 +212,8 @@ def _table(deployment: Deployment) -> dict:
 
 
 def run_nodes_here(deployment: Deployment) -> None:
-    """Run the deployment's nodes on this machine until a stop signal; what the process `nodes`
-    does."""
+    """Run the deployment's nodes on this machine until a stop signal; the main function of process
+    `nodes`."""
     from simulations.deployment import client
 
     processes = []

@@ -38,7 +38,7 @@ class Spot(NamedTuple):
 Place: TypeAlias = tuple[str, str, tuple[int, ...]]
 """Of memory, see `SharedArray.place`."""
 Spots: TypeAlias = dict[str, list[Spot]]
-"""By record, where its arrays lie."""
+"""By record, the positions of its arrays."""
 
 
 class ReplyBuffer:

@@ -74,7 +74,7 @@ def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
     forecast = told.forecast()
     assert len(result.rounds) == told.paid_rounds() == forecast.events
     assert forecast.epsilon == pytest.approx(result.rounds["epsilon"].iloc[-1])
-    measured = ("By RDP (autodp)", "Noise of phase")  # which a forecast does not know
+    measured = ("RDP (autodp)", "Noise of phase")  # which a forecast does not know
     spent = {line for line in result.privacy if not line.startswith(measured)}
     assert set(told.lines(forecast)) == spent
 
@@ -183,7 +183,7 @@ def test_a_budget_that_ends_the_run_early_is_said(plans):
     paid = told.paid_rounds()
     assert (
         0 < paid < 50
-        and list(told.doings())[-1] == f"The budget of epsilon 6 pays for {paid} of 50 rounds."
+        and list(told.doings())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
     )
     assert told.forecast().epsilon <= 6.0
     unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")

@@ -94,10 +94,10 @@ def test_the_executor_makes_its_client_by_name():
 
 
 def test_sleeps_grow_until_there_is_work():
-    ramp = Backoff(0.1, 1.0, growth=2.0)
-    assert [ramp.next() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
-    ramp.restart()
-    assert ramp.next() == 0.1
+    backoff = Backoff(0.1, 1.0, growth=2.0)
+    assert [backoff.next() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    backoff.restart()
+    assert backoff.next() == 0.1
     slept = []
     paced = PacedTime(lambda seconds: seconds / 2, sleep=slept.append)
     paced.sleep(3)
@@ -109,11 +109,11 @@ def test_an_executor_asks_ever_more_rarely_until_there_is_work():
     assert "time.sleep(task_poll_interval)" in source and inspect.ismodule(
         executors.run_superexec.time
     )
-    ramp = Backoff(0.1, 1.0)
-    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, ramp)
-    assert ramp.next() < ramp.next()
+    backoff = Backoff(0.1, 1.0)
+    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, backoff)
+    assert backoff.next() < backoff.next()
     executor.launch(SimpleNamespace(task_id=1))
-    assert ramp.next() == 0.1
+    assert backoff.next() == 0.1
     while executor._children:
         executor.reconcile()
 
