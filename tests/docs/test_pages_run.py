@@ -69,7 +69,7 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, c
         elif language == "python":
             exec(compile(text, str(page), "exec"), names)
         elif language == "bash":
-            for line in text.strip().splitlines():
+            for line in text.replace("\\\n", " ").strip().splitlines():
                 code, said = command(line, monkeypatch, capsys)
                 assert (code != 0) == bool(fails), f"{line}\n{said}"
                 assert "Traceback" not in said

@@ -124,7 +124,7 @@ def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
         prepare(
             plan_of(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
         )
-    with pytest.raises(EngineError, match="folder to join with"):
+    with pytest.raises(EngineError, match="the folder of a node"):
         prepare(plan_of(tmp_path, made.gateway))
     (made.node(1) / "node.key").chmod(0o644)
     with pytest.raises(EngineError, match="chmod 600"):

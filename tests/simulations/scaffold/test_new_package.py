@@ -199,12 +199,12 @@ def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
     ("arguments", "words"),
     [
         (["strategi", "mine"], ["unknown kind", "did you mean 'strategy'?"]),
-        (["strategy", "Mine"], ["no name for a package", "lower-case"]),
-        (["strategy", "my--idea"], ["no name for a package"]),
-        (["strategy", "class"], ["no name for a package", "word of Python"]),
+        (["strategy", "Mine"], ["not a valid name of a package", "lower-case"]),
+        (["strategy", "my--idea"], ["not a valid name of a package"]),
+        (["strategy", "class"], ["not a valid name of a package", "word of Python"]),
         (["strategy", "reptile"], ["is taken", "built-in"]),
         (["strategy", "numpy"], ["is taken", "imported already"]),
-        (["strategy", "a" * 33], ["no name for a package", "at most 32"]),
+        (["strategy", "a" * 33], ["not a valid name of a package", "at most 32"]),
     ],
 )
 def test_a_bad_name_says_why(arguments, words, capsys, monkeypatch, tmp_path):
@@ -216,7 +216,7 @@ def test_a_bad_name_says_why(arguments, words, capsys, monkeypatch, tmp_path):
 def test_a_package_is_not_overwritten(capsys, monkeypatch, tmp_path):
     assert call(capsys, monkeypatch, "new", "sampler", "in-turn", "--into", tmp_path)[0] == 0
     code, _, err = call(capsys, monkeypatch, "new", "step", "in-turn", "--into", tmp_path)
-    assert code == 2 and "is there already" in err
+    assert code == 2 and "exists already" in err
 
 
 def test_every_kind_that_has_a_section_is_known_to_the_readme(packages):
