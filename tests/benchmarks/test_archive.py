@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work as contestants read it, on an archive made by hand."""
+"""The archive of the benchmark's workload as contestants read it."""
 
 import json
 

@@ -14,7 +14,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Root:
-    """As much of a started process as a watch needs before it runs."""
+    """The part of a process's interface that a watch needs."""
 
     pid = 10
 
@@ -82,7 +82,7 @@ def test_an_orphan_of_a_real_tree_is_counted():
     tree.start()
     while len(tree._ticks) < 3 and process.poll() is None:
         time.sleep(0.01)
-    # the one in the middle ends; the root waits for the orphan, which holds the other pipe
+    # the middle process ends; the root waits for the orphan, which holds the other pipe
     process.stdin.close()
     tree.join()
     assert tree.cpu_seconds(0.0, float("inf")) >= 0.5

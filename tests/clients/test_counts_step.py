@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting: the sum of the clients' updates is how many of them like each item, whatever path a
-node takes."""
+"""Counting: the sum of the clients' updates is the number of clients who like each item, on every
+path."""
 
 from __future__ import annotations
 
@@ -91,8 +91,7 @@ def test_a_model_without_biases_is_refused(node):
 @pytest.mark.parametrize("path", ["reference", "blocks"])
 @pytest.mark.parametrize("model", ["privrec", "item-weights"])
 def test_every_path_counts_alike_whatever_else_the_model_has(tiny_experiment, path, model):
-    """`item.bias` is a table of few touched rows to one model, and a plain parameter to the
-    other."""
+    """`item.bias` is an item table in one model and a dense parameter in the other."""
     table = {**tiny_experiment(), "step": {"name": "counts"}}
     table["model"] = {"name": model} | ({"item-bias": True} if model == "privrec" else {})
     table["engine"]["path"] = path

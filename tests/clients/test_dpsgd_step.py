@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-SGD with the user's own noise on matrix factorization, whose gradients are written down by
-hand here."""
+"""DP-SGD with the user's own noise on matrix factorization, against gradients in closed form."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def step_of(made, **settings):
 
 
 def by_hand(task, parameters, item, label):
-    """The gradient of one example's loss: what all numbers of a prediction get, and then each
+    """The gradient of one example's loss with respect to the prediction, and then to each
     parameter."""
     p = {name: value.double().numpy() for name, value in parameters.items()}
     score = (
@@ -105,8 +104,8 @@ def test_gradients_are_those_of_each_example(made, given):
 
 @pytest.mark.parametrize("mode", ["sound", "paper"])
 def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
-    """With `paper` and no noise, equation 20 asks for the norm whose clipping loses least: the
-    largest is no loss."""
+    """With `paper` and no noise, equation 20 selects the norm with the smallest clipping error: the
+    largest norm."""
     data, parameters = given
     # a rate of next to nothing leaves them where they are
     fixed = dict.fromkeys(("user.factors", "user.bias"), 0.0)

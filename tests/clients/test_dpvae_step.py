@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm 3 of DP-VAE: gradients one by one, the clip, the noise, and what leaves the device."""
+"""Algorithm 3 of DP-VAE: gradients of single examples, the clip, the noise, and the upload."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of generated parameters on a node: in blocks as one by one, for odd clients, and what
-goes wrong."""
+"""Gradients of generated parameters on a node: in blocks and one by one, for unusual clients, and
+errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CLIENTS = np.arange(4)
 
 @pytest.fixture
 def nodes(load_tiny, world):
-    """By path, a node of the four odd clients of `world`: 1 has an item twice, 2 only a low rating,
-    3 nothing."""
+    """By path, a node of the four unusual clients of `world`: 1 has an item twice, 2 only a low
+    rating, 3 no row."""
 
     def make(task):
         found = {}
@@ -42,7 +42,7 @@ def nodes(load_tiny, world):
 
 
 def message(node, clients=CLIENTS):
-    """What a server would send for a round."""
+    """The message of a server for a round."""
     requests = requested_items(node, ItemQuery(1, clients, "train", STEP))
     values, low = generate(node.initial(), torch.from_numpy(clients), requests)
     return Generated(
@@ -69,7 +69,8 @@ def test_blocks_give_what_single_clients_give(nodes, task):
 
 
 def test_a_rating_counts_as_often_as_it_is_there(nodes):
-    """Client 1 has ratings 5 and 4 of item 1 and nothing else in training: their mean decides."""
+    """Client 1 has only the ratings 5 and 4 of item 1 in training: the gradient depends on their
+    mean."""
     node = nodes("rating")["auto"]
     given = message(node, np.array([1]))
     reply = train_each(node, given.arrays(), order(np.array([1])))

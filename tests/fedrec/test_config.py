@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: what is wrong is named with its full key, what was expected, and how to fix
-it."""
+"""Configuration: errors give the full key, what was expected, and how to fix it."""
 
 from __future__ import annotations
 

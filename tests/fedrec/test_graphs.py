@@ -56,7 +56,7 @@ def test_attention_is_that_of_torch_geometric(layer):
 
 
 def test_neighbours_are_those_with_the_same_token():
-    """Users 1, 4 and 6 share an item, 4 and 6 another one; nobody is their own neighbour."""
+    """Users 1, 4 and 6 share an item, 4 and 6 another one; no user is its own neighbour."""
     third = ThirdParty(1)
     embedding = {user: np.full(2, user, dtype=np.float32) for user in (1, 4, 6)}
     for user, own in ((1, [10, 20, NOTHING]), (4, [10, 30, NOTHING]), (6, [30, 10, NOTHING])):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments of centralised systems alone, and what is kept of each system of a run."""
+"""Experiments of centralised systems only, and the saved results of each system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SYSTEMS = ["popularity", {**GRAM, "label": "first"}, {**GRAM, "label": "second",
 
 @pytest.fixture
 def central(tiny_experiment):
-    """Gives a fresh table of an experiment of centralised systems alone."""
+    """Makes the table of an experiment of centralised systems only."""
 
     def make(baselines=SYSTEMS, **more):
         table = {key: value for key, value in tiny_experiment().items() if key not in FEDERATED}
@@ -40,7 +40,7 @@ def central(tiny_experiment):
 
 
 class Stop(Callback):
-    """Breaks a run off before a system, as a killed process would."""
+    """Interrupts a run before a system, like a killed process."""
 
     def __init__(self, before: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Stop(Callback):
 
 
 def killed(*given):
-    """In place of what a system computes between its two releases."""
+    """Replaces the computation of a system between its two releases."""
     raise KeyboardInterrupt
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping: it ends and keeps what the curve of validation users says, exactly, also when a
-run is broken off or extended; it never looks at test users and says what it does to privacy."""
+"""Early stopping: stopping round and kept round follow exactly from the curve of validation users,
+also if a run is interrupted or extended; test users are never used, and the effect on privacy is
+reported."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Interrupt(Callback):
 
 
 def expected_end(values, patience, least=0.0):
-    """Best round and last round by a curve, one value a round, and number of evaluations since."""
+    """Best round and last round of a curve with one value per round, and the number of evaluations
+    since."""
     best, at = values[0], 1
     for number, value in enumerate(values[1:], 2):
         if value - best > least:
@@ -63,7 +65,7 @@ def expected_end(values, patience, least=0.0):
 
 @pytest.fixture
 def curve(run_tiny):
-    """NDCG of validation users after each round, by the evaluation that has always been there."""
+    """NDCG of validation users after each round, by the ordinary evaluation."""
 
     def measured(settings):
         result = run_tiny(*settings, f"rounds={ROUNDS}", *ON_VALIDATION, output="curve")
@@ -96,7 +98,7 @@ def same_ending(one, other):
 @SETTINGS
 def test_it_ends_by_the_curve_with_what_a_run_of_the_best_round_has(run_tiny, curve, settings):
     best, last = expected_end(curve(settings), PATIENCE)
-    assert 1 < best < last < ROUNDS  # else this test shows nothing
+    assert 1 < best < last < ROUNDS  # otherwise this test would prove nothing
     result = run_tiny(*settings, f"rounds={ROUNDS}", WATCH)
     assert (result.best_round, len(result.rounds)) == (best, last)
     same_ending(result, run_tiny(*settings, f"rounds={best}", output="best"))
@@ -231,7 +233,7 @@ def test_validation_users_who_train_are_said_not_to_be_covered(run_tiny):
 
 
 def test_first_phases_do_not_use_patience_up(run_tiny):
-    """Nothing ever gains by 1, and three rounds belong to a first phase."""
+    """No evaluation improves by 1, and three rounds belong to a first phase."""
     step = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, epochs=1}"
     stages = f"strategy={{name='two-stage', stage-one={{rounds=3, {step}}}}}"
     never = "early-stopping={patience=2, min-improvement=1.0}"
@@ -241,7 +243,8 @@ def test_first_phases_do_not_use_patience_up(run_tiny):
 
 
 def test_generated_parameters_are_watched_too(run_ratings):
-    """Where the server makes each user's parameters, it asks for the validation rows' items."""
+    """If the server generates each user's parameters, it requests the items of the validation
+    rows."""
     table = (
         "model={name='metamf', generator=8, memory=8, user=4, embedding=4, rank=2, center=3.0}",
         "step={name='metamf'}",

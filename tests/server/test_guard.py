@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole private runs: what is charged and when, where a run stops, resuming, secure mode, refusals
-and the report."""
+"""Whole private runs: charges and their order, the budget, resuming, secure mode, refusals and the
+report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Broken(BaseException):
 
 
 def charges(folder):
-    """Rounds in a run's ledger, as written."""
+    """Rounds in a run's ledger."""
     path = folder / "privacy.jsonl"
     return (
         [json.loads(line)["round"] for line in path.read_text().splitlines()]
@@ -47,7 +47,7 @@ def charges(folder):
 
 
 def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
-    """What the accountant says of so many rounds of the tiny experiment, without any run."""
+    """The accountant's epsilon of a number of rounds of the tiny experiment, without a run."""
     accountant, found = Accountant("autodp"), []
     for _ in range(rounds):
         accountant.step(GaussianRound(FixedSize(cohort, clients), "replace-one", z), 1)
@@ -56,7 +56,7 @@ def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
 
 
 def crash_in_round(monkeypatch, number, where):
-    """Makes one thing fail in one round, once."""
+    """Makes one operation fail once, in one round."""
     healthy = getattr(*where)
 
     def fails(*of, **more):
@@ -98,7 +98,7 @@ def test_epsilon_of_local_noise_is_that_of_a_client_in_every_round(run_tiny):
 def test_a_crash_after_the_charge_is_charged_again(
     run_tiny, tmp_path, monkeypatch, saved_parameters, placement
 ):
-    """Never refunded: what was released may have been seen; the resumed run ends with the same
+    """Never refunded, because a release may have been observed; the resumed run ends with the same
     parameters."""
     settings = (PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
     whole = run_tiny(*settings, output="whole")
@@ -126,8 +126,8 @@ def test_a_crash_after_the_charge_is_charged_again(
 
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
 def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
-    """The server's noise is paid before it is drawn, clients' noise before the clients are asked to
-    send."""
+    """The server's noise is charged before it is drawn, clients' noise before the clients are asked
+    to upload."""
     charge, draw, train, apply = (
         Ledger.charge,
         dp.add_noise,
@@ -244,8 +244,8 @@ def test_noise_is_a_function_of_the_seed(run_tiny):
 
 
 def test_every_parameter_of_a_real_round_has_noise(run_tiny):
-    """S = 1e-6 leaves nothing but noise: every coordinate moves, those of items that nobody has
-    among them."""
+    """With S = 1e-6 there is only noise: every coordinate moves, also those of items without
+    interactions."""
     still = run_tiny(
         "privacy={clip-norm=1e-6, noise-multiplier=0.0}", "rounds=1", *CHEAP, output="still"
     )
@@ -264,7 +264,7 @@ def test_every_parameter_of_a_real_round_has_noise(run_tiny):
 def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
     run_tiny, tmp_path, monkeypatch
 ):
-    """Neither ids nor losses are in a file of the run, in any form in which they were sent."""
+    """Ids and losses are in no file of the run, in any form."""
     from clients.training import update_sum
     from server.cohorts import selection as server_cohorts
 
@@ -404,7 +404,7 @@ def test_strategies_without_a_bound_are_refused_before_anything_is_trained(
 
 
 def test_fedavg_over_clients_is_private(run_tiny):
-    """With a learning rate of one REPTILE is the same."""
+    """REPTILE with a learning rate of one is the same."""
     one = run_tiny(
         "strategy={name='fedavg', weighting='uniform'}", PRIVATE, *CHEAP, output="fedavg"
     )
@@ -415,7 +415,7 @@ def test_fedavg_over_clients_is_private(run_tiny):
 
 
 class Louder(Reptile):
-    """Somebody's own strategy; the guard reaches it because it is additive."""
+    """A user's own strategy; the guard supports it because it is additive."""
 
     def apply(self, theta, aggregate):
         return aggregate.added_to(theta, 3 / aggregate.clients)
@@ -499,7 +499,7 @@ LOST = {
 def test_a_ledger_that_lost_charges_is_not_gone_on_with(
     run_tiny, tmp_path, monkeypatch, how, checkpoints
 ):
-    """Resumed without them, a run would report less than it has spent."""
+    """Resumed without these charges, a run would report too small an epsilon."""
     crash_in_round(monkeypatch, 4, (Loop, "_train"))
     with pytest.raises(Broken):
         run_tiny(PRIVATE, "rounds=4", *CHEAP, output="broken")
@@ -512,7 +512,7 @@ def test_a_ledger_that_lost_charges_is_not_gone_on_with(
         for checkpoint in (tmp_path / "broken" / "checkpoints").iterdir():
             checkpoint.unlink()
         if how in ("cut", "cheapened"):
-            # what is there is charged again from the first round on, and nobody knows of more
+            # rounds are charged again from the first one on, and no later charges are known
             return
     with pytest.raises(
         RunError, match=r"does not contain all charges of the run(.*\n)*.*restore the file"
@@ -523,7 +523,8 @@ def test_a_ledger_that_lost_charges_is_not_gone_on_with(
 
 
 def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, tmp_path):
-    """A node that claims a crowd after the start, or before a run is resumed, thins no noise."""
+    """A node that claims many clients after the start, or before a run is resumed, does not reduce
+    the noise."""
     from server.cohorts.roster import Roster
     from server.cohorts.selection import SampledCohorts
     from server.strategy_state import make_strategy
@@ -540,7 +541,7 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
     start = guard(18)
     assert guard(1_000_018) == start and start.clients == 18
     other = RunFolder.create(run.experiment, tmp_path / "other")
-    # which is what the claim was for
+    # the purpose of the claim
     assert guard(1_000_018, other).noise_multiplier < start.noise_multiplier / 2
     (run.path / "populations.json").write_text("[1")
     with pytest.raises(RunError, match=r"populations\.json is damaged"):

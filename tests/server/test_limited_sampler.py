@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited sampling: nobody more often than allowed, and the same cohort whenever and wherever it is
-asked for."""
+"""Limited sampling: no client more often than allowed, and cohorts that are a function of seed and
+round."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds: callbacks, early stop, divergence, reproducible files, and when and on whom it is
-evaluated."""
+"""The rounds: callbacks, early end, divergence, reproducible files, and evaluations."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Recorder(Callback):
 
 
 class Exploding(Reptile):
-    """Fine in the first round, infinite in the second."""
+    """Finite in the first round, infinite in the second."""
 
     def apply(self, theta, aggregate):
         new = super().apply(theta, aggregate)
@@ -57,7 +56,7 @@ class Exploding(Reptile):
 
 
 class InPlace(Reptile):
-    """Changes the arrays that it is given, as it may."""
+    """Changes the given arrays in place, which is allowed."""
 
     def apply(self, theta, aggregate):
         for value in theta.values():
@@ -66,7 +65,7 @@ class InPlace(Reptile):
 
 
 class Watching(Reptile):
-    """Remembers from which nodes it got the replies, in order."""
+    """Records the nodes of the replies, in order."""
 
     got: ClassVar[list] = []
 
@@ -132,8 +131,8 @@ def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Makes rounds shorter than the writing of a checkpoint; gives the rounds whose checkpoint has
-    been written."""
+    """Makes rounds shorter than the writing of a checkpoint; returns the rounds with a written
+    checkpoint."""
     whole, told = Checkpoints.save, []
 
     def save(self, state):
@@ -289,8 +288,8 @@ def test_result_json_tells_what_the_result_holds(run_tiny):
 
 
 def test_a_baseline_that_is_left_out_is_told_of(run_tiny):
-    """EASE takes at most five items here: iALS stands in, and callbacks and the run's log are told
-    in one line."""
+    """EASE takes at most five items here: iALS replaces it, reported in one line to callbacks and
+    in the log."""
     told = []
 
     class Listener(Callback):

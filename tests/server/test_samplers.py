@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cohort samplers: functions of the seed and the round, with the distribution they promise."""
+"""Cohort samplers: functions of the seed and the round, with the documented distribution."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: good input works, bad input says what was expected, what came, and how to fix
-it."""
+"""The command line: valid input works; errors state what was expected, what was found, and how to
+fix it."""
 
 from __future__ import annotations
 

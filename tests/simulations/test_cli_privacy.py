@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec privacy`: one JSON object, a table with a plain line, explanations, and errors without a
+"""`fedrec privacy`: one JSON object, a table with a sentence, explanations, and errors without a
 traceback."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-VAE, and its noise on another model, as whole runs: three engines, a broken run, what is told,
-who is drawn."""
+"""DP-VAE, and its noise on another model, as whole runs: three engines, an interrupted run,
+reports, cohorts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Broken(Callback):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, system):
-    """Rounds 3 and 4 are run again from the checkpoint of round 2: their uploads are the same, and
+    """Rounds 3 and 4 are repeated from the checkpoint of round 2: their uploads are the same, and
     count once."""
     settings = (*SYSTEMS[system], "rounds=6", "checkpoint.every=2")
     whole = run_tiny(*settings, output="whole")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""True epsilons of users beside nominal ones, from the experiment alone."""
+"""True and nominal epsilons of users, from the experiment only."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def answering(error=None):
-    """The class of an actor that answers, or fails in its constructor. Made in a function, as Ray's
-    processes cannot import this file."""
+    """The class of an actor that answers, or fails in its constructor. Defined in a function,
+    because Ray's processes cannot import this file."""
 
     class Answering:
         def __init__(self):
@@ -38,7 +38,8 @@ def ray():
 
 
 class Starter:
-    """Starts actors, and kills those of the places in `victims` at once, as often as it says."""
+    """Starts actors, and kills those at the places in `victims` immediately, the given number of
+    times."""
 
     def __init__(self, ray, victims, error=None):
         self.ray, self.victims, self.started = ray, dict(victims), []

@@ -124,8 +124,7 @@ class Fail(Callback):
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
     grid, theta, load_tiny, tmp_path, monkeypatch
 ):
-    """The last test: node 3 does not live through it, but gives back the buffer that was assigned
-    to it."""
+    """The last test: node 3 dies in it, but its buffer is released."""
     import ray
 
     monkeypatch.setattr(reply_buffers, "_SMALLEST", 0)

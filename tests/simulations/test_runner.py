@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running and resuming through the common gateway."""
+"""Running and resuming experiments."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_told_to_end_says_so_and_can_be_resumed(tiny_experiment, tmp_path, sign):
-    """A signal by name, to a process of its own; without a handler the folder says `running` for
-    ever."""
+    """A signal by name, to a separate process; without a handler the folder's status would stay
+    `running`."""
     import signal
     import subprocess
     import sys

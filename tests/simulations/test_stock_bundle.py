@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flwr run` of an app bundle whose clients know nothing of fedrec and whose server is fedrec's."""
+"""`flwr run` of an app bundle with stock clients and fedrec's server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec synthesise`: the table can be read again, the figures are there, and faults are told."""
+"""`fedrec synthesise`: the table can be read again, the figures are printed, and errors are
+reported."""
 
 from __future__ import annotations
 

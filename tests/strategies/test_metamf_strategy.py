@@ -35,8 +35,8 @@ SPLIT = {"name": "ratio", "train": 0.6, "validation": 0.2, "test": 0.2}
 
 
 class Central(nn.Module):
-    """The published scheme: for each rating, the item table of its user is generated whole and met
-    by a one-hot row."""
+    """The published scheme: for each rating, the whole item table of its user is generated and
+    multiplied by a one-hot row."""
 
     def __init__(self, start, users, items):
         super().__init__()
@@ -74,7 +74,7 @@ class Central(nn.Module):
 
 @pytest.fixture
 def experiment(tiny_experiment):
-    """Everyone is in each round, so that the cohort is known."""
+    """All clients are in each round, so that the cohort is known."""
 
     def make(task="rating", **strategy):
         table = tiny_experiment() | {

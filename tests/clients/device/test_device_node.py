@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with its own data: what a simulation's node would hold of its users, under numbers, and
-what it refuses."""
+"""A node with its own data: it holds the same as a simulated node, under client numbers, and
+refuses invalid orders."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_code_of_packages_that_the_owner_did_not_name_is_not_run(load_tiny, shar
 
 
 def arrived(answer):
-    """What the server makes of an answer that came over the network."""
+    """The server's view of a reply after serialization."""
     return from_the_network(answer.content)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes: who hosts whom, and that a node is made once."""
+"""Nodes: which clients each hosts, and that a node is made once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path trains what: the fastest that fits, with the reason; refused where it was asked for
-and does not fit."""
+"""The choice of the training path: the fastest that is supported, with the reason; an error if the
+requested path is not supported."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bfloat16_and_gpus_train_in_blocks(load_tiny):
 
 
 class OtherLoss(PrivRec):
-    """Inherits a declaration that is no longer true."""
+    """Inherits a kernel declaration that no longer describes it."""
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return 2 * super().loss(predictions, labels, weights)

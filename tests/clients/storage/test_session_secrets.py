@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session secrets outlive a process, each step is taken once, and what is over is gone."""
+"""Session secrets outlive a process, each step is taken once, and secrets of finished sessions are
+deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SECRETS = {"mask-seed": b"\x00secret-of-sixteen", "place": b"\x01"}
 
 @pytest.fixture(params=["disk", "memory"])
 def reopened(request, tmp_path):
-    """Gives the secrets as the next process finds it; in memory there is one process only."""
+    """Opens the secrets as another process would; in memory there is only one process."""
     if request.param == "disk":
         return lambda: SessionSecrets(tmp_path / "private" / "secure-0.sqlite")
     kept = SessionSecrets(None)

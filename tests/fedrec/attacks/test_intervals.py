@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals of proportions, against scipy and against their own promise."""
+"""Intervals of proportions, against scipy and by their coverage."""
 
 from __future__ import annotations
 

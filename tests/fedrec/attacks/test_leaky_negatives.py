@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leak of held-out items through negatives: off by default, complete when it is on, and always
-said."""
+"""The leak of held-out items through negatives: off by default, complete when enabled, and always
+reported."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simulations import runner
 
 
 def never_drawn_hits(experiment, rounds, users=None):
-    """Expected Hits@10 among 99 drawn items of ranking by how seldom an item was a negative in so
-    many rounds."""
+    """Expected Hits@10 among 99 sampled items, ranked by how rarely an item was a negative in a
+    number of rounds."""
     node = Node(experiment, 0, 1, None)
     population, schema = node.population, node.population.schema()
     clients = population.evaluated_clients("test")[:users]
@@ -73,7 +73,7 @@ def test_every_table_says_so(table, tmp_path):
 
 
 def test_held_out_items_stay_possible_negatives_by_default(table):
-    """Without the switch a client is not told of what is held out."""
+    """Without the switch a client does not get the held-out items."""
     honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
     for mine, other in zip(
         honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True

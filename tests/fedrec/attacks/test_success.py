@@ -15,7 +15,7 @@ from fedrec.attacks.success import balanced_accuracy_ceiling, found_ceiling, mea
 
 @pytest.fixture(params=[False, True], ids=["distinct", "ties"])
 def attacked(request):
-    """Scores and truth of 300 users, members a little higher."""
+    """Scores and membership of 300 users; members score slightly higher."""
     random = np.random.default_rng(4)
     member = random.random(300) < 0.6
     scores = random.normal(size=300) + 0.7 * member

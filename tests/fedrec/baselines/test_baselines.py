@@ -119,7 +119,7 @@ def test_liked_items_follow_the_order_of_clients():
 
 
 def test_low_rated_items_are_those_of_training_rows_that_are_not_positive():
-    """User 2's row is held out, and so is its low rating."""
+    """User 2's row and its low rating are held out."""
     table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9], np.array([4, 4, 3, 1, 2]))
     partition = Partition(np.array([0, 1]), np.array([0, 1, 2, 4]), np.array([]), np.array([3]))
     population = Population(table, partition, task="ranking", positive_above=3)
@@ -218,8 +218,8 @@ class TestEvaluate:
 
 @pytest.mark.real_data
 def test_movielens_1m_under_the_protocol_of_privrec():
-    """Hits@5, 10, 20, 30 on ML-1M, as another implementation measured them on another draw of the
-    test users."""
+    """Hits@5, 10, 20, 30 on ML-1M, measured by another implementation on another sample of test
+    users."""
     reader = resolve_reader("ml-1m")
     table = reader.read()
     partition = UserHoldout(UserHoldout.Config(), 0).split(table)
@@ -260,8 +260,8 @@ def test_private_popularity_costs_its_epsilon_and_has_that_noise():
 
 
 def test_private_popularity_clips_each_user():
-    """At epsilon 1e4 hardly any noise is left: a user with nine items counts 2 / sqrt(9) each, a
-    repeat counts once."""
+    """At epsilon 1e4 there is hardly any noise: a user with nine items adds 2 / sqrt(9) to each,
+    repeats count once."""
     lists = [list(range(9)), [1, 1, 2]]
     model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0, backend="autodp")
     wide, expected = model.plan(2).noise_std, np.zeros(12)
@@ -272,7 +272,7 @@ def test_private_popularity_clips_each_user():
 
 
 def test_private_popularity_with_laplace_noise():
-    """b = 2 S / epsilon in the L1 norm; delta plays next to no part in one release."""
+    """b = 2 S / epsilon in the L1 norm; delta is nearly irrelevant for one release."""
     model = fitted(
         DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace"
     )
@@ -281,8 +281,8 @@ def test_private_popularity_with_laplace_noise():
 
 
 class TestTooLarge:
-    """A baseline for which the data are too large is left out with a line, and another stands
-    in."""
+    """A baseline for which the data are too large is skipped with a message, and another one
+    replaces it."""
 
     def setup_method(self):
         generator = np.random.default_rng(0)

@@ -26,7 +26,7 @@ from strategies.fedavg import FedAvg
 
 @pytest.fixture
 def plugins(monkeypatch, tmp_path):
-    """A module of plug-ins on the path, and entry points that name it."""
+    """A module of plug-ins on the path, and entry points for it."""
     (tmp_path / "outside_step.py").write_text(
         "from clients.steps.sgd import Sgd\nclass Mine(Sgd):\n    pass\nNOT_A_CLASS = 3\n"
     )

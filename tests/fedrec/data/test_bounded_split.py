@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Theorem 1 of DP-VAE as a split: the paper's number, who trains, and that nothing held out
-changes."""
+"""Theorem 1 of DP-VAE as a split: the paper's number, the training users, and unchanged held-out
+rows."""
 
 from __future__ import annotations
 

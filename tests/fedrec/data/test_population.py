@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interactions seen as clients: labels, what is known, what is held out."""
+"""Interactions as clients: labels, known items, held-out items."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ def test_a_clients_rows_can_be_put_in_the_order_of_time(load_tiny, world):
 
 
 class TestPerturbed:
-    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); learned instead are five of user 0 and one
-    of user 2."""
+    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); the perturbed ones are five of user 0 and
+    one of user 2."""
 
     @pytest.fixture
     def changed(self, world):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The readers on the published data, and their refusal of damaged copies of these."""
+"""The readers on the published data, and on damaged copies, which are refused."""
 
 import shutil
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every split on hand-made rows, and the properties that all splits share."""
+"""Every split on small examples, and the common properties of all splits."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class TestRatio:
 
 class TestKfold:
     def test_validation_rows_are_a_share_of_the_other_folds(self):
-        """The tested fold stays what it is, and none of its rows is among them."""
+        """The test fold does not change, and none of its rows is among the validation rows."""
         table = interactions(np.repeat(np.arange(11), 3))
         plain, held = (
             make("kfold", fold=2, validation=share).split(table) for share in (0.0, 0.25)

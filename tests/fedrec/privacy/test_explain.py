@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain words: the ceilings are the published ones, and the caveats are those of the plan."""
+"""Explanations: the bounds are the published ones, and the caveats are those of the plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: sensitivity, noise and event fit together, hand-computed; what does not fit is refused
-with its reason."""
+"""The plan: sensitivity, noise and event are consistent, computed by hand; inconsistent settings
+are refused with the reason."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_delta_by_default_is_small_enough():
 )
 def test_noise_in_the_papers_order_costs_what_it_really_costs(server_lr, expected):
     """M = 30 of 4800, T = 1000, delta 1e-6, multiplier z / alpha2. The values come from an
-    independent implementation; for alpha2 = 0.1 dp-accounting's Poisson bound, 0.0707 on a fine
-    grid, is the lower end of what it can be."""
+    independent implementation; for alpha2 = 0.1, dp-accounting's Poisson bound, 0.0707 on a fine
+    grid, is a lower bound."""
     found = plan(paper_noise_order=True, server_lr=server_lr, backend="pld")
-    # Times alpha2, the sum's noise is again the paper's 2 S z, whatever alpha2 is.
+    # Multiplied by alpha2, the sum's noise is the paper's 2 S z for any alpha2.
     assert found.noise_std * server_lr == pytest.approx(80.0)
     accountant = Accountant("pld")
     accountant.step(found.event(), 1000)

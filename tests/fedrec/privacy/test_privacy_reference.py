@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every accountant against values from other implementations, and the order that the bounds must
-keep.
+"""Every accountant against values of other implementations, and the order of the bounds.
 
 The values were computed once with autodp 0.2.3 and dp-accounting 0.6.0 and with an independent
 numerical integration.

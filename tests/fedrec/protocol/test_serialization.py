@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parcels: what goes in comes out, and nothing else is taken for one."""
+"""Serialization of arrays: packing and unpacking are inverse, and other data are refused."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def test_a_message_travels_as_one_array_and_arrives_as_it_was():
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == array.dtype
-    from_the_network(content)  # nor does opening what is open
+    from_the_network(content)  # unpacking twice has no effect either
     assert list(content["arrays"]) == list(arrays)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report in a browser: silent, without requests, usable by keyboard, phone, screen reader, in
-print, in the dark, and quick to open."""
+"""The report in a browser: no console messages or requests; usable by keyboard, on a phone, with a
+screen reader, in print and in dark mode; fast to open."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_it_asks_for_nothing_and_complains_about_nothing(browser, page):
 
 
 def test_a_broken_page_would_be_noticed(started, tmp_path):
-    """The browser reports what the test above looks for."""
+    """The browser does report what the test above excludes."""
     file = tmp_path / "broken.html"
     file.write_text("<img src='none.png'><script>console.error('x'); undefined.y</script>")
     started.open(file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of runs: who is paired with whom, and what is refused."""
+"""Comparisons of runs: the pairing of users, and refusals."""
 
 from __future__ import annotations
 

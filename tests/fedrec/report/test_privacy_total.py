@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the private runs of a table cost together: the sum of their ledgers, or why there is
-none."""
+"""Total privacy cost of the private runs of a table: the sum of their ledgers, or the reason why
+there is none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run folders: made once, recognised, locked, and faithful to their experiment."""
+"""Run folders: created once, recognised, locked, and with their experiment."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a table that grows, against pandas on the whole table."""
+"""The text of a growing table, against pandas on the whole table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are whole or not there."""
+"""Files are written completely or not at all."""
 
 from __future__ import annotations
 

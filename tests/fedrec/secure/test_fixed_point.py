@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed point: sums are exact to the step, nothing wraps around, and what has no room is
+"""Fixed point: sums are exact to the step, nothing wraps around, and numbers that are too large are
 refused."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of secure aggregation, and how many nodes a sum needs."""
+"""The settings of secure aggregation, and the number of nodes that a sum needs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that an experiment names: made from their settings, told in order, kept from changing
-anything."""
+"""Callbacks of an experiment: created from their settings, called in order, unable to change the
+run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_callback_without_settings_is_named_by_a_text(tiny_experiment):
 
 
 def test_an_experiment_without_callbacks_is_written_as_before(load_tiny):
-    """So that runs of earlier versions can be resumed: their digest has to stay."""
+    """Runs of earlier versions can be resumed: their digest must not change."""
     table = load_tiny().table()
     assert "callbacks" not in table and "train-config" not in table
 

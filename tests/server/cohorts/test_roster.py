@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roster: who hosts whom, in the order of the nodes' partitions and not of Flower's ids."""
+"""The roster: the clients of each node, in the order of the nodes' partitions and not of Flower's
+ids."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def presence(partition, training=(), evaluated=()):
 
 
 class Answering:
-    """A grid whose nodes answer a hello with what they are given."""
+    """A grid whose nodes reply to `hello` with given contents."""
 
     def __init__(self, answers):
         self.answers = answers
@@ -72,7 +73,7 @@ def working(partition, training, work):
 
 
 def test_nodes_that_may_train_each_others_clients_share_the_work():
-    """Hosted by their nodes the work of the cohort would be 1,300 and 10."""
+    """On the hosting nodes the work of the cohort would be 1,300 and 10."""
     roster = Roster(
         (17, 450), (working(0, [0, 2, 4], [600, 400, 300]), working(1, [1, 3], [10, 5000]))
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies: which count, and when too many failed."""
+"""Replies: which are accepted, and the error if too many failed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment will cost, told before any run: against runs' ledgers, and against the
-analytic Gaussian."""
+"""Privacy cost of an experiment before any run, against runs' ledgers and the analytic Gaussian
+mechanism."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
 
 
 def delta_of(mu: float, epsilon: float) -> float:
-    """Of Gaussian releases that make mu together (Dong, Roth and Su 2019, corollary 1)."""
+    """Epsilon of Gaussian releases with total mu (Dong, Roth and Su 2019, corollary 1)."""
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
 
 
 def test_noise_factors_count_as_the_analytic_gaussian_says(plans):
-    """Everybody in each of 1 + 3 rounds: mu^2 = 1 / (1.5 z)^2 + 3 / z^2."""
+    """All clients in each of 1 + 3 rounds: mu^2 = 1 / (1.5 z)^2 + 3 / z^2."""
     told = plans(
         *POPULARITY,
         "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, backend='pld'}",
@@ -113,7 +113,7 @@ def test_a_target_is_met_by_all_phases_together_whatever_their_factors(plans):
 
 
 def test_what_the_best_attack_reaches_is_told_of_laplace_noise_too(plans):
-    """One release of everybody: delta = 1 - e^((epsilon - 1 / z) / 2)."""
+    """One release of all clients: delta = 1 - e^((epsilon - 1 / z) / 2)."""
     settings = (
         "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5, mechanism='laplace', backend='pld'}"
     )
@@ -155,8 +155,7 @@ def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans)
 def test_a_stage_on_volunteers_costs_everybody_else_nothing(
     tiny_experiment, run_tiny, stages, others
 ):
-    """The total is that of the main stage alone, among the clients that it draws from; the
-    volunteers are told."""
+    """The total is that of the main stage, among its clients; the volunteers are reported."""
     private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
     result = run_tiny(stages, private, "privacy.stages=['main']", "rounds=5", CHEAP)
     alone = PhasePlans.before_a_run(
@@ -225,7 +224,7 @@ def test_as_many_clients_as_one_likes(tiny_experiment):
 
 
 class Hiding(TwoStage):
-    """A strategy with two strategies inside, of which it tells nobody."""
+    """A strategy with two inner strategies that it does not declare."""
 
     @property
     def parts(self):

@@ -30,13 +30,13 @@ COUNT = {"calls": 0}
 
 
 def counted():
-    """How often it was called: what a component must not depend on."""
+    """A number of calls, on which a component must not depend."""
     COUNT["calls"] += 1
     return COUNT["calls"]
 
 
 class BareConfig(Config):
-    """A setting without its meaning."""
+    """A setting without a description."""
 
     size: int = 3
 
@@ -76,7 +76,7 @@ class Eager(Sgd):
 
 class Fragile(Sgd):
     def update(self, parameters, data, random):
-        assert data.items.max() >= 0  # of nothing there is no maximum
+        assert data.items.max() >= 0  # an empty array has no maximum
         return super().update(parameters, data, random)
 
 
@@ -95,7 +95,7 @@ class Crowded(Sgd):
 
 
 class Unbounded(Sgd):
-    """Upload after the clip cannot be had here, so its norm is misreported."""
+    """The upload after the clip is not accessible here, so its norm is misreported."""
 
     def train_block(self, parameters, block, own=None):
         import dataclasses
@@ -158,7 +158,7 @@ class Loose(Reptile):
 
 
 class Unprotected(Reptile):
-    """Takes the privacy and does not use it."""
+    """Accepts the privacy and ignores it."""
 
     def protect(self, privacy): ...
 
@@ -220,7 +220,7 @@ class Silent(RandomReplacement):
 
 
 class Wavering(RandomReplacement):
-    """Another result for an experiment than for whoever asks it by itself."""
+    """Another result within an experiment than alone."""
 
     def perturb(self, data):
         rows = np.arange(len(data.rows) // (1 + counted() % 2))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment in real containers: up, register, run, killed containers, failures told, root
-refused, down."""
+"""A deployment in real containers: up, register, run, killed containers, reported failures, no
+root, down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def composed(small, tmp_path_factory):
         made.wait_until(lambda: made.well() >= {"superlink", "serverapp", "gateway"}, "the server")
         status, output = made.operator("register", "/deployment")
         assert status == 0 and output.count("node-") == 2, output
-        made.wait_until(lambda: len(made.well()) == 7, "that all containers are well")
+        made.wait_until(lambda: len(made.well()) == 7, "that all containers are healthy")
         yield made
     finally:
         status, output = made.down()
@@ -61,7 +61,7 @@ def test_nobody_is_root_or_may_write_to_the_image(composed):
         )
         assert "CapEff:\t0000000000000000" in output, service
     status, _ = composed.compose("exec", "-T", "supernode-1", "ls", "/data")
-    assert status != 0  # what speaks to the outside does not see the data
+    assert status != 0  # the container with a network connection does not see the data
 
 
 def test_an_executor_of_a_node_is_killed_in_mid_round(composed):

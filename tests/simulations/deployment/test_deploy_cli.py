@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a deployment, as far as they need no processes: what init makes, and what is
-refused."""
+"""The commands of a deployment that need no processes: the files of `init`, and refusals."""
 
 from __future__ import annotations
 
@@ -118,7 +117,7 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
 def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
     with pytest.raises(DataError, match="no data file"):
         prepare(plan_of(made.node(1), made.gateway, data=tmp_path / "none.csv"))
-    with pytest.raises(DataError, match="no data file"):  # else the server would name one
+    with pytest.raises(DataError, match="no data file"):  # otherwise the server would choose one
         prepare(plan_of(made.node(1), made.gateway))
     with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
         prepare(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private parts of Flower that a deployment leans on: when a new version moves one, the test's
-name says which."""
+"""The private parts of Flower that a deployment depends on: if a new version changes one, the
+test's name tells which."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_signal_ends_a_sleep_and_one_that_was_sent_before_it_too(tmp_path):
     for _ in range(3):
         sender.send()
     started = time.monotonic()
-    work_signal.sleep(60.0)  # one signal or three: it was sent since the last sleep
+    work_signal.sleep(60.0)  # one signal or three: one was sent since the last sleep
     Timer(0.05, sender.send).start()
     work_signal.sleep(60.0)
     assert 0.05 <= time.monotonic() - started < 30.0
@@ -178,7 +178,7 @@ def test_a_web_server_ends_soon_and_looks_seldom():
 
     class Server:
         async def on_tick(self, counter):
-            assert counter == 0  # at which uvicorn renews its date
+            assert counter == 0  # when uvicorn updates its date
             return next(looks)
 
     started = time.monotonic()
@@ -216,7 +216,7 @@ def test_what_is_no_such_time_is_refused(monkeypatch, text):
 
 @pytest.fixture
 def memory(identity):
-    """A SuperNode's memory, made as Flower makes it."""
+    """A SuperNode's state, created as by Flower."""
     supernode.nodestate_factory.InMemoryNodeState = supernode.AnsweringNodeState
     try:
         return supernode.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
@@ -225,7 +225,7 @@ def memory(identity):
 
 
 def received(memory, number):
-    """A message as the SuperNode's loop stores one, and the id of its task, which runs."""
+    """A message as stored by the SuperNode's loop, and the id of its running task."""
     message = Message(RecordDict(), 1, "train")
     message.metadata.__dict__["_message_id"] = f"message-{number}"
     task = memory.create_task(
@@ -261,7 +261,7 @@ def test_one_that_failed_with_an_answer_is_not_answered_for_again(memory):
 
 def test_one_that_fails_late_does_not_answer_the_next_message(memory):
     first, task = received(memory, 1)
-    memory.delete_messages(message_ids=[first.metadata.message_id])  # as when its answer was sent
+    memory.delete_messages(message_ids=[first.metadata.message_id])  # as after its reply was sent
     received(memory, 2)
     memory.finish_task(task, "failed", "late")
     assert not replies(memory)
@@ -275,7 +275,7 @@ def answer(memory, message, name):
 
 
 def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(memory):
-    """As when a run is stopped while its message arrives: the loop forgets it, its process answers
+    """If a run is stopped while its message arrives, the loop forgets it, and its process replies
     later."""
     given_up, _ = received(memory, 1)
     message, _ = received(memory, 2)
@@ -325,7 +325,7 @@ def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
 
 @pytest.fixture
 def linked(tmp_path):
-    """A SuperLink's memory, and the pieces in it: `shared` belongs to both messages, `late` answers
+    """A SuperLink's state and its pieces: `shared` belongs to both messages, `late` is the reply to
     the overdue one."""
     store = ObjectStoreFactory().store()
     names = {
@@ -363,11 +363,11 @@ def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_
 def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
     state, store, names = linked
     before = time.monotonic()
-    # as Flower does when it hands out the answer, before that is read
+    # as by Flower when it returns the reply, before it is read
     state.delete_messages({names["overdue"]})
     state.drop_pieces(before)
     assert state.num_message_res() == 0 and len(store) == 4
-    store.delete(names["late"])  # as the reader does at last
+    store.delete(names["late"])  # as finally by the reader
     state.drop_pieces(time.monotonic() + 1)
     assert {name for name in names if names[name] in store} == {"answerable", "shared"}
 
@@ -429,7 +429,7 @@ def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path,
     first.add(task)
     (note,) = (tmp_path / "unfinished").iterdir()
     assert note.stat().st_mode & 0o077 == 0
-    (tmp_path / "unfinished" / "8.json").write_text("[")  # a note that was cut is left out
+    (tmp_path / "unfinished" / "8.json").write_text("[")  # a truncated file is omitted
     second = UnfinishedTasks(tmp_path / "unfinished")
     executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
     assert reported == [(task, "ended together with its executor")]

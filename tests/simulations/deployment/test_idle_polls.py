@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes without a message are answered from memory, and nobody else is."""
+"""Nodes without a message are answered from memory, and no other caller is."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_message_stored_while_the_database_is_asked_is_not_missed():
 
 
 async def held(queues, seconds=30.0):
-    """A call of the node that has been held; it ends when it is answered."""
+    """A held call of the node; it ends when it is answered."""
     call = asyncio.ensure_future(queues.wait(NODE, seconds))
     await asyncio.sleep(0)
     return call
@@ -146,7 +146,7 @@ def test_a_node_keeps_its_connection_from_one_question_to_the_next():
 
 
 class Calls:
-    """A SuperLink with one node, and how often its own code was asked."""
+    """A SuperLink with one node, and the number of calls of its own code."""
 
     def __init__(self):
         self.queues, self.passed = EmptyQueues(), []

@@ -114,7 +114,7 @@ def test_two_runs_at_once_do_not_meet(federation, parity):
 
 
 def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
-    """The time is printed, not judged: the machine may be busy."""
+    """The time is printed, not tested, because the machine may be busy."""
     table = small()
     table["dataset"]["users"] = 40
     made = Federation(tmp_path / "eight", table, nodes=8, proxy="auto")  # nginx, where there is one

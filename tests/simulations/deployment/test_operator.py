@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator waits for; whole deployments are in `test_loopback.py`."""
+"""The operator's waiting; whole deployments are in `test_loopback.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulations.deployment.flower import control
 
 @pytest.fixture
 def superlink(monkeypatch):
-    """A SuperLink that gives one prepared answer after the other, the last one for ever."""
+    """A SuperLink that returns prepared answers in turn, and the last one forever."""
     answers, closed = [], []
 
     def nodes():

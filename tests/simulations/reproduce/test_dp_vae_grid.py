@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grid of DP-VAE: its cells are experiments, its tests are those of the textbooks, and a broken
-grid goes on."""
+"""The grid of DP-VAE: its cells are valid experiments, its tests are the standard ones, and an
+interrupted grid continues."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_cells_that_are_compared_exist():
 
 
 def test_paired_by_seed_as_in_the_textbook():
-    """Student's t of the differences, written out; records lie in any order."""
+    """Student's t of the differences by formula; records are in any order."""
     one, other = [0.30, 0.32, 0.29, 0.33, 0.35], [0.31, 0.36, 0.31, 0.32, 0.38]
     known = {f"g / a / seed {seed}": record(0.0, one[seed], 0.0) for seed in range(5)}
     known |= {f"g / b / seed {seed}": record(0.0, other[seed], 0.0) for seed in (4, 0, 3, 1, 2)}
@@ -172,7 +172,7 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
     )
     assert whole.count(" 0.7000") == len(WHOLE_MEASURES) and dp_vae.PREFIX in whole
     first = WHOLE_MEASURES[0]
-    # without the measure it lacks
+    # without the missing measure
     assert line("| whole / ease |") == f"| whole / ease | 1 | {first} 0.8000 |"
     assert line("| ease beside it |").startswith("| ease beside it | 1 | ndcg-list@100 0.4100 |")
     assert line("parts / constant -> parts / optimal, ndcg-list@100:").startswith(
@@ -236,8 +236,8 @@ def test_a_run_that_diverges_is_a_figure_and_any_other_error_is_one(run_tiny, mo
 
 
 def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
-    """Where the best list has 100 items whatever the history, a short history's perfect list has
-    less than 1."""
+    """As the ideal list always has 100 items, the perfect list of a short history scores below
+    1."""
     name = f"{dp_vae.PREFIX}ndcg@100"
     table = pd.DataFrame({name: [1.0, 0.5]}, index=[7, 9])
     lengths = {7: 2, 9: 300}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and keeps its
+"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and passes its
 contract."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def call(capsys, monkeypatch, *arguments):
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A package of each kind, as `fedrec new` writes it, and all of them installed in the folder
+    """A package of each kind, as written by `fedrec new`, and all of them installed in the folder
     `site`."""
     from simulations.scaffold.package import write_package
 
@@ -143,7 +143,7 @@ def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tm
 
 
 def test_each_keeps_its_own_contract(packages):
-    """With the tests that `fedrec new` wrote, in a process of their own."""
+    """With the tests written by `fedrec new`, in a separate process."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{packages / 'site'}:{ROOT}",
@@ -169,8 +169,8 @@ def test_each_keeps_its_own_contract(packages):
 
 @pytest.mark.timeout(240)
 def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
-    """The package is installed for this process only: Flower's processes have it from the app
-    bundle alone."""
+    """The package is installed for this process only: Flower's processes get it from the app
+    bundle."""
     name = NAMES["strategy"]
     app, output = installed / name, tmp_path / "run"
     port, place = flower._free_port(), SimpleNamespace(path=tmp_path)

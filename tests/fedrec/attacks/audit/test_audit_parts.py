@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an audit, each against a plain computation: canaries, scores, bounds, estimate,
-checks."""
+"""Parts of an audit against simple computations: canaries, scores, bounds, estimate, checks."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ CLAIM = Mechanism(
 
 
 def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
-    """A run that keeps the claim, unless told otherwise."""
+    """A run that satisfies the claim, unless changed."""
     random = np.random.default_rng(seed)
     signs = random.choice([-1, 1], canaries)
     taking_part = random.random((40, canaries)) < 0.25
@@ -221,7 +220,7 @@ def test_a_little_less_noise_is_found_and_more_noise_passes():
 
 
 def everybody(noise=0.3, seed=0, reach=0.2, canaries=500, rounds=3):
-    """A run in whose rounds every canary takes part."""
+    """A run with every canary in every round."""
     random = np.random.default_rng(seed)
     signs = random.choice([-1, 1], canaries)
     released = signs * reach + random.normal(0, noise, (rounds, canaries))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fold-in on private embeddings: without noise it is what its equations say, with noise it costs
-what it says."""
+"""Fold-in on private embeddings: without noise it follows its equations, with noise it costs its
+epsilon."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private autoencoder: each user's gradient is clipped as autograd has it, and each step is
-paid for."""
+"""The private autoencoder: each user's gradient equals autograd's and is clipped, and each step is
+charged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = {"hidden": 6, "latent": 3, "steps": 4, "cohort": 10}
 
 @pytest.fixture
 def users():
-    """Forty users of two kinds of taste, the last one without an item."""
+    """Forty users in two groups, the last one without an item."""
     random = np.random.default_rng(1)
     lists = [random.choice(np.arange(6) + 6 * (user % 2), 4, replace=False) for user in range(39)]
     offsets = np.append(np.arange(0, 4 * 39 + 1, 4), 4 * 39)

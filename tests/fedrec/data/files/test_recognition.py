@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What columns are taken for, and what is asked where that cannot be told."""
+"""Recognition of columns, and errors if it is ambiguous."""
 
 from __future__ import annotations
 

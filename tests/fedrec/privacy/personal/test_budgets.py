@@ -22,8 +22,7 @@ from fedrec.privacy.personal.budgets import (
 from fedrec.privacy.personal.noise import PersonalNoise
 
 
-# Computed for this project by another implementation: MovieLens-100K, delta 1 / 80,000, 30 uploads
-# per user.
+# Computed by another implementation: MovieLens-100K, delta 1 / 80,000, 30 uploads per user.
 @pytest.mark.parametrize(
     ("adjacency", "nominal", "true"),
     [
