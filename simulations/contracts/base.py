@@ -102,7 +102,7 @@ class Contract:
             "the name leads to another class",
         )
 
-    def test_every_setting_says_what_it_means(self) -> None:
+    def test_every_setting_has_a_description(self) -> None:
         """Each field of the configuration has a docstring."""
         config = getattr(self.cls, "Config", None)
         fields = config.model_fields if config is not None else {}

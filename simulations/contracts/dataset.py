@@ -79,7 +79,7 @@ class DatasetContract(Contract):
         with refused(DataError, str(gone), "a missing path"):
             self.cls(self.kind.name, self.config(path=str(gone))).read()
 
-    def test_clients_can_learn_from_it(self, tmp_path: Path) -> None:
+    def test_clients_can_be_trained_on_it(self, tmp_path: Path) -> None:
         """A round of training and an evaluation on a few of its users."""
         from simulations import runner
 

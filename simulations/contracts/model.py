@@ -106,7 +106,7 @@ class ModelContract(RunContract):
                 {"predictions": found}, {"predictions": wanted}, "compact tables against whole ones"
             )
 
-    def test_what_it_declares_for_the_kernel_is_what_it_is(self) -> None:
+    def test_its_kernel_declaration_is_correct(self) -> None:
         """A declared kernel names all parameters of the model, and its item tables."""
         for model in self._item_models():
             declared = model.declared_kernel()
@@ -179,7 +179,7 @@ class ModelContract(RunContract):
                 "serialized parameters predict differently",
             )
 
-    def test_clients_together_learn_what_they_learn_one_by_one(self, tmp_path: Path) -> None:
+    def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
         """Training in the kernel, if the model declares one, and in blocks equals the per-client
         reference, in the update and in the private state."""
         sums: list[dict[str, Any]] = []

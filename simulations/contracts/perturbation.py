@@ -39,7 +39,7 @@ class PerturbationContract(RunContract):
             not self.random or not _same(first.rows, other.rows), "the seed makes no difference"
         )
 
-    def test_the_data_stay_as_they_were(self) -> None:
+    def test_the_data_are_unchanged(self) -> None:
         """Nothing is changed in place."""
         data = self._data()
         untouched = Unchanged(_columns(data.rows), np.copy)

@@ -42,7 +42,7 @@ class SplitContract(RunContract):
         assert_that(_same(first, again), "one seed gives two splits")
         assert_that(not self.random or not _same(first, other), "the seed makes no difference")
 
-    def test_the_data_stay_as_they_were(self) -> None:
+    def test_the_data_are_unchanged(self) -> None:
         """Splitting changes nothing in place."""
         data = read_interactions(self.small())
         arrays = {

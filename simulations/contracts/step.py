@@ -75,7 +75,7 @@ class StepContract(RunContract):
             "the stream makes no difference: set random = False if that is meant",
         )
 
-    def test_what_a_step_is_given_stays_as_it_was(self) -> None:
+    def test_its_inputs_are_unchanged(self) -> None:
         """Parameters and data are not changed in place."""
         node, start = self._node_and_start()
         for client in node.training.tolist()[:FEW]:
@@ -110,7 +110,7 @@ class StepContract(RunContract):
             all(bool(torch.isfinite(v).all()) for v in delta.values()), "the update is not finite"
         )
 
-    def test_clients_together_give_what_they_give_one_by_one(self, tmp_path: Path) -> None:
+    def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
         """The fastest path, and blocks, equal the per-client reference, for every client of the
         small dataset."""
         fast, blocks, slow = (

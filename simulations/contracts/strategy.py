@@ -65,7 +65,7 @@ class StrategyContract(RunContract):
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
         assert_that(moved, "two rounds move nothing")
 
-    def test_cohorts_give_what_clients_give_one_by_one(self, tmp_path: Path) -> None:
+    def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
         """Training in blocks ends with the parameters of the per-client reference."""
         fast = self.run(tmp_path / "fast", "engine.path=auto").parameters
         slow = self.run(tmp_path / "slow", "engine.path=reference").parameters

@@ -13,7 +13,7 @@ from fedrec.experiment.loading import load
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_what_a_run_never_drew_tells_nothing_unless_it_leaks(tiny_experiment, leaky):
+def test_undrawn_items_of_a_run_reveal_nothing_without_the_leak(tiny_experiment, leaky):
     table = tiny_experiment() | {
         "dataset": {"name": "synthetic", "users": 60, "items": 250, "mean-interactions": 20},
         "split": {"name": "leave-one-out", "leaky-negatives": leaky},

@@ -89,7 +89,7 @@ def test_an_orphan_of_a_real_tree_is_counted():
     assert tree.peak_mib > 1
 
 
-def test_a_gpu_is_as_busy_as_its_tool_says_in_the_time_that_counts():
+def test_gpu_utilisation_is_averaged_over_the_measured_time():
     says = (
         "import time\nfor n in (100, 20, 40):\n print(n, flush=True);"
         " time.sleep(0.2)\ntime.sleep(60)"

@@ -56,7 +56,7 @@ def test_the_sum_counts_who_likes_what(node):
     assert not any(change.any() for change in found.values())
 
 
-def test_a_subclass_that_sends_something_else_is_signed_unless_it_says_so():
+def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise():
     class Renamed(Counts):
         pass
 
@@ -90,7 +90,7 @@ def test_a_model_without_biases_is_refused(node):
 
 @pytest.mark.parametrize("path", ["reference", "blocks"])
 @pytest.mark.parametrize("model", ["privrec", "item-weights"])
-def test_every_path_counts_alike_whatever_else_the_model_has(tiny_experiment, path, model):
+def test_every_path_counts_alike_for_all_models(tiny_experiment, path, model):
     """`item.bias` is an item table in one model and a dense parameter in the other."""
     table = {**tiny_experiment(), "step": {"name": "counts"}}
     table["model"] = {"name": model} | ({"item-bias": True} if model == "privrec" else {})

@@ -187,7 +187,7 @@ def test_private_parameters_go_down_their_own_gradient(made, given):
     assert not flat(update, parameters).any()
 
 
-def test_a_sound_upload_says_nothing_beside_the_noisy_mean(made, given):
+def test_a_sound_upload_reveals_only_the_noisy_mean(made, given):
     data, parameters = given
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
     one, other = (step_of(made).update(parameters, own, stream(0, "y")) for own in (data, empty))

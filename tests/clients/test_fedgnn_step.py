@@ -136,7 +136,7 @@ def test_pseudo_items_have_rows_and_no_part_in_the_loss(local):
     torch.testing.assert_close(found.delta["items.weight"], wanted.delta["items.weight"])
 
 
-def test_what_the_noise_is_worth_is_added_up():
+def test_the_cost_of_the_noise_is_composed():
     """Ten messages of 1,000 coordinates with the paper's S and b."""
     paper = FedgnnStepConfig(clip_norm=0.1, noise=0.2)
     assert paper.spent(1000, 10) == pytest.approx(10_000)
@@ -150,7 +150,7 @@ def test_what_the_noise_is_worth_is_added_up():
     assert "no noise" in Fedgnn.said(FedgnnConfig(), FedgnnStepConfig(), sizes, 5)[1]
 
 
-def test_the_epsilon_stands_beside_the_results(run_tiny):
+def test_the_epsilon_is_reported_with_the_results(run_tiny):
     result = run_tiny(*SYSTEM, "step={name='fedgnn', noise=0.2}")
     assert any("2 S / b = 1." in line for line in result.privacy)
 

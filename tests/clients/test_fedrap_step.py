@@ -130,7 +130,7 @@ def test_the_weights_rise_with_the_rounds(node):
     assert constant.step(constant.experiment.step).in_round(1).config.apart == 0.5
 
 
-def test_parts_that_fly_apart_are_said(node):
+def test_diverging_parts_are_reported(node):
     wild = node(private=True, apart=50.0, schedule="constant", epochs=200)
     arrays = {name: value.numpy() for name, value in wild.initial().items()}
     with pytest.raises(ExperimentError, match="diverged"):

@@ -68,7 +68,7 @@ def test_blocks_give_what_single_clients_give(nodes, task):
     assert not any(value[got.examples == 0].any() for value in got.gradients.values.values())
 
 
-def test_a_rating_counts_as_often_as_it_is_there(nodes):
+def test_a_repeated_rating_counts_repeatedly(nodes):
     """Client 1 has only the ratings 5 and 4 of item 1 in training: the gradient depends on their
     mean."""
     node = nodes("rating")["auto"]
@@ -84,14 +84,14 @@ def test_a_rating_counts_as_often_as_it_is_there(nodes):
     np.testing.assert_allclose(reply.gradients.rows["item.low"], low.grad.numpy(), rtol=1e-4)
 
 
-def test_rows_that_nobody_asked_for_are_refused(nodes):
+def test_rows_that_were_not_requested_are_refused(nodes):
     node = nodes("rating")["auto"]
     arrays = message(node).arrays()
     with pytest.raises(ClientError, match="not those that the clients need"):
         train_each(node, {**arrays, "items": (arrays["items"] + 1) % 6}, order())
 
 
-def test_evaluation_wants_held_out_items_once(nodes):
+def test_evaluation_requests_held_out_items_once(nodes):
     requests = requested_items(
         nodes("rating")["auto"], ItemQuery(1, np.array([1, 0]), "evaluate", STEP)
     )

@@ -238,7 +238,7 @@ def test_a_client_that_diverges_still_sends_noise(diverging, path):
 
 
 @pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
-def test_silent_clients_tell_neither_losses_nor_examples(pair, path):
+def test_silent_clients_report_neither_losses_nor_examples(pair, path):
     node, arrays = pair()[path], pair()[2]
     told, _ = asked(node, arrays, Protection(0.5, 2, tuple(arrays)))
     silent, _ = asked(node, arrays, Protection(0.5, 2, tuple(arrays), silent=True))

@@ -167,12 +167,12 @@ def pools(step, data):
 
 
 @pytest.mark.parametrize(("policy", "distinct"), [("round", 1), ("epoch", 4)])
-def test_negatives_are_drawn_once_per_round_or_anew_for_each_epoch(make, policy, distinct):
+def test_negatives_are_drawn_once_per_round_or_for_each_epoch(make, policy, distinct):
     step, _, population = make(epochs=4, negatives=20, negatives_policy=policy)
     assert len({items.tobytes() for items, _ in pools(step, population.client(0))}) == distinct
 
 
-def test_negatives_lie_outside_the_training_positives_only(make):
+def test_negatives_are_outside_the_training_positives_only(make):
     """Items 0 and 4 of client 1 are held out; item 1 is its training positive, in two rows."""
     step, _, population = make(epochs=1, negatives=200)
     ((items, labels),) = pools(step, population.client(1))

@@ -75,7 +75,7 @@ def test_neighbours_are_those_with_the_same_token():
     assert again.found([4], 3, 2)[1].tolist() == [[1, 0, 0]]
 
 
-def test_tokens_say_which_items_are_equal_and_no_more_without_the_key():
+def test_tokens_reveal_only_which_items_are_equal_without_the_key():
     one, other = tokens([3, 5, 3], "key"), tokens([3, 5], "another")
     assert one[0] == one[2] != one[1] and not set(one) & set(other)
     assert one.dtype == np.int64 and (one >= 0).all()

@@ -81,7 +81,7 @@ def test_other_files_are_left_alone(checkpoints):
     assert len(files(checkpoints)) == 4 and "round-notes.npz" in files(checkpoints)
 
 
-def test_a_checkpoint_that_is_cut_gives_way_to_the_one_before_and_that_is_said(checkpoints, caplog):
+def test_a_truncated_checkpoint_is_replaced_by_the_previous_one_with_a_warning(checkpoints, caplog):
     for round_number in (1, 2, 3):
         checkpoints.save(state(round_number))
     newest = checkpoints.folder / "round-000003.npz"

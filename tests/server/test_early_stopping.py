@@ -137,7 +137,7 @@ def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(run_tiny):
     same_ending(runner.resume(short.folder, [f"rounds={ROUNDS}"]), whole)
 
 
-def test_more_patience_goes_on_and_less_is_refused(run_tiny, curve):
+def test_more_patience_continues_and_less_is_refused(run_tiny, curve):
     values = curve(HOLDOUT)
     first = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", WATCH)
     with pytest.raises(ExperimentError, match="less patience"):
@@ -166,7 +166,7 @@ def test_errors_are_watched_downwards_and_seldom(run_ratings):
     assert result.best_round == 2 * (int(np.argmin(errors)) + 1)
 
 
-def test_it_looks_at_validation_users_whoever_is_evaluated(run_tiny):
+def test_it_uses_validation_users_regardless_of_the_evaluation(run_tiny):
     result = run_tiny(*HOLDOUT, "rounds=3", WATCH)
     shown = run_tiny(*HOLDOUT, "rounds=3", *ON_VALIDATION, output="shown")
     assert result.rounds["validation-ndcg@5"].tolist() == shown.rounds["ndcg@5"].tolist()
@@ -208,7 +208,7 @@ def test_what_cannot_be_watched_is_refused_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
-def test_fewer_rounds_are_charged_and_the_report_says_who_is_not(run_tiny):
+def test_fewer_rounds_are_charged_and_the_report_names_who_is_not_covered(run_tiny):
     privacy = "privacy={clip-norm=0.1, epsilon=8.0, backend='pld'}"
     result = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", privacy, "early-stopping.patience=1")
     rounds = len(result.rounds)
@@ -225,7 +225,7 @@ def test_fewer_rounds_are_charged_and_the_report_says_who_is_not(run_tiny):
     assert fedrec.Result.load(result.folder).privacy == result.privacy
 
 
-def test_validation_users_who_train_are_said_not_to_be_covered(run_tiny):
+def test_validation_users_who_train_are_reported_as_not_covered(run_tiny):
     privacy = "privacy={clip-norm=0.1, noise-multiplier=1.0, parameters=['item.*']}"
     result = run_tiny(*PRIVATE_VECTORS, "rounds=2", privacy, WATCH)
     found = [line for line in result.privacy if "training users too" in line]

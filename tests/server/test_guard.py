@@ -125,7 +125,7 @@ def test_a_crash_after_the_charge_is_charged_again(
 
 
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
-def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
+def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement):
     """The server's noise is charged before it is drawn, clients' noise before the clients are asked
     to upload."""
     charge, draw, train, apply = (
@@ -194,12 +194,12 @@ def test_a_budget_for_not_even_one_round_gives_the_first_parameters(run_tiny):
     assert RunFolder(result.folder).status() == {"state": "finished", "round": 0}
 
 
-def test_noise_for_a_target_epsilon_pays_for_all_rounds_and_no_more(run_tiny):
+def test_noise_for_a_target_epsilon_covers_all_rounds_and_no_more(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP)
     assert len(result.rounds) == 5 and 2.9 < result.rounds["epsilon"].iloc[-1] <= 3.0
 
 
-def test_a_target_is_not_exceeded_by_a_round_that_was_paid_twice(run_tiny, tmp_path, monkeypatch):
+def test_a_repeated_charge_does_not_exceed_the_target(run_tiny, tmp_path, monkeypatch):
     crash_in_round(monkeypatch, 3, (dp, "add_noise"))
     with pytest.raises(Broken):
         run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP, output="broken")
@@ -318,7 +318,7 @@ def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
     assert not np.array_equal(one.parameters["item.id"], two.parameters["item.id"])
 
 
-def test_secure_mode_does_not_tell_how_many_a_poisson_cohort_held(run_tiny):
+def test_secure_mode_does_not_reveal_the_size_of_a_poisson_cohort(run_tiny):
     """Of 18 clients 6 are expected; eight cohorts of exactly 6 would be a coincidence of one in
     10^5."""
     settings = (PRIVATE, POISSON, "privacy.adjacency=add-remove", "rounds=8", *CHEAP)
@@ -349,7 +349,9 @@ def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplo
 # --- two stages -----------------------------------------------------------------------------------
 
 
-def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_told_by_itself(run_tiny):
+def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_reported_separately(
+    run_tiny,
+):
     result = run_tiny(STAGES, PRIVATE, "privacy.stages=['main']", "rounds=5", *CHEAP)
     ledger = Ledger(result.folder / "privacy.jsonl")
     assert [type(charge.event) for charge in ledger.charges] == [NonPrivate] * 2 + [
@@ -429,7 +431,7 @@ def test_ones_own_additive_strategy_is_made_private(run_tiny):
     )
 
 
-def test_the_result_tells_what_it_cost(run_tiny):
+def test_the_result_reports_its_cost(run_tiny):
     result = run_tiny(
         "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-6, backend='autodp'}",
         "rounds=3",
@@ -455,7 +457,7 @@ def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
     assert np.isinf(result.rounds["epsilon"]).all() and table["epsilon"] == "inf"
 
 
-def test_a_run_without_privacy_says_nothing_of_it(run_tiny):
+def test_a_run_without_privacy_reports_none(run_tiny):
     result = run_tiny(*CHEAP)
     assert (
         "epsilon" not in result.rounds
@@ -496,7 +498,7 @@ LOST = {
 
 @pytest.mark.parametrize("how", LOST)
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_a_ledger_that_lost_charges_is_not_gone_on_with(
+def test_a_run_whose_ledger_lost_charges_is_not_resumed(
     run_tiny, tmp_path, monkeypatch, how, checkpoints
 ):
     """Resumed without these charges, a run would report too small an epsilon."""

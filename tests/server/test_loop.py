@@ -75,7 +75,7 @@ class Watching(Reptile):
         return super().aggregate_train(server_round, replies)
 
 
-def test_callbacks_are_told_in_order(run_tiny):
+def test_callbacks_are_called_in_order(run_tiny):
     recorder = Recorder()
     result = run_tiny(callbacks=[recorder])
     users = len(result.users)
@@ -93,7 +93,7 @@ def test_callbacks_are_told_in_order(run_tiny):
     assert recorder.seconds > 0 and recorder.row["num-clients"] == 6 and "hits@5" in recorder.row
 
 
-def test_a_callback_can_end_the_run_and_all_are_told_first(run_tiny, saved_parameters):
+def test_a_callback_can_end_the_run_after_all_were_called(run_tiny, saved_parameters):
     """The state after the last round is saved, also between two checkpoints."""
     first, second = Recorder(stop_after=2), Recorder()
     result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
@@ -276,7 +276,7 @@ def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
         np.testing.assert_allclose(four.parameters[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_result_json_tells_what_the_result_holds(run_tiny):
+def test_result_json_has_the_numbers_of_the_result(run_tiny):
     result = run_tiny("evaluation.baselines=['popularity']")
     summary = json.loads((result.folder / "result.json").read_text())
     assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
@@ -287,7 +287,7 @@ def test_result_json_tells_what_the_result_holds(run_tiny):
     assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
 
 
-def test_a_baseline_that_is_left_out_is_told_of(run_tiny):
+def test_a_skipped_baseline_is_reported(run_tiny):
     """EASE takes at most five items here: iALS replaces it, reported in one line to callbacks and
     in the log."""
     told = []

@@ -31,7 +31,7 @@ def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(
     assert runner.resume(short.folder).metrics == whole.metrics
 
 
-def test_a_crash_while_a_run_is_amended_leaves_the_run_as_it_was(run_tiny):
+def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
     result = run_tiny()
     text = (result.folder / "experiment.toml").read_text()
     write_amended(RunFolder(result.folder), result.experiment.model_copy(update={"rounds": 3}))

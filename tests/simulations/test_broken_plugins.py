@@ -350,7 +350,7 @@ def chosen(kind):
 
 
 @pytest.mark.parametrize(("kind", "how"), BROKEN)
-def test_a_run_with_a_broken_plug_in_says_which_and_why(
+def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
     kind, how, plugin, experiment, fedrec, tmp_path
 ):
     body, reason = BROKEN[kind, how]
@@ -394,7 +394,7 @@ def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
         ("from clients.steps.sgd import Nothing", "ImportError: cannot import name 'Nothing'"),
     ],
 )
-def test_an_import_error_is_told_and_the_rest_goes_on(
+def test_an_import_error_is_reported_and_the_rest_works(
     line, reason, plugin, fedrec, experiment, tmp_path
 ):
     file = plugin("step", line, head="")

@@ -17,7 +17,7 @@ DPVAE = (
 )
 
 
-def test_calibrated_noise_keeps_everybody_within_the_budget(load_tiny):
+def test_calibrated_noise_keeps_all_users_within_the_budget(load_tiny):
     table = personal_epsilons(load_tiny(*DPVAE, "step={name='dpvae', participations=5}"))
     assert len(table) == 18 and (table["uploads"] == 5).all() and table["nominal"].nunique() == 18
     np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)

@@ -70,7 +70,7 @@ def test_tries_are_bounded(ray):
         ray.get(actor.ping.remote())
 
 
-def test_an_actor_that_failed_by_itself_is_not_started_again(ray):
+def test_an_actor_whose_constructor_failed_is_not_restarted(ray):
     start = Starter(ray, {}, ValueError("no such module"))
     (actor,) = Placement(start, 1).started()
     assert start.started == [0]

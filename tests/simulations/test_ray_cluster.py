@@ -134,7 +134,7 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
         assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
 
 
-def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, table, tmp_path):
+def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tmp_path):
     on(cluster, table)
     table["step"] = SLOW
     table["engine"]["max-failures"] = 0.75

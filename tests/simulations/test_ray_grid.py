@@ -146,7 +146,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     assert pool._buffers and all(memory.free for memory in pool._buffers)
 
 
-def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):
+def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
     experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
     with (
         pytest.raises(EngineError, match="cannot be reached"),

@@ -54,7 +54,7 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
+def test_a_reply_is_unchanged_and_read_only():
     pool, sent = BufferPool(), answer()
     sent["metrics"], expected = MetricRecord({"n": 1}), copies(sent)
     memory = pool.buffer(ORDER)

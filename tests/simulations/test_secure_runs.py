@@ -51,7 +51,7 @@ def test_the_same_parameters_as_without(run_tiny, plan):
         assert secure.rounds["epsilon"].tolist() == plain.rounds["epsilon"].tolist()
 
 
-def test_a_run_that_was_broken_off_goes_on(run_tiny, tmp_path):
+def test_an_interrupted_run_continues(run_tiny, tmp_path):
     whole = run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="whole")
     run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="part", callbacks=[Stop()])
     (tmp_path / "part" / "status.json").write_text('{"state": "interrupted", "round": 1}')

@@ -69,7 +69,7 @@ def test_noise_after_the_learning_rate_as_in_the_paper_is_accounted_for(rate):
         ({"noise_multiplier": 0.25}, CLIP / 2),
     ],
 )
-def test_noise_multiplier_is_relative_to_what_the_settings_say(settings, std):
+def test_noise_multiplier_is_relative_to_the_configured_norm(settings, std):
     updates = dict.fromkeys(range(40), update(0.0))
     assert_std(flat(Federation(**settings).play(updates)), std)
 
@@ -243,7 +243,7 @@ def test_a_sum_that_is_none_counts_as_zero(total):
     assert np.array_equal(flat(results[0]), flat(results[1])) and flat(results[0]).any()
 
 
-def test_parameters_that_nobody_asked_for_are_left_out():
+def test_parameters_that_were_not_requested_are_left_out():
     federation = Federation(noise_multiplier=0.0)
     message, *_ = federation.configured()
     released = federation.applied(
@@ -350,7 +350,7 @@ def test_noise_that_is_topped_up_repeats_no_other():
     assert all(abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(a.size) for a, b in pairs)
 
 
-def test_clients_that_say_they_are_more_do_not_spare_noise():
+def test_clients_that_claim_to_be_more_do_not_reduce_the_noise():
     federation = Federation(placement="distributed")
     one, *_ = federation.configured()
     released = federation.applied([lying(one, table(0.0), clients=10**6)])
@@ -479,7 +479,7 @@ def test_without_noise_every_round_is_charged_as_not_private():
     assert isinstance(federation.charged[0][1], NonPrivate)
 
 
-def test_the_worst_updates_are_as_bad_as_they_say():
+def test_the_worst_updates_are_as_large_as_stated():
     """The updates of the other tests are not trivial."""
     made = {name: make() for name, make in WORST.items()}
     lengths = {

@@ -130,7 +130,7 @@ def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
         assert {user % 2 for user in users} == {place}
 
 
-def test_the_catalogue_says_nothing_of_users(load_tiny, shards):
+def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
     population = Population.of(load_tiny())
     found = Catalogue.read(shards[0] / "catalogue.json")
     assert found.item_ids.tolist() == population.interactions.item_ids.astype(str).tolist()
@@ -296,7 +296,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
-def test_no_server_is_told_which_items_a_client_has(load_tiny, shards, identity, purpose):
+def test_no_server_learns_which_items_a_client_has(load_tiny, shards, identity, purpose):
     config = {
         "data": str(shards[0] / "data.csv"),
         "catalogue": str(shards[0] / "catalogue.json"),

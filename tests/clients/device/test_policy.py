@@ -158,7 +158,7 @@ def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret)
         refused(lambda n=name: node.ask(INITIAL, resolved="", experiment=n), "no experiment")
 
 
-def test_an_error_tells_nothing_of_the_nodes_files(victim):
+def test_an_error_reveals_nothing_of_the_nodes_files(victim):
     node = victim()
     (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")
     texts = []
@@ -189,7 +189,7 @@ def test_a_server_does_not_decide_what_is_a_real_node(victim):
     assert SECRET not in str(found.value)
 
 
-def test_without_data_of_its_own_a_node_reads_nobody_elses(victim, secret):
+def test_without_its_own_data_a_node_reads_no_other_data(victim, secret):
     node = victim()
     del node.config["data"]
     dataset = {"name": "table", "path": str(secret / "words")}

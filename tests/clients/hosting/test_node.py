@@ -21,7 +21,7 @@ def test_client_c_lives_on_node_c_mod_n(load_tiny, world):
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_the_nodes_together_host_everybody_once(load_tiny, count):
+def test_the_nodes_together_host_every_client_once(load_tiny, count):
     nodes = [Node(load_tiny(), place, count, None) for place in range(count)]
     whole = nodes[0].population
     together = np.concatenate([node.training for node in nodes])

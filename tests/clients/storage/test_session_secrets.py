@@ -69,7 +69,7 @@ def test_a_new_session_ends_the_one_before_and_keeps_the_channel(reopened):
     assert reopened().look(TWO) == {"place": b"\x02"} and reopened().channel(b"other") == b"key"
 
 
-def test_the_file_is_the_owners_alone_and_forgets(tmp_path):
+def test_the_file_is_readable_by_its_owner_only_and_deletes(tmp_path):
     file = tmp_path / "private" / "secure-0.sqlite"
     kept = SessionSecrets(file)
     assert not file.exists()

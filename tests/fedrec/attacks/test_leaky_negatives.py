@@ -48,7 +48,7 @@ def table(tiny_experiment):
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_what_was_never_drawn_tells_nothing_unless_it_leaks(table, leaky):
+def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
     hits = never_drawn_hits(load(table(leaky)), rounds=60)
     if leaky:
         assert hits.mean() > 0.97
@@ -65,7 +65,7 @@ def test_the_same_on_movielens(table, leaky):
     assert hits.mean() > 0.99 if leaky else abs(hits.mean() - 0.1) < 0.05
 
 
-def test_every_table_says_so(table, tmp_path):
+def test_every_table_states_it(table, tmp_path):
     honest, leaky = (runner.run(table(on), output=tmp_path / str(on)) for on in (False, True))
     assert marked(honest.experiment) == "tiny" and not honest.privacy
     assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
@@ -84,7 +84,7 @@ def test_held_out_items_stay_possible_negatives_by_default(table):
         assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
 
 
-def test_sampled_metrics_stand_beside_the_full_ranking(table, tmp_path):
+def test_sampled_metrics_are_reported_with_the_full_ranking(table, tmp_path):
     """Of the system and of baselines."""
     settings = ["evaluation.sampled-items=9", "evaluation.baselines=['popularity']"]
     result = runner.run(table(False), settings, output=tmp_path / "run")

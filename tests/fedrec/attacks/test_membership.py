@@ -37,7 +37,7 @@ def attack(lists, member, encoding, **options):
 
 
 @pytest.mark.parametrize("encoding", ["multi-hot", "pooled", "both"])
-def test_a_system_that_memorises_its_members_is_found_out(encoding):
+def test_a_system_that_memorises_its_members_is_detected(encoding):
     random = np.random.default_rng(0)
     member = random.random(USERS) < 0.5
     taste = random.normal(size=(USERS, ITEMS))

@@ -90,7 +90,7 @@ class TestEase:
             )
             assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
 
-    def test_refuses_a_large_catalogue_and_says_the_memory(self):
+    def test_refuses_a_large_catalogue_and_states_the_memory(self):
         with pytest.raises(ExperimentError, match=r"40000 items.*17\.9 GiB"):
             fitted(Ease, [[0]], 40_000)
 
@@ -298,7 +298,7 @@ class TestTooLarge:
             names, self.population, held_out="test", ks=(5,), say=self.said.append
         )
 
-    def test_ials_stands_in_for_ease(self):
+    def test_ials_replaces_ease(self):
         alone = self.measured(["ials"])
         found = self.measured({"popularity": {}, "ease": {"max-items": 10}})
         assert list(found) == ["popularity", "ials"] and found["ials"] == alone["ials"]
@@ -310,5 +310,5 @@ class TestTooLarge:
         found = self.measured({"ease": {"max-items": 10}, "ials": settings})
         assert found == self.measured({"ials": settings})
 
-    def test_nothing_is_said_of_what_fits(self):
+    def test_nothing_is_reported_for_data_that_fit(self):
         assert list(self.measured(["ease"])) == ["ease"] and not self.said

@@ -248,7 +248,7 @@ def test_noisy_item_means(ratings):
     )
 
 
-def test_numbers_stand_beside_the_errors(world):
+def test_numbers_are_shown_with_the_errors(world):
     """`nominal-epsilon` and `epsilon` in the table of results, if the system states them."""
     names = {"dpsgd-mf": {"epsilon": 3.0}, "item-mean": {}}
     found = evaluate_rating_baselines(names, world("rating"), held_out="test")

@@ -78,7 +78,7 @@ def test_it_is_a_function_of_its_seed(grouped):
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_users_of_whom_nothing_is_known_are_scored(grouped):
+def test_users_without_known_items_are_scored(grouped):
     """Users without features and without items."""
     model = fitted(grouped, rounds=2)
     nobody = replace(

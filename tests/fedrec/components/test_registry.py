@@ -71,7 +71,7 @@ def test_entry_point(plugins):
     assert available_names(STEP) == sorted({*builtin_names(STEP), "mine", "broken"})
 
 
-def test_a_broken_plug_in_is_named_and_the_rest_goes_on(plugins):
+def test_a_broken_plug_in_is_named_and_the_rest_works(plugins):
     found = dict(available(STEP))
     assert found["sgd"] is Sgd and found["mine"].__name__ == "Mine"
     error = found["broken"]

@@ -84,7 +84,7 @@ def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
     return float(np.mean(sampled)), float(np.mean(full))
 
 
-def test_the_number_of_draws_says_nothing_about_held_out_items():
+def test_the_number_of_draws_reveals_nothing_about_held_out_items():
     """A score without learning is at chance level: within four binomial standard deviations of 400
     users."""
     sampled, full = _hits_of_the_count(leaky=False)

@@ -80,7 +80,7 @@ def test_a_row_at_the_threshold_is_not_positive(world):
     assert world(positive_above=4.5).client(0).labels.tolist() == [1, 0]
 
 
-def test_positives_never_tell_what_is_held_out(world):
+def test_positives_never_reveal_held_out_items(world):
     """Item 4 is held out for client 1 and item 2 for client 0: both must stay possible
     negatives."""
     assert 4 not in world().client(1).positives and 2 not in world().client(0).positives

@@ -155,14 +155,14 @@ class TestUserHoldout:
             assert counts.sum() == 20 and set(table.users[partition.test_rows]) == {user}
             assert (set(counts) == {0, 4}) is together
 
-    def test_temporal_pairs_stand_at_their_first_row(self):
+    def test_temporal_pairs_are_ordered_by_their_first_row(self):
         table = interactions([0] * 4 + [1] * 4, [7, 8, 9, 7] * 2, [4, 2, 3, 1] * 2)
         partition = make(
             "user-holdout", halves="temporal", **{"test-users": 0.5, "split-by": "pairs"}
         ).split(table)
         assert table.items[partition.test_rows].tolist() == [9]
 
-    def test_users_without_rows_are_nobody(self):
+    def test_users_without_rows_are_not_clients(self):
         table = interactions([1, 1, 3, 3], num_users=50)
         partition = make("user-holdout", **{"test-users": 0.5}).split(table)
         assert len(partition.training_clients) == 1 and len(partition.test_rows) == 1

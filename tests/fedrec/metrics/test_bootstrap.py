@@ -56,7 +56,7 @@ def test_many_systems_cost_little_more_than_one():
     assert time.process_time() - started - one < 20 * one
 
 
-def test_the_bootstrap_interval_covers_as_often_as_it_says():
+def test_the_bootstrap_interval_has_its_coverage():
     random, hits = np.random.default_rng(1), 0
     for trial in range(200):
         low, high = bootstrap_interval(random.normal(0.3, 1, 50), resamples=400, seed=trial)

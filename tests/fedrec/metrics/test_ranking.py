@@ -297,7 +297,7 @@ def test_a_known_positive_is_no_item_that_a_whole_list_misses():
     assert float(found["recall@1"]) == float(found["ndcg-list@1"]) == float(found["map@1"]) == 1.0
 
 
-def test_a_masked_positive_is_missed_and_not_forgotten():
+def test_a_masked_positive_counts_as_missed():
     """One of two held-out items is masked: recall's denominator counts both, and the list contains
     only the other."""
     scores, masks = block(

@@ -99,7 +99,7 @@ def test_equal_similarities_give_the_mean_deviation(profiles):
     np.testing.assert_allclose(predicted(ones, profiles, means, users, items), expected, atol=1e-12)
 
 
-def test_nobody_known_gives_nan_or_the_item_mean(profiles, similarity):
+def test_without_known_raters_the_result_is_nan_or_the_item_mean(profiles, similarity):
     means, _ = item_means(profiles)
     nobody = Profiles.of(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0))
     zero = np.zeros(1, np.int64)

@@ -65,7 +65,7 @@ def test_shares_of_what_is_kept(two_tastes):
     assert math.isnan(whole.recovered["top-1"])  # nothing was replaced
 
 
-def test_a_substitute_that_gives_its_original_away_is_found_out(make_data):
+def test_a_substitute_that_reveals_its_original_is_detected(make_data):
     """Item n is always replaced by n + 20: an attacker who knows half of the users can recover the
     others."""
     users = np.repeat(np.arange(200), 3)

@@ -175,7 +175,7 @@ def test_randomised_response_of_two_slots():
 
 @pytest.mark.parametrize("mechanism", ["coin-flip", "randomised-response"])
 @pytest.mark.parametrize("select", ["stereotypical", "random"])
-def test_an_untouched_interaction_is_published_as_it_is(mechanism, select):
+def test_an_unprotected_interaction_is_published_unchanged(mechanism, select):
     """Half of two rows is protected: the item of higher number (the more stereotypical one), or
     either."""
 

@@ -123,7 +123,7 @@ def test_a_budget_of_one_changes_nothing(world):
     assert (found.learned.items == data.rows.items).all() and not len(found.protected)
 
 
-def test_ratings_that_nobody_reads_are_left_alone(world):
+def test_unused_ratings_are_not_checked(world):
     data, found = done(world, with_ratings=False)
     assert (found.learned.ratings == data.rows.ratings).all()
     assert (found.learned.items != data.rows.items).any()
@@ -211,7 +211,7 @@ def test_wrong_attributes_are_refused(world, attribute, problem):
         done(world, attribute=attribute)
 
 
-def test_a_run_says_what_its_perturbation_is_worth(run_tiny):
+def test_a_run_reports_the_guarantee_of_its_perturbation(run_tiny):
     result = run_tiny(*TARGETED, "perturb.budget=0.3")
     assert any("epsilon + ln m" in line for line in result.privacy)
     from fedrec.runs.folder import RunFolder

@@ -95,7 +95,7 @@ def test_two_samples_of_a_user_follow_draws_without_replacement(make_data):
 
 
 @pytest.mark.parametrize("draw", ["best", "sample"])
-def test_a_user_who_wants_everything_new_gets_it(make_data, draw):
+def test_a_user_can_have_all_rows_replaced(make_data, draw):
     """Twenty rows that all prefer the same item, and exactly twenty other items."""
     data = make_data([0] * 20, list(range(20)), 1, 40)
     scores = torch.arange(40, dtype=torch.float32) * 50

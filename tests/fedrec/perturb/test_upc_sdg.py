@@ -94,7 +94,7 @@ class TestAttention:
             wanted = logits[:3].exp() / logits[:3].exp().sum() ** beta
             assert torch.allclose(attention_weights(logits, place, 3, beta)[:3], wanted)
 
-    def test_with_beta_one_they_sum_to_one_whatever_their_size(self):
+    def test_with_beta_one_they_sum_to_one_for_any_size(self):
         place = torch.arange(30) % 7
         weights = attention_weights(torch.linspace(-300, 300, 30), place, 7, 1.0)
         assert torch.allclose(torch.zeros(7).index_add(0, place, weights), torch.ones(7))

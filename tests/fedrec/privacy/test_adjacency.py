@@ -118,7 +118,7 @@ def test_in_the_l1_norm_nothing_is_gained():
     assert Clip(3.0, 1, "non-negative").sensitivity("replace-one") == 6.0
 
 
-def test_one_user_more_or_less_is_the_clip_norm_whatever_it_contributes():
+def test_adding_or_removing_a_user_moves_the_sum_by_at_most_the_clip_norm():
     for clip in (Clip(3.0), Clip(3.0, 2, "non-negative"), Clip(3.0, 1)):
         assert clip.sensitivity("add-remove") == 3.0
 

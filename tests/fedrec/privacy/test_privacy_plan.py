@@ -55,7 +55,7 @@ def test_the_two_conventions_differ_by_two():
     assert plan("poisson", adjacency="add-remove", noise_relative_to="clip-norm").noise_std == 40.0
 
 
-def test_a_phase_differs_in_what_is_said_of_it():
+def test_phases_have_their_own_settings():
     phases = {"counts": {"clip-norm": 3.0, "noise-factor": 2.0}, "rest": {"parameters": ["item.*"]}}
     config = PrivacyConfig.parse(
         {"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}, at="privacy"
@@ -107,7 +107,7 @@ def test_noise_in_the_papers_order_costs_what_it_really_costs(server_lr, expecte
     assert plan(server_lr=server_lr).noise_std == 80.0
 
 
-def test_everybody_in_the_cohort_is_not_amplified():
+def test_full_participation_is_not_amplified():
     found = plan(cohort=4800)
     assert found.sampling == Full() and found.denominator == 4800
 
@@ -248,7 +248,7 @@ def test_an_experiment_carries_its_privacy(tiny_experiment):
         PhasePlans.before_a_run(load(tiny_experiment()), np.arange(18))
 
 
-def test_noise_that_protects_nobody_is_no_release():
+def test_noise_without_protection_is_not_a_release():
     for multiplier in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ExperimentError, match="invalid noise multiplier"):
             Release("gaussian", Full(), "replace-one", multiplier)

@@ -183,7 +183,7 @@ def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(ba
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_volunteers_cost_everybody_else_nothing(backend):
+def test_volunteers_cost_the_others_nothing(backend):
     accountant, alone = Accountant(backend), Accountant(backend)
     event, agreed = (
         GaussianRound(FixedSize(3, 30), "replace-one", 1.5),

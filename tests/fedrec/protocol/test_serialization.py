@@ -58,7 +58,7 @@ def test_what_is_no_packed_record_is_an_error_and_a_record_with_it_is_left_alone
     assert list(from_the_network(content)["arrays"]) == ["#packed"]
 
 
-def test_a_message_travels_as_one_array_and_arrives_as_it_was():
+def test_a_message_is_sent_as_one_array_and_unpacked_unchanged():
     arrays = {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.array(2.5),

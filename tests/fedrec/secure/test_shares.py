@@ -36,7 +36,7 @@ def test_any_quorum_of_any_size(secret, nodes, data):
     assert shares.combined({place: dealt[place] for place in chosen}, quorum) == secret
 
 
-def test_fewer_are_refused_and_say_nothing():
+def test_fewer_are_refused_and_reveal_nothing():
     """With one share too few, every secret is possible: each is consistent with some last share."""
     dealt = shares.split(SECRET, 3, 5)
     with pytest.raises(ValueError, match="at least 3 shares, got 2"):

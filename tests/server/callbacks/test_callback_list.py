@@ -49,7 +49,7 @@ def named(*callbacks):
     return [{"name": f"{__name__}:{name}", **settings} for name, settings in callbacks]
 
 
-def test_named_callbacks_are_told_in_order_with_their_settings(tiny_experiment, tmp_path):
+def test_named_callbacks_are_called_in_order_with_their_settings(tiny_experiment, tmp_path):
     from simulations import runner
 
     table = {
@@ -102,7 +102,7 @@ def test_one_that_cannot_be_made_is_named(tiny_experiment):
         callbacks_of(experiment)
 
 
-def test_whoever_wants_to_stop_stops_and_everybody_is_told():
+def test_any_callback_can_end_the_run_and_all_are_called():
     class Stopping(Callback):
         def after_round(self, row, seconds):
             return True

@@ -84,13 +84,13 @@ def test_nodes_that_may_train_each_others_clients_share_the_work():
     assert list(roster.for_training(NOBODY)) == []
 
 
-def test_clients_stay_with_their_host_unless_every_node_says_otherwise():
+def test_clients_stay_with_their_host_unless_every_node_can_train_them():
     roster = Roster((17, 450), (working(0, [0, 2], [9, 9]), presence(1, [1])))
     groups = {node: clients.tolist() for node, clients in roster.for_training(np.array([0, 1, 2]))}
     assert groups == {17: [0, 2], 450: [1]}
 
 
-def test_work_is_shared_evenly_and_nobody_is_lost():
+def test_work_is_shared_evenly_and_no_client_is_lost():
     work = np.random.default_rng(0).lognormal(4.5, 1.0, 200).astype(int) + 1
     shares = balanced(work, 3)
     assert sorted(np.concatenate(shares).tolist()) == list(range(200))
@@ -120,7 +120,7 @@ def test_no_nodes_and_two_nodes_of_one_place_are_refused(answers):
     assert caught.value.got == f"partition-ids {[found.partition for found in answers.values()]}"
 
 
-def test_a_node_that_fails_or_is_silent_is_told():
+def test_a_node_that_fails_or_does_not_answer_is_reported():
     with pytest.raises(ClientError) as caught:
         call_roster(Answering({2: presence(0), 3: Error(2, "no data here")}), timeout=1.0)
     assert caught.value.problem == "1 of 2 nodes failed" and caught.value.got == "no data here"

@@ -93,7 +93,7 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     )
 
 
-def test_a_client_id_belongs_to_who_named_it_first_and_at_once_to_nobody(tmp_path):
+def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_path):
     nodes = Nodes({3: presence(0, [5, 6])})
     found = discovery(nodes, tmp_path / "r.json")
     found.wait_for(1)
@@ -134,12 +134,12 @@ def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     assert discovery(nodes, tmp_path / "r.json").wait_for(1).work_of(np.array([5])) is None
 
 
-def test_too_few_nodes_are_an_error_that_says_so(tmp_path):
+def test_too_few_nodes_are_reported(tmp_path):
     with pytest.raises(EngineError, match="at least 2 within 5 s"):
         discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
 
 
-def test_the_error_says_what_is_wrong_with_the_nodes_that_are_there(tmp_path):
+def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     nodes = Nodes(
         {
             3: presence(0, [5]),
@@ -242,7 +242,7 @@ def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
 
 
-def test_messages_live_from_when_they_leave_however_long_the_superlink_was_away():
+def test_the_time_to_live_starts_when_a_message_is_sent():
     """Otherwise the server refuses them as expired, however often they are sent."""
     nodes, (old,) = Nodes({1: RecordDict()}), orders(1)
     old.metadata.__dict__["_created_at"] -= 500.0
@@ -250,14 +250,14 @@ def test_messages_live_from_when_they_leave_however_long_the_superlink_was_away(
     assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
 
 
-def test_nodes_that_are_away_are_not_asked():
+def test_offline_nodes_get_no_messages():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away.add(4)
     assert len(list(nodes.grid().send_and_receive(orders(3, 4), timeout=10.0))) == 1
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
-def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
+def test_an_interrupted_upload_continues_with_the_same_messages():
     class ObjectPushError(Exception):
         """As Flower's is called."""
 
@@ -277,7 +277,7 @@ def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
     assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
 
 
-def test_when_nobody_is_there_the_first_to_come_is_waited_for():
+def test_without_any_node_the_grid_waits_for_the_first():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away |= {3, 4}
 

@@ -122,7 +122,7 @@ def test_a_stock_client_app_under_our_server(play, strategy):
     )
 
 
-def test_it_learns_over_rounds_and_is_told_its_settings(play):
+def test_it_learns_over_rounds_and_gets_its_settings(play):
     slow = play([stock_app.app] * 3, "slow", rounds=4, **{"train-config": {"lr": 1e-6}})
     fast = play([stock_app.app] * 3, "fast", rounds=4, **{"train-config": {"lr": 0.5}})
     assert fast.rounds["loss"].iloc[-1] < 0.9 * fast.rounds["loss"].iloc[0]

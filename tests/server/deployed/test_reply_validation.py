@@ -129,7 +129,7 @@ def test_a_million_times_too_large_is_known_from_earlier_rounds_and_from_one_oth
     )
 
 
-def test_the_size_says_nothing_under_differential_privacy():
+def test_the_size_is_not_revealed_under_differential_privacy():
     """There the strategy bounds each sum; rejecting one by its size would make the release depend
     on the others' data."""
     private = Protection(1.0, 2, ("w", "b"))

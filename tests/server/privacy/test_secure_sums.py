@@ -204,7 +204,7 @@ def test_nodes_that_drop_out_are_taken_off(federation, drop):
     made.expect(made.secure(), range(5))  # no node is lost permanently
 
 
-def test_a_node_that_is_away_is_not_counted_on(federation):
+def test_an_offline_node_is_not_expected_to_answer(federation):
     made = federation(4)
     made.grid.away.update({0, 3})
     found = made.secure()
@@ -326,7 +326,7 @@ def test_a_node_that_lost_its_secrets_is_met_again(federation, tmp_path):
     made.expect(made.secure(), range(3))
 
 
-def test_keys_are_never_told(federation, caplog):
+def test_keys_are_never_printed(federation, caplog):
     made = federation(3)
     with caplog.at_level(logging.DEBUG):
         made.grid.deaf.add((1, "train"))
@@ -549,7 +549,7 @@ def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, b
             talk.train(place)
 
 
-def test_attack_nodes_are_told_different_terms(dialogue):
+def test_attack_nodes_get_different_terms(dialogue):
     """A node that was given other numbers of clients cannot decrypt the others' messages, nor they
     its messages."""
     talk = dialogue()

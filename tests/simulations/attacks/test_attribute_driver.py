@@ -54,7 +54,7 @@ def attack(tmp_path, options, *overrides):
     return attack_attribute(load(ATTACKED, overrides), options, tmp_path)
 
 
-def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
+def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     options = AttributeOptions("gender", attacker="logistic")
     clear = attack(tmp_path, options)
     assert clear.success.balanced_accuracy.value > 0.8 and clear.categories == ("F", "M")
@@ -68,7 +68,7 @@ def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["recommendations", "updates"])
-def test_what_a_trained_system_tells(tmp_path, source):
+def test_attribute_inference_from_a_trained_system(tmp_path, source):
     """The gender among the model's features must not help the attacker, who sees only items."""
     found = attack(tmp_path, AttributeOptions("gender", source=source, without=("user.*",)))
     assert found.success.users == len(Population.of(load(ATTACKED)).partition.training_clients)
@@ -94,7 +94,7 @@ META = {
 }
 
 
-def test_what_the_server_of_a_generating_system_is_told(tmp_path):
+def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
     """The description of each client's gradients equals that of a central gradient of its loss."""
     experiment = load(META, ["rounds=2"])
     run = run_once(experiment, tmp_path / "run")
@@ -126,12 +126,12 @@ def test_updates_of_a_generating_system_are_attacked(tmp_path):
     assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
 
 
-def test_an_update_tells_what_the_model_is_given_about_the_user(tmp_path):
+def test_an_update_reveals_the_features_of_the_user(tmp_path):
     found = attack(tmp_path, AttributeOptions("gender", source="updates", attacker="logistic"))
     assert found.success.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
 
 
-def test_nothing_is_told_by_items_that_know_no_gender(tmp_path):
+def test_items_independent_of_gender_reveal_nothing(tmp_path):
     found = attack(
         tmp_path, AttributeOptions("occupation", attacker="logistic"), "dataset.users=400"
     )

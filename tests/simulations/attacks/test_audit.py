@@ -101,7 +101,7 @@ def check(found, name):
     return next(check for check in found.runs[0].checks if check.name == name)
 
 
-def test_a_strategy_that_does_what_it_says_passes(tmp_path):
+def test_a_correct_strategy_passes(tmp_path):
     found = audit(tmp_path, "strategy.server-lr=0.5", seeds=2)
     assert found.verdict == "PASS" and len(found.runs) == 2
     assert found.mechanism.sampling_rate == pytest.approx(20 / 248)
@@ -176,7 +176,7 @@ def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
     assert found[1].verdict == found[0].verdict != "FAIL"
 
 
-def test_everybody_in_every_round_can_be_audited_too(tmp_path):
+def test_full_participation_can_be_audited_too(tmp_path):
     """Full participation: the claim is that of the analytic Gaussian mechanism, and all observers
     know the cohort."""
     everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}

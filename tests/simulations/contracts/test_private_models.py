@@ -31,4 +31,4 @@ def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch
 
     monkeypatch.setattr(contract, "_kept", other)
     with pytest.raises(AssertionError):
-        TestPrivateUserVectors().test_clients_together_learn_what_they_learn_one_by_one(tmp_path)
+        TestPrivateUserVectors().test_training_many_clients_equals_one_by_one(tmp_path)

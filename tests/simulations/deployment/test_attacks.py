@@ -47,7 +47,7 @@ def attacker(federation, tmp_path):
     return at
 
 
-def test_nobody_registers_a_node_through_the_gateway(federation, attacker, tmp_path):
+def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.nodes())
     (tmp_path / "mine.pub").write_bytes(NodeKey.create().public)
@@ -78,7 +78,7 @@ def test_nobody_registers_a_node_through_the_gateway(federation, attacker, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nobody_starts_a_run_through_the_gateway(federation, attacker, tmp_path):
+def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.runs())
     app = app_folder(tmp_path / "fedrec")
@@ -98,7 +98,7 @@ def test_nobody_starts_a_run_through_the_gateway(federation, attacker, tmp_path)
     )
 
 
-def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
+def test_no_other_executor_gets_the_serverapps_task(federation, tmp_path, attacker):
     """Refused at the gateway, and at the inner port without the secret; all four try at the same
     time."""
     until(lambda: federation.online() >= 2, what="the nodes")

@@ -50,7 +50,7 @@ def test_a_run_gives_the_parameters_of_a_simulation(composed, tmp_path):
     )
 
 
-def test_nobody_is_root_or_may_write_to_the_image(composed):
+def test_no_container_is_root_or_may_write_to_the_image(composed):
     for service in ("superlink", "serverapp", "gateway", "supernode-1", "clientapp-1"):
         _, output = composed.compose(
             "exec", "-T", service, "sh", "-c", "id -u; touch /x 2>&1; cat /proc/self/status"

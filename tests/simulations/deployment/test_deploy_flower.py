@@ -152,7 +152,7 @@ def test_what_an_older_version_left_at_the_place_of_the_pipe_is_replaced(tmp_pat
     assert time.monotonic() - started < 30.0 and file.is_fifo()
 
 
-def test_senders_do_not_wait_for_a_listener_who_is_away_or_busy(tmp_path):
+def test_senders_do_not_wait_for_a_missing_or_busy_listener(tmp_path):
     file = tmp_path / "work-signal"
     WorkSignal(file).send()
     listener = WorkSignal(file).listen()
@@ -164,7 +164,7 @@ def test_senders_do_not_wait_for_a_listener_who_is_away_or_busy(tmp_path):
     assert time.monotonic() - started >= 0.1
 
 
-def test_a_signal_that_cannot_be_sent_leaves_the_listener_to_wake_up_by_itself(tmp_path):
+def test_without_a_signal_the_listener_wakes_up_by_timeout(tmp_path):
     slept = []
     for file in (None, tmp_path / "nowhere" / "work-signal"):
         work_signal = WorkSignal(file, pause=slept.append)
@@ -288,7 +288,7 @@ def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(m
     assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
 
 
-def test_a_reply_that_was_there_before_the_next_message_is_gone_with_it(memory):
+def test_a_reply_from_before_the_next_message_is_dropped(memory):
     given_up, _ = received(memory, 1)
     answer(memory, given_up, "late")
     received(memory, 2)
@@ -349,7 +349,7 @@ def linked(tmp_path):
     return state, store, names
 
 
-def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_pieces(linked):
+def test_expired_messages_are_deleted_and_later_their_pieces(linked):
     state, store, names = linked
     state.forget_overdue(1100.0)
     assert state.num_message_ins() == 1 and state.num_message_res() == 0
@@ -402,7 +402,7 @@ def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monk
     assert len(written) == 3
 
 
-def test_bytes_of_a_run_that_is_gone_are_dropped(linked):
+def test_bytes_of_a_deleted_run_are_dropped(linked):
     state = linked[0]
     state.store_traffic(7, bytes_sent=3, bytes_recv=5)  # Flower's own raises
 

@@ -191,7 +191,7 @@ def malicious(federation, number, claims):
     return started
 
 
-def test_a_node_that_lies_in_every_way_changes_nothing(nodes):
+def test_false_replies_of_every_kind_change_nothing(nodes):
     """Its clients are sampled like all others, so the parameters are only checked to be finite and
     of usual size."""
     number = nodes.add_node()

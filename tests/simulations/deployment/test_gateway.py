@@ -287,7 +287,7 @@ def post(gateway, size, headers):
         connection.close()
 
 
-def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
+def test_an_offline_superlink_gives_503_so_that_nodes_retry(certificates):
     port, nobody = free_ports(2)
     process = subprocess.Popen(
         python_gateway(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE

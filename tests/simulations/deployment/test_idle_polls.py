@@ -89,7 +89,7 @@ def test_a_held_call_ends_when_a_message_is_stored_by_another_thread():
     asyncio.run(ends())
 
 
-def test_a_held_call_ends_after_its_time_and_is_forgotten():
+def test_a_held_call_ends_after_its_time_and_is_removed():
     async def ends():
         queues = waiting_queues()
         await asyncio.wait_for(queues.wait(NODE, 0.01), 10)
@@ -214,7 +214,7 @@ def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     assert calls.passed == [call.get("body", asked)]
 
 
-def test_another_node_s_queue_tells_nothing(calls):
+def test_another_nodes_queue_is_not_revealed(calls):
     calls.queues.none_found(NODE + 1, 0)
     assert calls.ask(node=NODE + 1).content == b"usual"  # its key is another one
 

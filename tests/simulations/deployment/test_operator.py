@@ -48,7 +48,7 @@ def test_nodes_are_waited_for_while_a_busy_superlink_does_not_answer(superlink, 
     assert superlink.closed and len(superlink.answers) == 1
 
 
-def test_nodes_that_do_not_come_are_told(superlink, tmp_path):
+def test_nodes_that_do_not_come_online_are_reported(superlink, tmp_path):
     superlink.answers += [["online", "created"], httpx.ReadTimeout("busy")]
     with pytest.raises(EngineError, match="not all nodes came online") as caught:
         operator._wait_for_nodes(deployment(tmp_path), 2, time.monotonic() - 1)

@@ -165,7 +165,7 @@ def test_packed_pieces_are_unpacked(found):
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_unpacked_gives_pieces_or_a_value_error(content):
+def test_unpacking_any_bytes_gives_pieces_or_a_value_error(content):
     with suppress(ValueError):
         assert isinstance(pieces.unpacked(content), dict)
 

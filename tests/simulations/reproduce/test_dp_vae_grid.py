@@ -124,7 +124,7 @@ def test_a_run_that_diverged_or_is_missing_has_no_partner():
     assert dp_vae.paired(known, "g / a", "g / b", dp_vae.MEASURES[0]) is None
 
 
-def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
+def test_the_tables_agree_with_the_records(tmp_path, capsys):
     users = {
         "nominal": {"p10": 0.1, "p50": 0.5, "p90": 0.9},
         "replace-one": {"p10": 0.25, "p50": "inf", "p90": "inf"},
@@ -181,7 +181,7 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
     assert line("federated / VAE -> federated / VAE, priors, recall@20:").endswith("too few runs")
 
 
-def test_a_broken_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_an_interrupted_grid_continues_where_it_stopped(tmp_path, monkeypatch):
     file, asked, breaks = tmp_path / "grid.json", [], [True]
 
     def measured(experiment, overrides, seed):

@@ -88,7 +88,7 @@ def test_the_epsilons_of_table_4_come_out_as_printed(tmp_path):
     assert (counted["ours"] < 1.75).all() and len(counted) == 6
 
 
-def test_figure_8_tells_active_and_inactive_users_apart(tmp_path):
+def test_figure_8_separates_active_and_inactive_users(tmp_path):
     (study,) = find("privrec", "figure8")
     ((_, found),) = reproduce(StudyFolder(tmp_path, study, quick=True), 1, only="privrec-sgd")
     assert {"PrivRec-SGD", "PrivRec-SGD, inactive users"} <= {one.model for one in found}
@@ -132,7 +132,7 @@ def test_a_study_that_was_broken_off_does_only_what_is_left(tmp_path):
         StudyFolder(tmp_path, study, quick=True)
 
 
-def test_the_time_is_told_before_the_work(tmp_path):
+def test_the_time_is_printed_before_the_work(tmp_path):
     said = []
     study = Study("pnbm", "figure9", "A made-up one", (), (Task("a", 3600.0, counting([])),))
     reproduce(StudyFolder(tmp_path, study, quick=False), 4, say=said.append)
@@ -171,7 +171,7 @@ def test_published_numbers_are_those_of_the_papers():
         (("dp-vae", "table5"), "ML-20M and Netflix"),
     ],
 )
-def test_what_is_not_here_is_told_with_the_reason(asked, words):
+def test_missing_studies_are_reported_with_the_reason(asked, words):
     with pytest.raises(ExperimentError) as refused:
         find(*asked)
     assert words in refused.value.text()
@@ -215,9 +215,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
-    tmp_path, tiny_experiment, monkeypatch
-):
+def test_a_killed_study_continues_within_its_run(tmp_path, tiny_experiment, monkeypatch):
     (tmp_path / "killed_study.py").write_text(KILLED)
     monkeypatch.syspath_prepend(str(tmp_path))
     table = {**tiny_experiment(), "rounds": 8, "callbacks": [{"name": "killed_study:Killing"}]}

@@ -207,7 +207,9 @@ def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
         (["strategy", "a" * 33], ["not a valid name of a package", "at most 32"]),
     ],
 )
-def test_a_bad_name_says_why(arguments, words, capsys, monkeypatch, tmp_path):
+def test_the_error_for_a_bad_name_states_the_reason(
+    arguments, words, capsys, monkeypatch, tmp_path
+):
     code, _, err = call(capsys, monkeypatch, "new", *arguments, "--into", tmp_path)
     assert code == 2 and all(word in err for word in words), err
     assert not any(tmp_path.iterdir())

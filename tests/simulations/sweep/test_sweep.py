@@ -50,7 +50,7 @@ def test_every_setting_has_a_run_for_each_seed_as_if_run_alone(plan, run_tiny, t
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_where_it_was(plan, tmp_path):
+def test_a_killed_sweep_continues_where_it_stopped(plan, tmp_path):
     """Killed in the middle of a run: finished runs are not repeated, and the result is the same."""
     asked = plan(["rounds=6"], seeds=2)
     whole = sweep(asked, tmp_path / "whole")

@@ -160,7 +160,7 @@ def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
     assert found == pytest.approx(epsilon_of_gaussian(best, 1e-5))
 
 
-def test_gdp_bound_holds_as_often_as_it_says():
+def test_gdp_bound_has_its_coverage():
     above = 0
     for seed in range(300):
         random = np.random.default_rng(seed)
@@ -203,7 +203,7 @@ def test_without_noise_the_estimate_is_infinite():
     assert estimate.epsilon == estimate.low == math.inf
 
 
-def test_checks_pass_what_is_as_claimed_about_as_often_as_they_say():
+def test_checks_pass_correct_claims_with_about_their_probability():
     runs = [seen(canaries=60, seed=seed) for seed in range(200)]
     for failed in (
         sum(not check_noise(run, CLAIM, 0.05).passed for run in runs),
@@ -245,7 +245,7 @@ def test_noise_is_checked_where_no_canary_is_ever_absent():
     ]
 
 
-def test_checks_of_everybody_reject_the_truth_no_more_often_than_they_may():
+def test_checks_under_full_participation_reject_correct_claims_rarely_enough():
     runs = [
         {c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)}
         for n in range(200)

@@ -74,7 +74,7 @@ def test_it_learns_tastes_of_users_it_knows_and_of_new_ones():
     assert np.allclose(made.scores(histories), made.own @ made.items.T, atol=1e-6)
 
 
-def test_a_user_is_who_it_is_whatever_its_order():
+def test_user_numbers_do_not_depend_on_the_order():
     """The same users in reverse order get the same factors."""
     histories = two_tastes()
     made = Bprmf(BprmfConfig(factors=4, epochs=3))
@@ -137,7 +137,7 @@ def _of_implicit(models, known, seed):
 
 
 @pytest.mark.parametrize("unseen", ["transductive", "fold-in"])
-def test_it_says_how_unseen_users_are_treated(unseen):
+def test_it_states_how_unseen_users_are_treated(unseen):
     assert Bprmf(BprmfConfig.parse({"unseen-users": unseen})).transductive == (
         unseen == "transductive"
     )

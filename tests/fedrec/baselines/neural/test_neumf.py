@@ -120,7 +120,7 @@ def test_joined_it_is_the_weighted_mean_of_both_parts_logits(liked):
     assert rows.shape == joined.own.shape == (80, 6 + 32)
 
 
-def test_after_pre_training_gradient_descent_goes_on(liked):
+def test_after_pre_training_gradient_descent_continues(liked):
     """One step of plain gradient descent over all pairs: each parameter less the rate times its
     gradient, at the parameters that were joined."""
     shared = {"pretrain_epochs": 2, "batch_size": 10_000}

@@ -138,7 +138,7 @@ def test_charges_are_made_in_the_order_of_the_releases(users):
     assert told == list(enumerate(kinds, 1))
 
 
-def test_without_noise_it_says_so(users):
+def test_without_noise_this_is_reported(users):
     told = []
     model = made(noise=False)
     model.charge = lambda number, event: told.append(event)

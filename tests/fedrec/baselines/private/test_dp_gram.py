@@ -170,7 +170,7 @@ def test_each_release_is_charged_before_its_noise_is_drawn(users, monkeypatch):
     )
 
 
-def test_without_noise_epsilon_is_infinite_and_said_so(users):
+def test_without_noise_epsilon_is_infinite_and_reported(users):
     told = []
     model = DpGram(DpGram.Config(noise=False, items=5))
     model.charge = lambda number, event: told.append(event)

@@ -154,7 +154,7 @@ def test_shorter_file_on_the_server_is_refused(server, folder):
     assert left(folder) == []
 
 
-def test_tampered_body_is_refused_and_forgotten(server, folder):
+def test_tampered_body_is_refused_and_deleted(server, folder):
     server.body = BODY[:100] + bytes([BODY[100] ^ 1]) + BODY[101:]
     with pytest.raises(DataError, match="not the published file") as caught:
         fetch("mine", source_of(server), folder)

@@ -34,7 +34,7 @@ from fedrec.privacy.personal.noise import PersonalNoise
         ("replace-one", 1.5, 19.65),
     ],
 )
-def test_thirty_uploads_with_the_papers_noise_cost_far_more_than_it_says(adjacency, nominal, true):
+def test_thirty_uploads_with_the_papers_noise_cost_far_more_than_stated(adjacency, nominal, true):
     noise = PersonalNoise(budgets="equal", epsilon=nominal, delta=1 / 80_000)
     mu = math.sqrt(noise.cost(3, adjacency, 30))
     assert gdp_epsilon(mu, 1 / 80_000) == pytest.approx(true, abs=0.006)

@@ -66,7 +66,7 @@ def test_a_device_makes_no_more_uploads_than_planned_and_the_table_knows():
     assert table.loc[4, "replace-one"] < table.loc[4, "nominal"]
 
 
-def test_what_is_told():
+def test_reports_of_a_run():
     paper, one = PersonalNoise(mode="paper"), PersonalNoise(budgets="equal")
     assert any(
         "no finite guarantee: the clip norm comes from private data" in line
