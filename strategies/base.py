@@ -229,9 +229,8 @@ class CohortStrategy(Strategy):
         if losses:
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
         if self.privacy is not None:
-            asked = [
-                self._asked.pop(reply.metadata.src_node_id, 0) for reply in good
-            ]  # a second reply is ignored
+            # a second reply is ignored
+            asked = [self._asked.pop(reply.metadata.src_node_id, 0) for reply in good]
             answers = list(zip(sums, asked, strict=True))
             changes = self.privacy.release(server_round, self._theta, answers)
             denominator = self.privacy.plan.denominator

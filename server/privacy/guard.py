@@ -146,8 +146,8 @@ class Guard(RunExtension):
         if len(found) < 2 or not all(map(math.isfinite, found.values())):
             return []
         return [
-            f"By RDP (autodp) it is epsilon {found['autodp']:.4g}, by the tightest valid accountant"
-            f" (pld) {found['pld']:.4g}; the run kept its budget by {self.config.backend}."
+            f"RDP (autodp) gives epsilon {found['autodp']:.4g}, the tightest valid accountant (pld)"
+            f" {found['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
         ]
 
     def _populations(self) -> dict[str, int]:

@@ -38,9 +38,9 @@ class PhasePlans:
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's phases.
-        order: phase of each round of the experiment, the first one first. volunteers: for each
-            phase without noise, a description of the clients who agreed to it and are its only
-            participants.
+        order: phase of each round of the experiment, from round 1.
+        volunteers: for each phase without noise, a description of the clients who agreed to it and
+            are its only participants.
     """
 
     config: PrivacyConfig
@@ -156,7 +156,7 @@ class PhasePlans:
         for phase, who in self.volunteers.items():
             said.insert(
                 1,
-                f"Phase {phase} has no noise and learns from {who}: nothing is guaranteed to them.",
+                f"Phase {phase} has no noise and trains on {who}, who have no guarantee.",
             )
         uncovered = self._uncovered
         for phase, value in report.phases.items():
@@ -177,12 +177,11 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; " + (
                 _noise(plan)
                 if noisy
-                else "no noise, so nothing is guaranteed to those whose data it learns from."
+                else "no noise, so there is no guarantee for those whose data it trains on."
             )
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.budget:g} pays for {paid} of {len(self.order)}"
-                " rounds."
+                f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)} rounds."
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:

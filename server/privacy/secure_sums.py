@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rounds in which the server learns the sum over the nodes, but no node's summand
+"""Training rounds in which the server learns the sum over the nodes, but no node's contribution
 (Bonawitz et al. 2017).
 
 The strategy sees one node that trains the whole cohort and replies with one sum; so strategies, the
