@@ -58,11 +58,10 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     done = run.read_baselines()
     if done is not None:
         return done
-    if (
-        not run.experiment.evaluation.baselines
-    ):  # the server of a deployment has no data to measure on
+    # the server of a deployment has no data to measure on
+    if not run.experiment.evaluation.baselines:
         return {}
-    callback_list.on_stage("fitting baselines")
+    callback_list.on_message("fitting baselines")
     metrics = {}
     bench = _bench(run.experiment)
     settings = bench.that_fit(callback_list)
@@ -71,9 +70,8 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         if kept is None:
             callback_list.on_baseline(label, number, len(settings))
             kept = bench.measure(run, label, options, callback_list)
-        if kept[
-            "metrics"
-        ]:  # a baseline that predicts no ratings has none in an experiment of ratings
+        # a baseline without rating predictions has no metrics in rating experiments
+        if kept["metrics"]:
             metrics[label] = kept["metrics"]
     run.write_baselines(metrics)
     return metrics
@@ -228,7 +226,7 @@ class _RatingBench(_Bench):
 
 def _say(line: str, callback_list: CallbackList) -> None:
     log.warning(line)
-    callback_list.on_stage(line)
+    callback_list.on_message(line)
 
 
 def _bench(experiment: Experiment) -> _Bench:

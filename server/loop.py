@@ -167,7 +167,7 @@ class Loop:
 
     def _tell(self, text: str) -> None:
         log.info(text)
-        self.callbacks.on_stage(text)
+        self.callbacks.on_message(text)
 
     def _round(self, state: State) -> State:
         """One round: configure, send, aggregate, evaluate."""

@@ -66,7 +66,8 @@ def write_amended(run: RunFolder, experiment: Experiment) -> None:
     earlier = [digest for digest in run.digests if digest != experiment.digest()]
     about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
     (run.path / "result.json").unlink(missing_ok=True)
-    # First the file that accepts both versions, so that a crash in between leaves the earlier one.
+    # The file that accepts both versions is written first, so that a crash in between leaves the
+    # earlier one valid.
     write_atomically(run.path / "run.json", json.dumps(about, indent=2) + "\n")
     write_atomically(run.path / "experiment.toml", experiment.toml())
     run.set_status("interrupted", run.status()["round"])
@@ -76,7 +77,7 @@ def discard(path: Path) -> None:
     """Remove a run folder, and nothing else, so that another run can take its place.
 
     Raises:
-        RunError: it is in use, or its ledger says what was really spent.
+        RunError: it is in use, or it holds the ledger of a real release.
     """
     run = RunFolder(path)
     with run.lock():

@@ -42,7 +42,7 @@ class OwnPopulation(Population):
 
     Args:
         interactions: their interactions; users in this order.
-        partition: what is learned from and what is held out, by place of the user.
+        partition: the training and held-out rows; users by position.
         numbers: `int64 [users]`, ascending: each user's number.
     """
 
@@ -129,7 +129,7 @@ def own_population(
         numbers_of_users: returns a fixed `int64` number for each user name.
 
     Raises:
-        DataError: a file is missing or malformed, or no user has anything to learn from.
+        DataError: a file is missing or malformed, or no user has a training row.
     """
     interactions, names, part = read_own(data, catalogue)
     numbers = numbers_of_users(names)

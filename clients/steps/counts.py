@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client likes, as it is: 1 for each of its positive items, on the items' biases.
+"""A client's positive items, without training: 1 for each of them, as a change of the items'
+biases.
 
 The sum over clients counts how popular each item is. Clipped and noised like any other update it is
-a differentially private histogram, and `popularity-start` makes starting values of it. Nothing is
-trained. Counts have no signs, so replacing a client moves their clipped sum by sqrt(2) S at most
+a differentially private histogram, and `popularity-start` computes initial biases from it. Nothing
+is trained. Counts have no signs, so replacing a client moves their clipped sum by sqrt(2) S at most
 (`fedrec.privacy.adjacency`).
 """
 

@@ -5,7 +5,7 @@ With x the indicator of the items that a client likes and D the items' scale, it
 The sum over clients is the Gram matrix of the interactions, which determines EASE, PureSVD and
 every other linear model; strategy `gram` solves for one. Nothing is trained. Clipped in L2 and
 noised like any other update, the sum is a differentially private release: the Frobenius norm of a
-client's matrix is |D x|^2, which is the number of its items where all items count alike.
+client's matrix is |D x|^2, which is the number of its items if all items have scale 1.
 """
 
 from __future__ import annotations

@@ -115,9 +115,8 @@ class Population:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        own = (
-            place * self.interactions.num_items + items
-        )  # a number for each pair of client and item
+        # a number for each pair of client and item
+        own = place * self.interactions.num_items + items
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
         row_ends = np.searchsorted(place, everyone).tolist()

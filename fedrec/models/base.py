@@ -109,9 +109,8 @@ class Model(ABC):
         `[C, num_items]`."""
         some = next(iter(parameters.values()))
         clients, items = some.shape[0], torch.arange(self.schema.num_items, device=some.device)
-        found = some.new_empty(
-            clients, len(items)
-        )  # concatenating parts at the end would need more memory
+        # concatenating parts at the end would need more memory
+        found = some.new_empty(clients, len(items))
         at_once = max(1, _SCORED_AT_ONCE // clients)
         for start in range(0, len(items), at_once):
             part = items[start : start + at_once]

@@ -80,21 +80,20 @@ class PersonalAccounts(RunExtension):
         )
         if planned is not None and (drawn is None or drawn > planned):
             log.warning(
-                "the sampler may draw a user more often than its budget pays for (%d): devices will"
+                "the sampler may draw a user more often than its budget covers (%d): devices will"
                 " refuse; set sampler.name = 'limited' and sampler.participations = %d",
                 planned,
                 planned,
             )
 
     def before_upload(self, round_number: int) -> None:
-        """Write down that the clients of a round are asked, before they are; on return it is on the
-        disk.
+        """Record that the clients of a round are asked, before they are; synced to disk on return.
 
         Raises:
             RunError: it could not be written.
         """
         if self.settings.noise == "reproducible":
-            return  # the same bits again are no further release
+            return  # the same bits again are not a new release
         try:
             with self._file.open("ab") as file:
                 file.write(f"{round_number}\n".encode())
@@ -114,7 +113,7 @@ class PersonalAccounts(RunExtension):
         return True
 
     def why_stop(self, round_number: int) -> str:
-        """Why the run stops: no user is left whose budget pays for a round."""
+        """The reason to stop if no user's budget covers another round; else empty."""
         if self.settings.participations is None or self.cohorts is None:
             return ""
         anybody = len(self.cohorts.sample(round_number))
@@ -141,10 +140,10 @@ class PersonalAccounts(RunExtension):
 
 
 def uploads_in(file: Path) -> Counter[int]:
-    """How often the clients of each round were asked, by the file that says so.
+    """How often the clients of each round were asked, from the file that records it.
 
     Raises:
-        RunError: it is damaged; what users have spent would come out too small.
+        RunError: it is damaged; the users' spent budgets would be underestimated.
     """
     try:
         lines = file.read_bytes().decode("ascii").splitlines()

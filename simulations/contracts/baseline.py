@@ -59,8 +59,8 @@ class BaselineContract(Contract):
                 {"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all"
             )
 
-    def test_users_whom_it_does_not_know_are_scored(self) -> None:
-        """A user who was not there when it was fitted, and one of whom nobody knows who it is."""
+    def test_unknown_users_are_scored(self) -> None:
+        """A user who was not among the fitted ones, and one without an id."""
         histories = _histories()
         baseline = self._fitted(histories.block(0, 4))
         anonymous = replace(histories, users=None)
@@ -78,7 +78,7 @@ class BaselineContract(Contract):
                     f"unknown user {user} alone against all",
                 )
 
-    def test_histories_stay_as_they_were(self) -> None:
+    def test_histories_are_unchanged(self) -> None:
         """Neither fitting nor scoring changes them."""
         histories = _histories()
         untouched = Unchanged({"items": histories.items, "offsets": histories.offsets}, np.copy)

@@ -2,8 +2,8 @@
 """The numbers that the papers print, `published.csv`; the source of each is in the table's first
 two columns.
 
-`suspect` marks a value that cannot be right as it is printed (PrivRec's table 3 has a Hits@10 below
-its Hits@5). Figures without printed numbers, such as those of PNBM and of the poster on targeted
+`suspect` marks a printed value that cannot be right (PrivRec's table 3 has a Hits@10 below its
+Hits@5). Figures without printed numbers, such as those of PNBM and of the poster on targeted
 privacy, have none here.
 """
 
@@ -21,7 +21,7 @@ class Published(NamedTuple):
     """A printed number.
 
     Attributes:
-        value: the number; infinite where the paper says so.
+        value: the number; infinite if the paper prints infinity.
         suspect: whether it cannot be right.
     """
 

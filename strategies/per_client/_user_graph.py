@@ -48,7 +48,7 @@ def propagated(
 
     Args:
         first: weights `[users, others]`.
-        between: weights `[others, others]`; not looked at with one layer.
+        between: weights `[others, others]`; not used with one layer.
         tables: `[others, f]`.
         layers: how often means are taken.
     """
@@ -84,8 +84,8 @@ class Uploads:
         return np.array(sorted(self._rows), dtype=np.int64)
 
     def tables(self, clients: Iterable[int], start: np.ndarray) -> np.ndarray:
-        """Whole flattened tables `float32 [clients, items * d]`: `start` `[items, d]` and each
-        one's change."""
+        """Whole flattened tables `float32 [clients, items * d]`: `start` `[items, d]` plus each
+        client's change."""
         clients = list(clients)
         found = np.repeat(start[None].astype(np.float32), len(clients), axis=0)
         for place, client in enumerate(clients):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain PyTorch loop beside the shipped experiments does the same work: an oracle of its own
+"""The plain PyTorch loop gives the same updates as the shipped experiments: an independent oracle
 for the kernel."""
 
 from __future__ import annotations

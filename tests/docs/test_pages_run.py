@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tutorials and how-tos: their files are written, their Python and their commands run in the order
+"""Tutorials and how-tos: their files are written, and their Python and commands run, in the order
 of the page.
 
-A block with `title` is a file (`from` is a file that it is added to), `bash` blocks are commands of
-which each has to succeed, or with `fails` to be refused, and other `python` blocks are executed.
+A block with `title` is a file (appended to the file `from`), commands in `bash` blocks must
+succeed, or fail if the block is marked `fails`, and other `python` blocks are executed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, c
         elif language == "python":
             exec(compile(text, str(page), "exec"), names)
         elif language == "bash":
-            for line in text.strip().splitlines():
+            for line in text.replace("\\\n", " ").strip().splitlines():
                 if line == "export PYTHONPATH=.":  # as `place` is
                     continue
                 code, said = command(line, monkeypatch, capsys)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every built-in keeps the contract of its kind. New built-ins are found by themselves.
+"""Every built-in passes the contract of its kind. New built-ins are found automatically.
 
-A built-in that needs settings, or another part of the experiment, to work at all has them in
-`NEEDS`.
+`NEEDS` has the settings, or other sections of the experiment, without which a built-in cannot run.
 """
 
 from __future__ import annotations
@@ -123,9 +122,8 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
 }
-# Their clients start from what the server makes for each of them and send gradients of that, so
-# neither the model's own parameters nor a bare step are what the contracts of a model and a step
-# are about; whole runs are.
+# Their clients start from parameters that the server generates and send gradients of these, so the
+# contracts of a model and of a step do not apply; whole runs are tested.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf"), ("step", "gpfedrec"), ("step", "fedgnn")}
 # Baselines that predict ratings do not rank; tests/fedrec/baselines are about them.
 APART = {
@@ -175,7 +173,7 @@ def built_ins():
 
 
 def marked(kind, name, cls):
-    """Datasets of raw data are read where these are at hand and not too large."""
+    """Datasets of raw data are read if these are available and not too large."""
     if kind is not DATASET or resolve(kind, name).source is None:
         return cls
     folder = data_directory() / (resolve(kind, name).folder_name or name)

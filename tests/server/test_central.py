@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments of centralised systems alone, and what is kept of each system of a run."""
+"""Experiments of centralised systems only, and the saved results of each system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SYSTEMS = ["popularity", {**GRAM, "label": "first"}, {**GRAM, "label": "second",
 
 @pytest.fixture
 def central(tiny_experiment):
-    """Gives a fresh table of an experiment of centralised systems alone."""
+    """Makes the table of an experiment of centralised systems only."""
 
     def make(baselines=SYSTEMS, **more):
         table = {key: value for key, value in tiny_experiment().items() if key not in FEDERATED}
@@ -40,7 +40,7 @@ def central(tiny_experiment):
 
 
 class Stop(Callback):
-    """Breaks a run off before a system, as a killed process would."""
+    """Interrupts a run before a system, like a killed process."""
 
     def __init__(self, before: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Stop(Callback):
 
 
 def killed(*given):
-    """In place of what a system computes between its two releases."""
+    """Replaces the computation of a system between its two releases."""
     raise KeyboardInterrupt
 
 
@@ -64,7 +64,7 @@ def files(folder):
     }
 
 
-def test_each_system_is_measured_as_by_itself_and_kept(central, tmp_path):
+def test_each_system_is_evaluated_as_alone_and_saved(central, tmp_path):
     result = runner.run(central(), output=tmp_path / "run")
     experiment = load(central())
     names = experiment.evaluation.baseline_settings()
@@ -149,7 +149,7 @@ def test_noise_follows_the_experiments_seed_unless_the_system_has_its_own(centra
     assert own[0].shape == own[1].shape
 
 
-def test_beside_a_federated_system_they_are_the_same(tiny_experiment, tmp_path):
+def test_together_with_a_federated_system_they_are_the_same(tiny_experiment, tmp_path):
     table = tiny_experiment()
     table["evaluation"]["baselines"] = SYSTEMS
     result = runner.run(table, output=tmp_path / "run")
@@ -228,7 +228,7 @@ def test_wrong_labels_and_settings_are_named(central, baselines, problem, fix):
     assert problem in caught.value.problem and fix in str(caught.value.fix)
 
 
-def test_what_needs_a_federated_system_says_so(central, tmp_path):
+def test_commands_that_need_a_federated_system_refuse_others(central, tmp_path):
     run = RunFolder.create(runner.settle(load(central())), tmp_path / "run")
     with pytest.raises(ExperimentError, match="has no federated system"):
         Loop(run, None)

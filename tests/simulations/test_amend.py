@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are extended, changed, overwritten, or that leave nothing behind."""
+"""Runs that are extended, changed or overwritten, and failed starts that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(
     assert runner.resume(short.folder).metrics == whole.metrics
 
 
-def test_a_crash_while_a_run_is_amended_leaves_the_run_as_it_was(run_tiny):
+def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
     result = run_tiny()
     text = (result.folder / "experiment.toml").read_text()
     write_amended(RunFolder(result.folder), result.experiment.model_copy(update={"rounds": 3}))
@@ -62,8 +62,8 @@ def test_noise_that_was_calibrated_to_all_rounds_is_not_stretched(run_tiny):
 
 
 def test_a_run_whose_settings_do_not_fit_leaves_no_folder(run_tiny, tmp_path):
-    """Refused after the folder was made: eighteen clients train, and no baseline was fitted
-    first."""
+    """Refused after the folder was created: eighteen clients train, and no baseline was fitted
+    before."""
     with pytest.raises(ExperimentError, match=r"sampler\.cohort"):
         run_tiny("sampler.cohort=100", "evaluation.baselines=['popularity']")
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPFedRec's server: the graph of four users by hand and against torch_geometric, what it keeps,
-and what it refuses."""
+"""GPFedRec's server: the graph of four users by hand and against torch_geometric, its state, and
+refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strategy(**settings):
 
 
 def answer(clients, change):
-    """What a node answers for clients that touched both of two items."""
+    """A node's reply for clients that touched both of two items."""
     wanted = ItemRequests.of(np.array(clients), [np.arange(2)] * len(clients))
     rows = {"item.id": -np.asarray(change, dtype=np.float32).reshape(-1, 1)}
     return TrainEach(
@@ -93,7 +93,7 @@ def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     assert server._remember(answer([1, 3], TABLES[[1, 3]])) == [1, 3]
     found = server.guidance(np.array([0, 1, 2, 3, 7]))
     wanted = np.array([[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0]])
-    assert sorted(found) == [0, 1, 2, 3]  # nobody knows 7
+    assert sorted(found) == [0, 1, 2, 3]  # client 7 is unknown
     for client, own in found.items():
         np.testing.assert_allclose(own[:, 0], wanted[client], rtol=1e-6)
     rows = server._rows(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]), found)

@@ -102,7 +102,7 @@ def test_the_scale_is_the_steps_also_where_the_experiment_does_not_name_it(table
     np.testing.assert_allclose(weights, named.parameters["item.weights"], atol=1e-6)
 
 
-def test_cohorts_of_several_rounds_are_added_and_scaled_to_everybody(table, tmp_path):
+def test_cohorts_of_several_rounds_are_added_and_scaled_to_all_clients(table, tmp_path):
     experiment = table(
         rounds=3,
         sampler={"name": "fixed-size", "cohort": 9},

@@ -127,9 +127,8 @@ class Privrec(Baseline):
             )
             for user, random in enumerate(randoms)
         ]
-        order = np.argsort(
-            [-len(own.sizes) for own in batches], kind="stable"
-        )  # as blocks are put together
+        # as blocks are put together
+        order = np.argsort([-len(own.sizes) for own in batches], kind="stable")
         users = [tuple(code[user] for code in codes) for user in order]
         block = Block.of(users, [batches[user] for user in order], torch.device("cpu"))
         trained = self._trained(theta, block, sgd)

@@ -102,9 +102,8 @@ def _read_csv(
     kinds: dict = dict.fromkeys(text, str)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", pd.errors.ParserWarning
-            )  # a first line with too many values only warns
+            # a first line with too many values only warns
+            warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(
                 path,
                 sep=separator,

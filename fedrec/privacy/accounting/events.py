@@ -58,7 +58,7 @@ class GaussianRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the sum's noise / its L2 sensitivity.
         count_multiplier: the same for the count released beside it; None without one.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     sampling: Sampling
@@ -88,7 +88,7 @@ class LaplaceRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: Laplace scale b / L1 sensitivity; one round without sampling is (1 /
             this)-DP.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     sampling: Sampling
@@ -110,7 +110,7 @@ class QuantileEstimate:
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the count's noise / its sensitivity.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     sampling: Sampling
@@ -130,7 +130,7 @@ class NonPrivate:
 
     Attributes:
         reason: what and why, in words.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     reason: str
@@ -146,7 +146,7 @@ class Volunteered:
 
     Attributes:
         who: whose data, in words.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     who: str

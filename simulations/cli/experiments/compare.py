@@ -67,6 +67,6 @@ def compare(
 
         write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
         typer.echo(output)
-    if wanted is not None:  # beside a table for a program
+    if wanted is not None:  # in addition to a table for a program
         for line in together:
             typer.echo(line, err=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from simulations.reproduce.study import Study
 
-_FILE_WIDTH = 120  # columns of a table that goes into a file or a pipe
+_FILE_WIDTH = 120  # width in characters of a table in a file or a pipe
 
 
 def reproduce(

@@ -195,7 +195,7 @@ def _table(result: SweepResult) -> Table:
 
 
 def _short(keys: list[str], metrics: list[str]) -> list[str]:
-    """The last words of keys, where these tell them apart from each other and from the metrics."""
+    """The last words of keys, if they are unique and differ from the metrics."""
     last = [key.rpartition(".")[2] for key in keys]
     return last if len({*last, *metrics}) == len(last) + len(metrics) else keys
 
@@ -216,9 +216,8 @@ def _metrics(result: SweepResult) -> list[str]:
     shown = [name for name in dict.fromkeys(preferred) if name in known]
     if "epsilon" in shown and set(result.settings["epsilon"]) <= {math.inf}:
         shown.remove("epsilon")
-    others = [
-        name for name in known if name.endswith((" hits@10", " rmse"))
-    ]  # of centralised systems alone
+    # centralised systems only
+    others = [name for name in known if name.endswith((" hits@10", " rmse"))]
     return shown or others
 
 

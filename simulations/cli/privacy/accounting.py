@@ -181,7 +181,7 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
-    """What is printed, under the names of the JSON object."""
+    """The printed values, by their names in the JSON object."""
     return {
         "epsilon": report.epsilon,
         "delta": report.delta,

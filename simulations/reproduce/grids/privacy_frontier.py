@@ -2,13 +2,13 @@
 """What a true epsilon costs in Hits@20 on MovieLens-1M: a table of docs/papers/privrec.md.
 
     FEDREC_DATA=DATA python -m simulations.reproduce.grids.privacy_frontier --output FOLDER
-    FEDREC_DATA=DATA python -m simulations.reproduce.grids.privacy_frontier --output FOLDER
-    --validation --seeds 1
+    FEDREC_DATA=DATA python -m simulations.reproduce.grids.privacy_frontier --output FOLDER \\
+        --validation --seeds 1
 
-Each system is a shipped experiment at several epsilons; of the settings only the server's rate
-follows epsilon, as chosen on validation users. Each seed has its own split and its own noise, and
-is compared user by user with the private popularity of the same epsilon. Runs that are in the
-folder already are taken, and an interrupted frontier continues where it stopped.
+Each system is a shipped experiment at several epsilons; only the server's rate differs between
+epsilons, as chosen on validation users. Each seed has its own split and its own noise, and
+is compared user by user with the private popularity of the same epsilon. Finished runs in the
+folder are reused, and an interrupted frontier continues where it stopped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Point:
 
 
 def points() -> Iterator[Point]:
-    """The frontier, most wanted first."""
+    """The points of the frontier, the most important ones first."""
     one = {5.0: 17000.0, 2.0: 8000.0, 15.0: 25000.0, math.inf: 25000.0}
     two = {5.0: 20000.0, 2.0: 8000.0, 15.0: 25000.0, math.inf: 25000.0}
     for epsilon in (5.0, 2.0, 15.0, math.inf):
@@ -105,7 +105,7 @@ def gap(result: Result, baseline: str, metric: str = "hits@20") -> tuple[float, 
         Mean of the differences over the users, and half the width of its 95 % interval.
 
     Raises:
-        RunError: the users of that baseline were not kept, or are not those of its mean.
+        RunError: the users of that baseline were not saved, or do not have its mean.
     """
     users = result.baseline_users.get(baseline)
     mean = result.baselines[baseline][metric]

@@ -2,7 +2,7 @@
 """Tables and figure 3 of DP-VAE (Fang et al. 2022) on MovieLens-100K; the runs are the cells of
 `grids.dp_vae`.
 
-ML-20M and Netflix are not among the data of these studies.
+These studies do not use ML-20M and Netflix.
 """
 
 from __future__ import annotations

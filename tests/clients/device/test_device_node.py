@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with its own data: what a simulation's node would hold of its users, under numbers, and
-what it refuses."""
+"""A node with its own data: it holds the same as a simulated node, under client numbers, and
+refuses invalid orders."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
         assert {user % 2 for user in users} == {place}
 
 
-def test_the_catalogue_says_nothing_of_users(load_tiny, shards):
+def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
     population = Population.of(load_tiny())
     found = Catalogue.read(shards[0] / "catalogue.json")
     assert found.item_ids.tolist() == population.interactions.item_ids.astype(str).tolist()
@@ -223,9 +223,8 @@ def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):
     for number in (1, 2):
         node.accept(TrainOrder(number, node.training[:1], protection=local))
     ((rounds, rho),) = node.memory.spent().values()
-    assert rounds == 2 and rho == pytest.approx(
-        2 * 0.5 * (2.0 / 4.0) ** 2
-    )  # rho = (sensitivity / sigma)^2 / 2
+    # rho = (sensitivity / sigma)^2 / 2
+    assert rounds == 2 and rho == pytest.approx(2 * 0.5 * (2.0 / 4.0) ** 2)
 
 
 @pytest.mark.parametrize("key", ["model.name", "step.name", "split.name"])
@@ -240,7 +239,7 @@ def test_code_of_packages_that_the_owner_did_not_name_is_not_run(load_tiny, shar
 
 
 def arrived(answer):
-    """What the server makes of an answer that came over the network."""
+    """The server's view of a reply after serialization."""
     return from_the_network(answer.content)
 
 
@@ -297,7 +296,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
-def test_no_server_is_told_which_items_a_client_has(load_tiny, shards, identity, purpose):
+def test_no_server_learns_which_items_a_client_has(load_tiny, shards, identity, purpose):
     config = {
         "data": str(shards[0] / "data.csv"),
         "catalogue": str(shards[0] / "catalogue.json"),

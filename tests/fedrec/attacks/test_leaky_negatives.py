@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leak of held-out items through negatives: off by default, complete when it is on, and always
-said."""
+"""The leak of held-out items through negatives: off by default, complete when enabled, and always
+reported."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simulations import runner
 
 
 def never_drawn_hits(experiment, rounds, users=None):
-    """Expected Hits@10 among 99 drawn items of ranking by how seldom an item was a negative in so
-    many rounds."""
+    """Expected Hits@10 among 99 sampled items, ranked by how rarely an item was a negative in a
+    number of rounds."""
     node = Node(experiment, 0, 1, None)
     population, schema = node.population, node.population.schema()
     clients = population.evaluated_clients("test")[:users]
@@ -48,7 +48,7 @@ def table(tiny_experiment):
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_what_was_never_drawn_tells_nothing_unless_it_leaks(table, leaky):
+def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
     hits = never_drawn_hits(load(table(leaky)), rounds=60)
     if leaky:
         assert hits.mean() > 0.97
@@ -65,7 +65,7 @@ def test_the_same_on_movielens(table, leaky):
     assert hits.mean() > 0.99 if leaky else abs(hits.mean() - 0.1) < 0.05
 
 
-def test_every_table_says_so(table, tmp_path):
+def test_every_table_states_it(table, tmp_path):
     honest, leaky = (runner.run(table(on), output=tmp_path / str(on)) for on in (False, True))
     assert marked(honest.experiment) == "tiny" and not honest.privacy
     assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
@@ -73,7 +73,7 @@ def test_every_table_says_so(table, tmp_path):
 
 
 def test_held_out_items_stay_possible_negatives_by_default(table):
-    """Without the switch a client is not told of what is held out."""
+    """Without the switch a client does not get the held-out items."""
     honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
     for mine, other in zip(
         honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True
@@ -84,7 +84,7 @@ def test_held_out_items_stay_possible_negatives_by_default(table):
         assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
 
 
-def test_sampled_metrics_stand_beside_the_full_ranking(table, tmp_path):
+def test_sampled_metrics_are_reported_with_the_full_ranking(table, tmp_path):
     """Of the system and of baselines."""
     settings = ["evaluation.sampled-items=9", "evaluation.baselines=['popularity']"]
     result = runner.run(table(False), settings, output=tmp_path / "run")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels that other libraries' systems reach on real data, with settings that are known to be good
-there."""
+"""Accuracy that other libraries reach on real data, with settings known to be good there."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ FLOORS = {"user-knn": 0.375, "puresvd": 0.40, "ials": 0.39, "warp": 0.38}
 
 @pytest.mark.real_data
 def test_movielens_100k_divided_8_1_1():
-    """NDCG@100 of held-out rows, known ones left out."""
+    """NDCG@100 of held-out rows, without known items."""
     population = Population.of(load("dpvae-vae-ml100k"))
     found = evaluate_baselines(SETTINGS, population, held_out="test", ks=(100,))
     reached = {name: metrics["ndcg-list@100"] for name, metrics in found.items()}

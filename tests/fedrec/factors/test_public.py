@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public embeddings are factors of the kernel that they promise."""
+"""Public embeddings are factors of their documented kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
 
 
 def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
-    """Of effects that are all zero unless it is said."""
+    """Settings with all effects zero, unless given."""
     return feature_embeddings(
         features,
         ordered=ordered,

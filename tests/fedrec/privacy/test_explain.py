@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain words: the ceilings are the published ones, and the caveats are those of the plan."""
+"""Explanations: the bounds are the published ones, and the caveats are those of the plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_odds_and_beliefs():
         ({}, "drawn uniformly from all 500"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
-        ({"stages": ["main"]}, "item sequences are users' data"),
+        ({"private_phases": ["main"]}, "item sequences are users' data"),
         ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
@@ -58,7 +58,7 @@ def test_odds_and_beliefs():
     ],
     ids=str,
 )
-def test_what_the_plan_leaves_out_is_said(settings, expected):
+def test_caveats_of_the_plan_are_reported(settings, expected):
     assert expected in said(**settings)
 
 
@@ -74,5 +74,5 @@ def test_what_the_plan_leaves_out_is_said(settings, expected):
     ],
     ids=str,
 )
-def test_what_does_not_concern_the_plan_is_not_said(settings, unsaid):
+def test_caveats_that_do_not_concern_the_plan_are_left_out(settings, unsaid):
     assert unsaid not in said(**settings)

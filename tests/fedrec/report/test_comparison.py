@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of runs: who is paired with whom, and what is refused."""
+"""Comparisons of runs: the pairing of users, and refusals."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_other_test_users_are_refused(result):
         compare(runs)
 
 
-def test_unknown_names_are_told(result):
+def test_unknown_names_are_reported(result):
     one = result(users=[0.1, 0.2], baselines={"popularity": [0.0, 0.1]})
     with pytest.raises(ExperimentError, match="no metric 'hits@99'"):
         compare([one], metric="hits@99")

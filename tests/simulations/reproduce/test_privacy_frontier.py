@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The points of the frontier load, and their phases together cost their epsilon, by the closed form
-for Gaussians."""
+for Gaussian noise."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_each_system_is_there_at_each_epsilon_of_the_table():
 
 
 def test_the_shipped_phases_compose_to_the_target():
-    """With everybody in every round: mu^2 = sum of 1 / z^2, and delta(epsilon) of the Gaussian with
-    that mu."""
+    """With all clients in every round: mu^2 = sum of 1 / z^2, and delta(epsilon) of the Gaussian
+    mechanism with that mu."""
     from collections import Counter
 
     from fedrec.privacy.plan import Plan

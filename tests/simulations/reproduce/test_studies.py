@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Studies: every one that is shipped runs small, goes on where it was, and stands beside what is
-printed."""
+"""Studies: the small version of each runs, interrupted ones continue, and results are compared with
+the paper's."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def done(name, path, seeds=1):
     ],
 )
 def test_a_study_runs_small_and_fills_rows_of_the_papers_table(name, tmp_path, monkeypatch):
-    """On made-up data, without a data directory; the rows that come out are ones that the paper
-    has."""
+    """On synthetic data, without a data directory; the resulting rows are rows of the paper."""
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "none"))
     study, found = done(name, tmp_path / "study")
     printed = published(study.paper, study.item, study.published)
@@ -101,7 +100,7 @@ def test_the_epsilons_of_table_4_come_out_as_printed(tmp_path):
 
 
 def test_the_network_of_dp_vae_is_the_printed_one_but_for_the_items(tmp_path):
-    """Its parameters in closed form, for the items of the made-up data and of MovieLens-100K."""
+    """Its parameters in closed form, for the items of the synthetic data and of MovieLens-100K."""
 
     def parameters(items, hidden=80, latent=20):
         outer = 2 * items * hidden + items + hidden
@@ -142,14 +141,14 @@ def test_a_table_of_several_data_sets_is_read_in_parts():
     assert len(office) == len(gowalla) == len(whole) / 3
 
 
-def test_figure_8_tells_active_and_inactive_users_apart(tmp_path):
+def test_figure_8_separates_active_and_inactive_users(tmp_path):
     (study,) = find("privrec", "figure8")
     ((_, found),) = reproduce(StudyFolder(tmp_path, study, quick=True), 1, only="privrec-sgd")
     assert {"PrivRec-SGD", "PrivRec-SGD, inactive users"} <= {one.model for one in found}
 
 
 def test_every_shipped_row_of_a_study_is_one_of_the_papers_or_named_as_ours():
-    """A misspelt row would stand below the table and leave its cell empty."""
+    """A misspelt row would be appended to the table and leave its cell empty."""
     for study in studies():
         assert study.tasks and study.seconds(study.seeds) > 0
         names = [task.name for task in study.tasks]
@@ -186,7 +185,7 @@ def test_a_study_that_was_broken_off_does_only_what_is_left(tmp_path):
         StudyFolder(tmp_path, study, quick=True)
 
 
-def test_the_time_is_told_before_the_work(tmp_path):
+def test_the_time_is_printed_before_the_work(tmp_path):
     said = []
     study = Study("pnbm", "figure9", "A made-up one", (), (Task("a", 3600.0, counting([])),))
     reproduce(StudyFolder(tmp_path, study, quick=False), 4, say=said.append)
@@ -225,14 +224,14 @@ def test_published_numbers_are_those_of_the_papers():
         (("dp-vae", "table5"), "ML-20M and Netflix"),
     ],
 )
-def test_what_is_not_here_is_told_with_the_reason(asked, words):
+def test_missing_studies_are_reported_with_the_reason(asked, words):
     with pytest.raises(ExperimentError) as refused:
         find(*asked)
     assert words in refused.value.text()
 
 
 KILLED = '''
-"""A study that is killed in the fourth round of its run, where KILL is set."""
+"""A study that is killed in the fourth round of its run if KILL is set."""
 
 import os, signal, sys
 from pathlib import Path
@@ -269,9 +268,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
-    tmp_path, tiny_experiment, monkeypatch
-):
+def test_a_killed_study_continues_within_its_run(tmp_path, tiny_experiment, monkeypatch):
     (tmp_path / "killed_study.py").write_text(KILLED)
     monkeypatch.syspath_prepend(str(tmp_path))
     table = {**tiny_experiment(), "rounds": 8, "callbacks": [{"name": "killed_study:Killing"}]}
@@ -299,7 +296,7 @@ def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
 
 
 def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_experiment):
-    """As of an earlier version, whose numbers would stand for those of this one."""
+    """For example of an earlier version, whose numbers would be taken for those of this one."""
     job = Job(tmp_path, 0, False)
     finished(job, tiny_experiment(), ())
     assert finished(job, tiny_experiment(), ()).metrics

@@ -71,7 +71,7 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_
         (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),
     ],
 )
-def test_bad_input_says_what_to_do(fedrec, experiment, tmp_path, arguments, words):
+def test_bad_input_gives_an_error_with_a_fix(fedrec, experiment, tmp_path, arguments, words):
     code, out, err = fedrec("sweep", experiment, *arguments, "-o", tmp_path / "sweep")
     assert code == 2 and words in " ".join(err.split()) and "Traceback" not in err + out
     assert not (tmp_path / "sweep").exists()

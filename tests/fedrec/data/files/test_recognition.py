@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What columns are taken for, and what is asked where that cannot be told."""
+"""Recognition of columns, and errors if it is ambiguous."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_columns_can_be_named(written):
         recognise(written(("user", "item", "rating", "time")), {"user": "nobody"})
 
 
-def test_what_cannot_be_told_is_asked_for(written):
+def test_ambiguous_columns_are_asked_for(written):
     rows = [("p", 1, "u"), ("q", 1, "v"), ("p", 2, "v"), ("q", 2, "u")]
     with pytest.raises(DataError, match="cannot tell which column") as error:
         recognise(written(("a", "b", "c"), rows))
