@@ -42,12 +42,15 @@ class Model(ABC):
             in `rows`.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
+        by_features: whether the shared parameters represent users by their features (`user.NAME`)
+            and by nothing else.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
+    by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config, self.schema = config, schema
