@@ -37,7 +37,7 @@ class Question(Config):
     """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
     add-remove."""
     adjacency: Adjacency = "replace-one"
-    """replace-one (with fixed) or add-remove (with poisson)."""
+    """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
     """Accountant."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
