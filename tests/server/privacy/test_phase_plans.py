@@ -128,7 +128,7 @@ def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
         report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
         and 4.99 < report.attack <= 5.0
     )
-    assert any(line.startswith("The true epsilon lies between") for line in told.lines(report))
+    assert any(line.startswith("The true epsilon is") for line in told.lines(report))
 
 
 def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(plans):
