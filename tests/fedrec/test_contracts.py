@@ -30,6 +30,7 @@ STAGES = {
     "stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}},
     "main": {"name": "reptile"},
 }
+PROFILED = {"model": {**SMALL["model"], "name": "privrec-profile", "item-bias": True}}
 BIASED = {"model": {**SMALL["model"], "item-bias": True}}
 RATED = {
     "task": "rating",
@@ -70,6 +71,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "als"): {"experiment": IALS, "random": False},
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
     ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},
+    ("step", "sgd-profile"): {"experiment": PROFILED},
     ("model", "gpfedrec"): {"settings": {"embedding": 4, "hidden": [6, 3]}},
     ("step", "gpfedrec"): {"experiment": GUIDED},
     ("strategy", "gpfedrec"): {"experiment": GUIDED},
