@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fedrec import testing
-from fedrec.baselines.base import RatingBaseline
-from fedrec.components.registry import BASELINE, DATASET, KINDS, builtin_names, resolve
+from fedrec.components.registry import DATASET, KINDS, builtin_names, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
@@ -57,6 +56,7 @@ IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
     ("model", "item-weights"): {
         "settings": {"items": 12},
@@ -127,12 +127,6 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
 # Their clients start from parameters that the server generates and send gradients of these, so the
 # contracts of a model and of a step do not apply; whole runs are tested.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf"), ("step", "gpfedrec"), ("step", "fedgnn")}
-# Baselines that predict ratings do not rank; tests/fedrec/baselines are about them.
-APART = {
-    ("baseline", name)
-    for name in builtin_names(BASELINE)
-    if issubclass(resolve(BASELINE, name), RatingBaseline)
-}
 LARGEST = 80 << 20  # bytes of raw data that are read here; larger datasets have tests of their own
 
 
@@ -170,8 +164,7 @@ def built_ins():
     for kind in KINDS:
         contract = getattr(testing, f"{kind.name.capitalize()}Contract")
         for name in builtin_names(kind):
-            if (kind.name, name) not in APART:
-                yield kind, name, contract
+            yield kind, name, contract
 
 
 def marked(kind, name, cls):
