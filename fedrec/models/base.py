@@ -134,6 +134,12 @@ class HistoryModel(Model):
         default."""
         return False
 
+    @property
+    def low_rated(self) -> float:
+        """What an item has in histories that a user rated and that is not positive, >= 0; 0, as
+        unknown items have, by default."""
+        return 0.0
+
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue.
@@ -141,7 +147,7 @@ class HistoryModel(Model):
         Args:
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1,
-                or a weight > 0; 0 elsewhere.
+                or a weight > 0 (see `rated` and `low_rated`); 0 elsewhere.
 
         Returns:
             `[C, B, num_items]`.
@@ -165,3 +171,29 @@ class HistoryModel(Model):
             got="items one by one",
             fix="set step.name = 'vae'",
         )
+
+
+class ProductsModel(HistoryModel):
+    """A recommender that is computed from products of the items in users' histories (step `gram`).
+
+    Attributes:
+        products: name of the parameter `[size, size]` as whose change users send their products;
+            its rows are those of the chosen items, see `fedrec.factors.chosen_items`.
+        size: number of chosen items.
+
+    Raises:
+        ExperimentError: the task is to predict ratings.
+    """
+
+    products: ClassVar[str]
+    size: int
+
+    def __init__(self, config: Config, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if schema.task != "ranking":
+            raise ExperimentError(
+                f"{type(self).__name__} ranks items and predicts no ratings",
+                expected="task = 'ranking'",
+                got=f"task = {schema.task!r}",
+                fix="set task = 'ranking', or model.name = 'mf'",
+            )

@@ -15,7 +15,7 @@ from fedrec.baselines.factorisation.ease import item_weights
 from fedrec.data.cache import KEPT
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.models.item_weights import chosen_items, item_scale
+from fedrec.factors.chosen_items import chosen_items, item_scale
 
 
 @pytest.fixture
