@@ -76,7 +76,7 @@ class ProductsStrategy(CohortStrategy):
         Raises:
             ExperimentError: the model is not computed from products of items.
         """
-        if self.products not in theta or BIAS not in theta:
+        if self.products not in theta:
             raise ExperimentError(
                 "the model has no weights between items",
                 expected=f"model.name = {self.model!r} and step.name = 'gram'",
@@ -88,7 +88,7 @@ class ProductsStrategy(CohortStrategy):
         self._clients += aggregate.clients
         if self.privacy is not None:
             self._variance += (self.privacy.plan.mean_noise_std * aggregate.clients) ** 2
-        return {**theta, **self.solved(theta, self._scaled(theta[BIAS]))}
+        return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
 
     def state(self) -> dict[str, np.ndarray]:
         """The sum so far, the number of clients in it, and the variance of its noise."""
@@ -100,11 +100,12 @@ class ProductsStrategy(CohortStrategy):
         self._total = np.asarray(state["total"], dtype=np.float64)
         self._clients, self._variance = (float(number) for number in state["numbers"])
 
-    def _scaled(self, bias: np.ndarray) -> Products:
-        """The sum so far, scaled to all clients; noise is made symmetric."""
+    def _scaled(self, bias: np.ndarray | None) -> Products:
+        """The sum so far, scaled to all clients; noise is made symmetric. Without biases all items
+        are chosen and count alike."""
         factor = len(self.cohorts.clients) / max(self._clients, 1.0)
         gram = torch.from_numpy((self._total + self._total.T) * (factor / 2))
-        biases = torch.from_numpy(np.array(bias[:, 0]))
+        biases = torch.zeros(len(gram)) if bias is None else torch.from_numpy(np.array(bias[:, 0]))
         chosen = chosen_items(biases, len(gram))
         scale = item_scale(biases[chosen], self._exponent())
         edge = noise_edge(factor * math.sqrt(self._variance), len(gram))

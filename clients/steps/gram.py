@@ -4,11 +4,12 @@
 With x the indicator of the items that a client likes (with `low-rated` a smaller weight for its
 other rated items) and D the items' scale, it sends (D x)(D x)^T. The sum over clients is the Gram
 matrix of the interactions, which determines EASE, PureSVD and every other linear model; strategies
-`gram` and `fold-in` compute one. Nothing is trained. Clipped in L2 and noised like any other
-update, the sum is a differentially private release: the Frobenius norm of a client's matrix is
-|D x|^2, which is the number of its items where all items count alike. The matrices are positive
-semi-definite, so replacing a client moves their clipped sum by sqrt(2) S at most
-(`fedrec.privacy.adjacency`).
+`gram`, `fold-in` and `gram-start` compute one. Nothing is trained.
+
+Clipped in L2 and noised like any other update, the sum is a differentially private release: the
+Frobenius norm of a client's matrix is |D x|^2, which is the number of its items where all items
+count alike. The matrices are positive semi-definite, so replacing a client moves their clipped sum
+by sqrt(2) S at most (`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clients.local.model_check import require_model
 from clients.local.sufficient_statistics import (
     History,
     SufficientStatistics,
     SufficientStatisticsConfig,
 )
 from clients.local.updates import Part
+from fedrec.errors import ExperimentError
 from fedrec.factors.chosen_items import BIAS, ItemScaleConfig, chosen_items, item_scale
-from fedrec.models.base import Model, ProductsModel
+from fedrec.models.base import Model
 
 
 class GramConfig(SufficientStatisticsConfig, ItemScaleConfig):
@@ -47,9 +48,14 @@ class Gram(SufficientStatistics):
 
     def __init__(self, config: GramConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        lacks = "weights between items"
-        own = require_model(model, ProductsModel, "item-weights", lacks=lacks)
-        self.size, self.products = own.size, own.products
+        if not model.products:
+            raise ExperimentError(
+                f"model {type(model).__name__!r} has no weights between items",
+                expected="model.name = 'item-weights', or another model of products of items",
+                got=type(model).__name__,
+                fix="set model.name = 'item-weights', or another step",
+            )
+        self.products = model.products
 
     def parts(
         self, parameters: Mapping[str, Tensor], histories: Sequence[History]
@@ -60,10 +66,11 @@ class Gram(SufficientStatistics):
 
     def _places(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Each item's row in the products, `int64 [items]`, -1 without; and each row's scale."""
-        bias = parameters[BIAS][:, 0].cpu()
-        chosen = chosen_items(bias, self.size)
-        rows = torch.full((len(bias),), -1)
-        rows[chosen] = torch.arange(self.size)
+        items, size = self.model.schema.num_items, len(parameters[self.products])
+        bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(items)
+        chosen = chosen_items(bias, size)
+        rows = torch.full((items,), -1)
+        rows[chosen] = torch.arange(size)
         return rows, item_scale(bias[chosen], self.config.exponent)
 
     def _products(self, places: tuple[Tensor, Tensor], history: History) -> dict[str, Part]:

@@ -40,6 +40,8 @@ class Model(ABC):
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses
             few of their rows, so local training may pass compact tables, with the row of each item
             in `rows`.
+        products: name of a parameter `[m, m]` as whose change clients send the products of m chosen
+            items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
     """
@@ -47,6 +49,7 @@ class Model(ABC):
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
+    products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
@@ -174,19 +177,11 @@ class HistoryModel(Model):
 
 
 class ProductsModel(HistoryModel):
-    """A recommender that is computed from products of the items in users' histories (step `gram`).
-
-    Attributes:
-        products: name of the parameter `[size, size]` as whose change users send their products;
-            its rows are those of the chosen items, see `fedrec.factors.chosen_items`.
-        size: number of chosen items.
+    """A recommender that is computed from products of the items in users' histories alone.
 
     Raises:
         ExperimentError: the task is to predict ratings.
     """
-
-    products: ClassVar[str]
-    size: int
 
     def __init__(self, config: Config, schema: Schema) -> None:
         super().__init__(config, schema)

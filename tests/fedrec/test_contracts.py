@@ -78,6 +78,9 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "random": False,
     },
     ("strategy", "fold-in"): {"experiment": FOLD_IN},
+    ("strategy", "gram-start"): {
+        "experiment": {**MOMENTS, "model": {**MOMENTS["model"], "products": True}}
+    },
     ("step", "als"): {"experiment": IALS, "random": False},
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
     ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},

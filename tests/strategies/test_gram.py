@@ -57,6 +57,14 @@ def test_weights_are_those_of_centralised_ease(table, tmp_path, path):
     np.testing.assert_allclose(result.parameters["item.bias"][:, 0], np.log(shares), rtol=1e-5)
 
 
+def test_weights_are_those_of_centralised_puresvd(table, tmp_path):
+    experiment = table()
+    experiment["strategy"]["main"] = {"name": "gram", "solution": "puresvd", "factors": 4}
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    right = np.linalg.svd(histories(experiment), full_matrices=False)[2][:4]
+    np.testing.assert_allclose(result.parameters["item.weights"], right.T @ right, atol=1e-5)
+
+
 def test_only_the_most_popular_items_have_weights_and_others_follow_by_popularity(table, tmp_path):
     experiment = table(model={"items": 7})
     result = fedrec.run(experiment, output=tmp_path / "run")
