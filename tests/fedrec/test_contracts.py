@@ -55,6 +55,10 @@ GRAPH = {
 IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
+FOLD_IN = {
+    "model": {"name": "fold-in", "items": 12, "factors": 4},
+    "step": {"name": "gram", "low-rated": 0.3},
+}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
@@ -68,6 +72,15 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "random": False,
     },
     ("strategy", "gram"): {"experiment": LINEAR},
+    ("model", "fold-in"): {
+        "settings": {"items": 12, "factors": 4},
+        "experiment": {**FOLD_IN, "strategy": {"name": "fold-in"}},
+        "random": False,
+    },
+    ("strategy", "fold-in"): {"experiment": FOLD_IN},
+    ("strategy", "gram-start"): {
+        "experiment": {**MOMENTS, "model": {**MOMENTS["model"], "products": True}}
+    },
     ("step", "als"): {"experiment": IALS, "random": False},
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
     ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},
