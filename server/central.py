@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedrec.baselines.base import Baseline, RatingBaseline
 from fedrec.baselines.private._private import PrivateBaseline
@@ -32,6 +31,7 @@ from fedrec.baselines.protocol import (
 )
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population, sample_clients
+from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.rating import rating_errors, rating_errors_by_user
@@ -133,8 +133,7 @@ class _Bench(ABC):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        engine = experiment.engine
-        self._device = torch.device("cpu" if engine.device == "auto" else engine.device)
+        self._device = resolve_device(experiment.engine.device)
 
     def that_fit(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to measure, by label."""

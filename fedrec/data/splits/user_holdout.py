@@ -37,6 +37,10 @@ class UserHoldoutConfig(Config):
     split_by: Literal["rows", "pairs"] = "rows"
     """Unit of the halves: "rows" (a repeated item may be in both halves), or "pairs" (all rows of
     an item are in one half)."""
+    generalisation: Literal["strong", "weak"] = "strong"
+    """Whether held-out users take part in training: with "strong" they do not, and their training
+    half serves on-device fine-tuning alone (paper); with "weak" they are training users with that
+    half."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
@@ -66,8 +70,9 @@ class UserHoldout(Split):
         train = np.ones(len(interactions), dtype=bool)
         train[held_out] = False
         of_test_user = _members(interactions, test)[interactions.users[held_out]]
+        weak = self.config.generalisation == "weak"
         return Partition(
-            training_clients=training,
+            training_clients=users_of(interactions, np.flatnonzero(train)) if weak else training,
             train_rows=np.flatnonzero(train),
             validation_rows=held_out[~of_test_user],
             test_rows=held_out[of_test_user],

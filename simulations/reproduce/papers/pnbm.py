@@ -27,7 +27,7 @@ COMPARED: dict[str, dict[str, Any]] = {
     "item mean": {"name": "item-mean"},
     "PCC": {"name": "pcc", "positive-only": True, "shrinkage": 40.0},
     "COS": {"name": "cos", "among": "all", "shrinkage": 0.0},
-    "PNBM, untrained": {"name": "pnbm", "start": "uniform", "epochs": 0},
+    "PNBM, untrained": {"name": "pnbm", "start": "constant", "epochs": 0},
     "biased MF": {"name": "biased-mf", "regularisation": 0.13},
 }
 
@@ -47,17 +47,18 @@ def figures() -> Iterator[Study]:
 def _settings(model: str, epsilon: float) -> dict[str, Any]:
     """What was chosen for a system at an epsilon."""
     if model == "DPSGD-PNBM":
-        own = {"sample": 1.0 if epsilon >= 10 else 0.05, "iterations": 1, "learning-rate": 0.4}
-        return {"name": "dpsgd-pnbm", **own, "rescale": 10.0, "floor": 15.0}
+        own = {"sample": 1.0 if epsilon >= 20 else 0.05, "iterations": 1, "learning-rate": 0.4}
+        return {"name": "dpsgd-pnbm", "start": "constant", **own, "rescale": 10.0, "floor": 15.0}
     if model == "DPSGD-MF":
         damping = 500.0 if epsilon < 0.5 else 50.0 if epsilon < 5 else 5.0
         own = {"learning-rate": 8e-3, "epochs": 5, "average-share": 0.9, "damping": damping}
         return {"name": "dpsgd-mf", **own}
     if model == "DPPS-PNBM":
-        return {"name": "dpps-pnbm", "learning-rate": 8e-6, "temperature": 0.09, "steps": 30}
-    rate = 8e-6 if epsilon < 5 else 10.0
-    own = {"learning-rate": rate, "temperature": 1e-4, "steps": 300, "own-regularisation": 10.0}
-    return {"name": "dpps-mf", **own}
+        own = {"learning-rate": 8e-6, "temperature": 0.09, "steps": 30}
+        return {"name": "dpps-pnbm", "start": "constant", **own}
+    rate, penalty = (8e-6, 40.0) if epsilon < 5 else (10.0, 20.0)
+    own = {"learning-rate": rate, "temperature": 1e-4, "steps": 300, "own-regularisation": penalty}
+    return {"name": "dpps-mf", "factors": 5 if epsilon >= 10 else 10, **own}
 
 
 def _study(
