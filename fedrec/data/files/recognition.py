@@ -33,6 +33,12 @@ _AMOUNTS = (
     "price prices unitprice cost costs amount total sum revenue sales spent quantity qty count "
     "counts plays playcount clicks views number year age weight duration"
 )
+_CONVERSIONS = {
+    b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
+    b"\x1f\x8b": "unpack it: gunzip FILE",
+    b"PAR1": "a Parquet file needs the ending .parquet",
+}
+"""First bytes of other files, and what to do with these."""
 _SEPARATORS = (",", "\t", ";", "|")
 _UNFIT = {
     "rating": "not every row has a number there (with a decimal point)",
@@ -242,9 +248,17 @@ def _separator(path: Path) -> str:
             f"{path} is not UTF-8 text",
             expected="a CSV file in UTF-8, or a Parquet file",
             got=str(error),
-            fix="save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE",
+            fix=_conversion(path),
         ) from None
     return max(_SEPARATORS, key=lambda one: counts[one])
+
+
+def _conversion(path: Path) -> str:
+    """How a file that is not text becomes a table, by its first bytes."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    known = (fix for first, fix in _CONVERSIONS.items() if start.startswith(first))
+    return next(known, "save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE")
 
 
 def _require_two(path: Path, names: list[str]) -> None:
