@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.metrics.bootstrap import Interval, bootstrap_intervals
 from fedrec.runs.result import Result
 
@@ -56,7 +57,7 @@ class Note:
 
 def run_label(result: Result) -> str:
     """Name and seed of a run, by which a page tells runs apart."""
-    return f"{result.experiment.name}, seed {result.experiment.seed}"
+    return f"{marked(result.experiment)}, seed {result.experiment.seed}"
 
 
 def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from fedrec.attacks.leaky_negatives import leak_words, marked
 from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
@@ -45,7 +46,9 @@ def notes(results: Sequence[Result]) -> list[Note]:
 def _notes(result: Result, *, several: bool) -> Iterator[Note]:
     """Those of one run, which name its seed where there are several."""
     name = result.experiment.name
-    label = run_label(result) if several else name
+    label = run_label(result) if several else marked(result.experiment)
+    for line in leak_words(result.experiment):
+        yield Note(f"{label}: {line}", warning=True)
     kept = early_stopping_line(result)
     if kept:
         yield Note(f"{label}: {kept}")
@@ -73,7 +76,7 @@ def what(results: Sequence[Result]) -> Table:
         federated = one.federated
         rows.append(
             Row(
-                one.name,
+                marked(one),
                 (
                     one.title or "-",
                     str(one.dataset.options.get("path") or one.dataset.name).rsplit("/", 1)[-1],
@@ -116,7 +119,7 @@ def results_tables(results: Sequence[Result]) -> list[Table]:
 
 def _systems(result: Result) -> dict[str, pd.DataFrame]:
     """Metrics of each user by each system of a run, by label."""
-    own = {result.experiment.name: result.users} if result.experiment.federated else {}
+    own = {marked(result.experiment): result.users} if result.experiment.federated else {}
     return own | result.baseline_users
 
 
@@ -131,7 +134,7 @@ def _results_table(
         Row(
             label if not some or private[label] else f"{label} (not private)",
             (*(next(cells) for _ in columns), *((_epsilon(result, label),) if some else ())),
-            own=label == result.experiment.name,
+            own=label == marked(result.experiment),
         )
         for label in systems
     )
@@ -243,6 +246,6 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
 
 
 def _epsilon(result: Result, label: str) -> Cell:
-    own = label == result.experiment.name and result.experiment.federated
+    own = label == marked(result.experiment) and result.experiment.federated
     value = spent_epsilon(result) if own else baseline_epsilon(result, label)
     return Cell("∞") if value is None or value == float("inf") else number_cell(value)
