@@ -151,7 +151,7 @@ def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, 
 
 def test_a_named_rating_column_needs_a_number_in_each_row(written):
     table = written(("user", "item", "rating"), [(1, 10, 5), (1, 11, ""), (2, 10, 3)])
-    with pytest.raises(DataError, match="row 2 .* column 'rating'"):
+    with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
         recognise(table, {"rating": "rating"})
 
 
