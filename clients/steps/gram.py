@@ -8,8 +8,8 @@ matrix of the interactions, which determines EASE, PureSVD and every other linea
 
 Clipped in L2 and noised like any other update, the sum is a differentially private release: the
 Frobenius norm of a client's matrix is |D x|^2, which is the number of its items if all of them
-have weight and scale 1. The matrices are positive semi-definite, so replacing a client moves their clipped sum
-by sqrt(2) S at most (`fedrec.privacy.adjacency`).
+have weight and scale 1. The matrices are positive semi-definite, so replacing a client moves their
+clipped sum by sqrt(2) S at most (`fedrec.privacy.adjacency`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import ExperimentError
 from fedrec.metrics.bootstrap import bootstrap_intervals
 from fedrec.metrics.paired_tests import PairedTest, holm, paired_tests
@@ -153,7 +154,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
         for label, table in (own | tables).items():
             if metric not in table:
                 continue
-            real = result.experiment.name if label == name else label
+            real = marked(result.experiment) if label == name else label
             private[label] = private.get(label, True) and is_private(result, real)
             parts.setdefault(label, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
     if not parts:
@@ -184,8 +185,8 @@ def _refuse_different(results: Sequence[Result]) -> None:
     tables = [settings_table(result) for result in results]
     for result, table in zip(results[1:], tables[1:], strict=True):
         for key in _SAME:
-            if table.get(key) != tables[0].get(key):
-                expected, got = _differing(tables[0].get(key), table.get(key))
+            if _tested_on(table, key) != _tested_on(tables[0], key):
+                expected, got = _differing(_tested_on(tables[0], key), _tested_on(table, key))
                 raise ExperimentError(
                     f"{result.folder.name} cannot be compared with {results[0].folder.name}",
                     expected=f"the same {key}: {expected}",
@@ -199,6 +200,14 @@ def _refuse_different(results: Sequence[Result]) -> None:
                 expected=f"evaluation.held-out = {one!r}",
                 got=repr(other),
             )
+
+
+def _tested_on(table: dict, key: str) -> Any:
+    """A section, less what changes what clients learn from and not what they are tested on."""
+    section = table.get(key)
+    if key == "split" and isinstance(section, dict):
+        return {name: value for name, value in section.items() if name != "leaky-negatives"}
+    return section
 
 
 def _differing(one: Any, other: Any) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import ExperimentError
 from fedrec.runs.result import Result
 
@@ -37,16 +38,16 @@ def named(results: Sequence[Result]) -> list[Run]:
 
 
 def system_names(results: Sequence[Result]) -> list[str]:
-    """A name per run: the experiment's name, and in brackets the settings in which runs of that
-    name differ; runs that differ in nothing but their seed have the same name. Repetitions under
-    one seed are told apart by their folders."""
+    """A name per run: the experiment's name, marked if its negatives leak, and in brackets the
+    settings in which runs of that name differ. Runs that differ only in their seed have the same
+    name; repetitions under one seed are told apart by their folders."""
     settings = [dict(_flat(_decisive(result))) for result in results]
     names = []
     for result, own in zip(results, settings, strict=True):
         group = [
             (other, theirs)
             for other, theirs in zip(results, settings, strict=True)
-            if other.experiment.name == result.experiment.name
+            if marked(other.experiment) == marked(result.experiment)
         ]
         same = [other for other, theirs in group if theirs == own]
         twice = sum(other.experiment.seed == result.experiment.seed for other in same) > 1
@@ -55,7 +56,7 @@ def system_names(results: Sequence[Result]) -> list[str]:
             said = [(result if twice else same[0]).folder.name]
         else:
             said = [f"{_short(key, differing)}={own.get(key, 'none')}" for key in differing]
-        names.append(result.experiment.name + (f" ({', '.join(said)})" if said else ""))
+        names.append(marked(result.experiment) + (f" ({', '.join(said)})" if said else ""))
     return names
 
 

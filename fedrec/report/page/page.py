@@ -12,6 +12,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import RunError
 from fedrec.report.naming import named
 from fedrec.report.page.costs import Repeat, cost_table, repeats
@@ -61,7 +62,7 @@ def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
         raise RunError("nothing to report", expected="one run or more", got="none")
     import fedrec
 
-    names = list(dict.fromkeys(result.experiment.name for result in results))
+    names = list(dict.fromkeys(marked(result.experiment) for result in results))
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     count = f"{len(results)} run{'s' if len(results) > 1 else ''}"
     runs = named(results)

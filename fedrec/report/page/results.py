@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from fedrec.attacks.leaky_negatives import leak_words, marked
 from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
@@ -47,6 +48,8 @@ def notes(runs: Sequence[Run]) -> list[Note]:
 def _notes(label: str, result: Result) -> Iterator[Note]:
     """Those of one run."""
     name = result.experiment.name
+    for line in leak_words(result.experiment):
+        yield Note(f"{label}: {line}", warning=True)
     kept = early_stopping_line(result)
     if kept:
         yield Note(f"{label}: {kept}")
@@ -117,7 +120,7 @@ def results_tables(runs: Sequence[Run]) -> list[Table]:
 
 def _systems(result: Result) -> dict[str, pd.DataFrame]:
     """Metrics of each user by each system of a run, by label."""
-    own = {result.experiment.name: result.users} if result.experiment.federated else {}
+    own = {marked(result.experiment): result.users} if result.experiment.federated else {}
     return own | result.baseline_users
 
 
@@ -131,7 +134,7 @@ def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[C
         Row(
             label if not some or private[label] else f"{label} (not private)",
             (*(next(cells) for _ in columns), *((_epsilon(result, label),) if some else ())),
-            own=label == result.experiment.name,
+            own=label == marked(result.experiment),
         )
         for label in systems
     )
@@ -243,6 +246,6 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
 
 
 def _epsilon(result: Result, label: str) -> Cell:
-    own = label == result.experiment.name and result.experiment.federated
+    own = label == marked(result.experiment) and result.experiment.federated
     value = spent_epsilon(result) if own else baseline_epsilon(result, label)
     return Cell("∞") if value is None or value == float("inf") else number_cell(value)

@@ -180,6 +180,7 @@ def _choice(result: SweepResult) -> list[str]:
 
 
 def _table(result: SweepResult) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     metrics = _metrics(result)
@@ -190,7 +191,8 @@ def _table(result: SweepResult) -> Table:
         cells = [str(row[key]) for key in result.plan.space]
         values = [_cell(row, metric) for metric in metrics]
         style = "bold" if number in result.chosen else None
-        table.add_row(str(number), *cells, str(row["runs"]), *values, style=style)
+        setting = f"{number} [leak]" if row.get("leak") else str(number)
+        table.add_row(escape(setting), *cells, str(row["runs"]), *values, style=style)
     return table
 
 
