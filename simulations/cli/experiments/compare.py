@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-_FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
+_FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
 _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
