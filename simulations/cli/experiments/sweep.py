@@ -125,6 +125,7 @@ def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
         raise typer.Exit(130) from None
     if not quiet:
         _print_result(result)
+        typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
         raise typer.Exit(1)
