@@ -42,12 +42,14 @@ class Model(ABC):
             in `rows`.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
+        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
+    simulations_only: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config, self.schema = config, schema
