@@ -2,12 +2,11 @@
 """Whatever stands on the command line, in a message, in a node's private files or in the files of a
 server: it is taken, or told what is wrong with it, and never a traceback.
 
-600 inputs; `FEDREC_FUZZ=10` tries ten times as many.
+700 inputs; `FEDREC_FUZZ=10` tries ten times as many.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, cast
 
@@ -16,40 +15,16 @@ import numpy as np
 import pytest
 import typer
 from flwr.app import Array, ArrayRecord
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.storage.participation import Participation
 from clients.storage.session_secrets import SessionSecrets
-from fedrec.errors import FedrecError
 from fedrec.protocol import messages
 from fedrec.protocol.serialization import Part, opened, packed
 from server.deployed.discovery import Discovery
 from simulations import cli
-
-TIMES = int(os.environ.get("FEDREC_FUZZ", "1"))
-
-
-def fuzzed(count):
-    return settings(
-        deadline=None,
-        derandomize=True,
-        max_examples=count * TIMES,
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.function_scoped_fixture,
-            HealthCheck.data_too_large,
-        ],
-    )
-
-
-def told(action, *arguments):
-    """What an action gives, or the error that tells a user what to fix."""
-    try:
-        return action(*arguments)
-    except FedrecError as error:
-        return str(error)
-
+from tests.simulations.fuzzing import fuzzed, told
 
 SPLIT = "x ../x /nowhere/x * [ a=b a.b=[[[ é ' - -- 0 -1 1e30 nan inf 1.5 localhost:1 tiny.toml run"
 WORDS = st.sampled_from([*SPLIT.split(), "", '"', "a" * 5000, str(2**70), "d.csv"]) | st.text(
