@@ -19,6 +19,9 @@ from fedrec.privacy.accounting.sampling import Sampling
 from fedrec.privacy.adjacency import Adjacency
 
 TRAINING = "training"
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-9, 1e9
+"""Noise multipliers beyond these leave the range of the accountants' floating-point numbers; their
+epsilons are above 1e17, and practically 0."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,11 @@ class Release:
         mechanism: distribution of the noise.
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
-        noise_multiplier: noise scale / sensitivity under that adjacency, > 0.
+        noise_multiplier: noise scale / sensitivity under that adjacency, in [1e-9, 1e9].
+
+    Raises:
+        ExperimentError: the noise multiplier is outside of that range, or no bound is proven for
+            the sampling under that adjacency.
     """
 
     mechanism: Literal["gaussian", "laplace"]
@@ -38,11 +45,12 @@ class Release:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise_multiplier < float("inf"):
+        if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ExperimentError(
                 "invalid noise multiplier",
-                expected="a finite noise multiplier > 0",
-                got=f"{self.noise_multiplier}",
+                expected=f"a noise multiplier from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}",
+                got=f"{self.noise_multiplier:g}",
+                fix="0 is for no noise at all",
             )
         samplings.refuse_unproven(self.sampling, self.adjacency)
         object.__setattr__(self, "sampling", samplings.simplest(self.sampling))

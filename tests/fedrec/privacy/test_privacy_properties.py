@@ -319,3 +319,34 @@ def test_python_experiments_and_command_line_have_the_same_default_accountant(tm
     assert reported.epsilon == accountant.epsilon(1e-5).epsilon
     assert reported.epsilon == ledger.accountant.epsilon(1e-5).epsilon
     assert reported.method == accountant.backend.method
+
+
+SIDES = {
+    "fixed": (FixedSize(10, 100), "replace-one"),
+    "poisson": (Poisson(0.1), "add-remove"),
+    "full": (Full(), "replace-one"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [GaussianRound, LaplaceRound])
+@pytest.mark.parametrize("side", SIDES)
+def test_hardly_any_noise_and_too_much_of_it(backend, kind, side):
+    """Bounds exist, fall with the noise, and are above what can be told from one round: a client
+    is in it with a probability of a tenth and more, and its loss is then above 1 / z - 50, and with
+    Gaussian noise above 1 / (2 z^2) - 5 / z."""
+    found = []
+    for multiplier in (1e-9, 1e-6, 1e-4, 1e-2, 0.05, 1e3, 1e6, 1e9):
+        accountant = Accountant(backend)
+        accountant.step(kind(*SIDES[side], multiplier), 3)
+        found.append(accountant.epsilon(1e-5).epsilon)
+        loss = 1 / multiplier
+        least = loss - 50 if kind is LaplaceRound else loss**2 / 2 - 5 * loss
+        assert math.isfinite(found[-1]) and found[-1] >= max(0.0, least) * (1 - 1e-6)
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1e-10, 1e10, math.inf, math.nan, -1.0])
+def test_noise_beyond_what_accountants_can_count_is_refused(multiplier):
+    with pytest.raises(ExperimentError, match="noise multiplier from"):
+        Release("gaussian", FixedSize(10, 100), "replace-one", multiplier)
