@@ -242,7 +242,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
         )
     try:
         return from_run_config({"resolved": run_config["resolved"]})
-    except (ExperimentError, ValueError, RecursionError) as error:
+    except (ExperimentError, ValueError, TypeError, RecursionError) as error:
         raise RefusalError("the experiment is invalid", got=str(error)[:500]) from None
 
 
