@@ -2,7 +2,7 @@
 """Whatever stands on the command line, in a message, in a node's private files or in the files of a
 server: it is taken, or told what is wrong with it, and never a traceback.
 
-700 inputs; `FEDREC_FUZZ=10` tries ten times as many.
+800 inputs; `FEDREC_FUZZ=10` tries ten times as many.
 """
 
 from __future__ import annotations
@@ -79,6 +79,36 @@ def place(tiny_experiment, tmp_path_factory):
 @given(lines())
 def test_command_lines(place, monkeypatch, capfd, line):
     monkeypatch.chdir(place)
+    run_command(line, monkeypatch, capfd)
+
+
+COUNTS = st.sampled_from([1, 2, 10, 1000, 10**6, 10**9, 2**62, 2**70, 0, -1, 1.5])
+REALS = st.sampled_from(
+    [1.0, 0.3, 5.0, 1e-5, 1e-9, 1e-12, 1e-30, 1e-308, 1e9, 1e30, 1e300, 0.0, -1.0, 1.0 - 1e-16]
+)
+SIDES = [("fixed-size", "replace-one"), ("poisson", "add-remove")]
+
+
+@pytest.mark.slow
+@fuzzed(100)
+@given(st.data())
+def test_numbers_of_the_accounting_commands(monkeypatch, capfd, data):
+    """Whatever number of clients and rounds, noise, epsilon and delta, and soon."""
+    name, real = data.draw(
+        st.sampled_from([("epsilon", "--noise-multiplier"), ("calibrate", "--epsilon")])
+    )
+    sampler, adjacency = data.draw(st.sampled_from(SIDES))
+    backend = data.draw(st.sampled_from(["autodp", "tight-rdp", "pld"]))
+    mechanism = data.draw(st.sampled_from(["gaussian", "laplace"]))
+    line = ["privacy", name, real, data.draw(REALS), "--delta", data.draw(REALS)]
+    for option in ("--clients", "--cohort", "--rounds"):
+        line += [option, data.draw(COUNTS)]
+    line += ["--sampler", sampler, "--adjacency", adjacency, "--backend", backend]
+    run_command([*map(str, line), "--mechanism", mechanism], monkeypatch, capfd)
+
+
+def run_command(line, monkeypatch, capfd):
+    """Run a command in this process; it ends well, or says what is wrong."""
     monkeypatch.setattr(sys, "argv", ["fedrec", *line])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -10,7 +10,7 @@ An event is a value: equal events have equal cost. Floats survive JSON exactly.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from fedrec.errors import ExperimentError, RunError
@@ -79,12 +79,11 @@ class GaussianRound:
     def release(self) -> Release:
         """Sum and count of one cohort are one Gaussian release: squared sensitivities in units of
         noise add up."""
-        precision = self.noise_multiplier**-2
-        if self.count_multiplier is not None:
-            precision += self.count_multiplier**-2
-        # Not precision ** -0.5 without a count: that would change the last digit of the multiplier.
-        joint = self.noise_multiplier if self.count_multiplier is None else precision**-0.5
-        return Release("gaussian", self.sampling, self.adjacency, joint)
+        own = Release("gaussian", self.sampling, self.adjacency, self.noise_multiplier)
+        if self.count_multiplier is None:
+            return own
+        precision = self.noise_multiplier**-2 + self.count_multiplier**-2
+        return replace(own, noise_multiplier=precision**-0.5)
 
 
 @dataclass(frozen=True)

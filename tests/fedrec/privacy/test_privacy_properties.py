@@ -27,6 +27,7 @@ from fedrec.privacy.accounting.events import (
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.personal.budgets import gdp_epsilon
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import Question
 
@@ -350,3 +351,23 @@ def test_hardly_any_noise_and_too_much_of_it(backend, kind, side):
 def test_noise_beyond_what_accountants_can_count_is_refused(multiplier):
     with pytest.raises(ExperimentError, match="noise multiplier from"):
         Release("gaussian", FixedSize(10, 100), "replace-one", multiplier)
+
+
+@pytest.mark.parametrize(("count", "looser"), [(10**5, 1.2), (10**9, 1.2)])
+@pytest.mark.parametrize("side", SIDES)
+def test_very_many_releases(count, looser, side):
+    """Against the limit of many releases of little information, a Gaussian one with mu = q sqrt(n
+    (e^(1 / z^2) - 1)) (Bu et al. 2020): rounding makes the bound looser and never smaller."""
+    sampling, adjacency = SIDES[side]
+    multiplier = sampling.rate * math.sqrt(count) if side != "full" else math.sqrt(count)
+    accountant = Accountant("pld")
+    accountant.step(GaussianRound(sampling, adjacency, multiplier), count)
+    limit = gdp_epsilon(1.0, 1e-5)
+    assert limit * (1 - 1e-3) <= accountant.epsilon(1e-5).epsilon <= limit * looser
+
+
+def test_more_releases_than_can_be_counted_are_refused():
+    accountant = Accountant("pld")
+    accountant.step(GaussianRound(FixedSize(10, 1000), "replace-one", 1e9), 2**62)
+    with pytest.raises(ExperimentError, match=r"at most 1,000,000,000 in all"):
+        accountant.epsilon(1e-5)
