@@ -89,9 +89,8 @@ class TimedSgd(Sgd):
         self._spent += time.monotonic() - begun
 
 
-TimedSgd.__module__ = (
-    Sgd.__module__
-)  # measured is what a built-in step gets: a plug-in's parameters are watched
+# measured is what a built-in step gets: a plug-in's parameters are watched
+TimedSgd.__module__ = Sgd.__module__
 
 
 def measure(cohort: int, items: int, rounds: int) -> dict[str, float]:

@@ -126,9 +126,8 @@ class Killer:
             pids = {state.name: state.pid for state in operator.states(self.deployment)}
             if kind != "serverapp":
                 return pids[kind]
-            apps = tree(pids["serverapp"] or 0)[
-                1:
-            ]  # the executor's children: the run, not what starts it
+            # the executor's children: the run, not what starts it
+            apps = tree(pids["serverapp"] or 0)[1:]
             return apps[0] if apps else None
         except (OSError, ValueError, KeyError, IndexError):
             return None

@@ -124,9 +124,8 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
         raise _unsound("a training order other than the one that the nodes agreed on")
     kept = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
-    node.session_secrets.masked(
-        secure.session, kept
-    )  # before anything is masked: a node killed after this has dropped out
+    # before anything is masked: a node killed after this has dropped out
+    node.session_secrets.masked(secure.session, kept)
     shapes = vector.shapes_of(arrays, order.protection)
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:

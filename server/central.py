@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedrec.baselines.base import Baseline, RatingBaseline
 from fedrec.baselines.private._private import PrivateBaseline
@@ -32,6 +31,7 @@ from fedrec.baselines.protocol import (
 )
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population, sample_clients
+from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.rating import rating_errors, rating_errors_by_user
@@ -58,11 +58,10 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     done = run.read_baselines()
     if done is not None:
         return done
-    if (
-        not run.experiment.evaluation.baselines
-    ):  # the server of a deployment has no data to measure on
+    # the server of a deployment has no data to measure on
+    if not run.experiment.evaluation.baselines:
         return {}
-    callback_list.on_stage("fitting baselines")
+    callback_list.on_message("fitting baselines")
     metrics = {}
     bench = _bench(run.experiment)
     settings = bench.that_fit(callback_list)
@@ -71,9 +70,8 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
         if kept is None:
             callback_list.on_baseline(label, number, len(settings))
             kept = bench.measure(run, label, options, callback_list)
-        if kept[
-            "metrics"
-        ]:  # a baseline that predicts no ratings has none in an experiment of ratings
+        # a baseline without rating predictions has no metrics in rating experiments
+        if kept["metrics"]:
             metrics[label] = kept["metrics"]
     run.write_baselines(metrics)
     return metrics
@@ -135,8 +133,7 @@ class _Bench(ABC):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        engine = experiment.engine
-        self._device = torch.device("cpu" if engine.device == "auto" else engine.device)
+        self._device = resolve_device(experiment.engine.device)
 
     def that_fit(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to measure, by label."""
@@ -228,7 +225,7 @@ class _RatingBench(_Bench):
 
 def _say(line: str, callback_list: CallbackList) -> None:
     log.warning(line)
-    callback_list.on_stage(line)
+    callback_list.on_message(line)
 
 
 def _bench(experiment: Experiment) -> _Bench:

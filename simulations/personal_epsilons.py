@@ -39,7 +39,7 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
 
     Args:
         experiment: a resolved experiment whose users add noise of their own.
-        rounds: how many rounds are run; default: all of the experiment.
+        rounds: number of rounds; default: all of the experiment.
 
     Raises:
         ExperimentError: the experiment has another step, or phases with other steps.

@@ -14,7 +14,7 @@ The server also bounds a node's sum, to the clip norm times the number of its cl
 sum by more than its clients may.
 
 Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning
-rate, and `fedrec.privacy.clipping` for where the clip stands.
+rate, and `fedrec.privacy.clipping` for when updates are clipped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DpFedAvg:
 
     Args:
         plan: sampler, clip, noise and denominator.
-        phase: the stage of training that this is for.
+        phase: the phase that the plan is for.
         source: where noise comes from.
         charge: charges a round; called before the server draws its noise. If clients add the noise,
             the guard charges instead, before their messages are sent.
@@ -85,9 +85,8 @@ class DpFedAvg:
             sums: what each node answered, with the number of clients that it was asked for, in node
                 order.
         """
-        if (
-            not self.plan.client_noise_scale
-        ):  # else the guard has charged it before the messages were sent
+        # else the guard has charged it before the messages were sent
+        if not self.plan.client_noise_scale:
             self.charge(round_number, self.plan.event(self.phase))
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
@@ -137,9 +136,8 @@ class DpFedAvg:
                 round_number,
                 answered,
             )
-            noisy = add_noise(
-                noisy, missing, self.source, round_number, 0, 0
-            )  # no client has an address of that form
+            # no client has an address of that form
+            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
@@ -192,7 +190,7 @@ class DpFedAvg:
 
 
 def _within(said: int, most: int) -> int:
-    """A number of clients that a node states, between 0 and what it can be."""
+    """The number of clients that a node reports, bounded to [0, `most`]."""
     return min(max(said, 0), most)
 
 
@@ -260,7 +258,7 @@ def _total(
 
 
 def _nothing(table: np.ndarray) -> Change:
-    """A change that changes nothing."""
+    """A change of zero."""
     if table.ndim < 2:
         return np.zeros(table.shape)
     return SparseUpdate(table.shape, np.empty(0, dtype=np.int64), np.empty((0, *table.shape[1:])))

@@ -73,9 +73,8 @@ class Policy(Config):
         self._examine("split", registry.SPLIT, experiment.split)
         self._examine("step", registry.STEP, experiment.step)
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
-        asked = self._runs(
-            registry.STRATEGY, experiment.strategy.name
-        )  # otherwise it runs only on the server
+        # otherwise it runs only on the server
+        asked = self._runs(registry.STRATEGY, experiment.strategy.name)
         if asked:
             self._examine("strategy", registry.STRATEGY, experiment.strategy)
         phases = phases_of(experiment, nested=asked)

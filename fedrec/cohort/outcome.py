@@ -38,7 +38,7 @@ class Outcome(Protocol):
         ...
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are no
+        """Add share times update of every client to the `float64` totals of parameters that are not
         item tables."""
         ...
 

@@ -124,9 +124,8 @@ def refuse_other_arrays(
 def finite(values: Any) -> bool:
     """Whether an array or a tensor holds numbers only."""
     with np.errstate(all="ignore"):
-        total = float(
-            values.sum()
-        )  # any NaN or infinity makes the sum one; a sum can also overflow
+        # any NaN or infinity makes the sum one; a sum can also overflow
+        total = float(values.sum())
     return bool(np.isfinite(total)) or bool(np.isfinite(np.asarray(values)).all())
 
 

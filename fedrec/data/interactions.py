@@ -138,9 +138,8 @@ class Interactions:
         """SHA-256 over the set of (user id, item id, rating) rows: the same for any row order,
         times and machine."""
         ratings = self.ratings if self.ratings is not None else np.zeros(1, np.float32)
-        bits = (
-            (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
-        )  # adding zero makes -0 and 0 one number
+        # adding zero makes -0 and 0 one number
+        bits = (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
         rows = _mixed(_hashed(self.user_ids)[self.users])
         rows = _mixed(rows ^ _hashed(self.item_ids)[self.items])
         rows = np.sort(_mixed(rows ^ bits))

@@ -115,9 +115,8 @@ class Population:
         """The training data of some clients `int64 [clients]`; faster than one client at a time."""
         place, rows = self._learned_train.entries(clients)
         items, labels = self._learned.items[rows], self._learned_labels[rows]
-        own = (
-            place * self.interactions.num_items + items
-        )  # a number for each pair of client and item
+        # a number for each pair of client and item
+        own = place * self.interactions.num_items + items
         liked = distinct(own[labels > 0] if self.task == "ranking" else own)
         everyone = np.arange(len(clients) + 1)
         row_ends = np.searchsorted(place, everyone).tolist()
@@ -181,13 +180,12 @@ class Population:
         `int64 [clients + 1]` and items `int64 [n]`."""
         return self._labelled(clients, positive=False)
 
-    def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
-        """`float32 [clients, items]`: how much some clients like the positive items of their
-        training rows.
-
-        1, or where `rated` the ratings weighted by time (`fedrec.data.time_weighting`); 0
-        elsewhere.
-        """
+    def histories(
+        self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
+    ) -> np.ndarray:
+        """How much some clients like the items of their training rows, `float32 [clients, items]`:
+        positive ones 1, or where `rated` their ratings weighted by time
+        (`fedrec.data.time_weighting`); other rated ones `low_rated`, >= 0; 0 elsewhere."""
         place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
         place, rows, data = place[positive], rows[positive], self._learned
@@ -197,6 +195,10 @@ class Population:
         users, items, amounts = time_weighted(place, data.items[rows], ratings, times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
         table[users, items] = amounts if rated else 1.0
+        if low_rated:
+            ends, others = self._labelled(clients, positive=False)
+            places = np.repeat(np.arange(len(clients)), np.diff(ends)), others
+            table[places] = np.maximum(table[places], np.float32(low_rated))
         return table
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:

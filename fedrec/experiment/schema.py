@@ -211,9 +211,8 @@ class Experiment(Config):
         for key in ("secure-aggregation", "secure_aggregation"):
             if table.get(key) is True:
                 table[key] = {}
-            if isinstance(
-                table.get(key), Mapping
-            ):  # validated separately, so that errors do not list the alternatives
+            # validated separately, so that errors do not list the alternatives
+            if isinstance(table.get(key), Mapping):
                 table[key] = SecureAggregationConfig.parse(
                     table[key], at="secure-aggregation"
                 ).table()

@@ -52,9 +52,8 @@ class ListStatistics:
         longest = min(max(self._ks), scores.shape[1])
         candidates = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(known, -torch.inf)
         lists, offered = best_items(candidates, longest), (~known).sum(1, keepdim=True)
-        listed = (
-            torch.arange(longest) < offered
-        )  # whoever knows nearly everything has a shorter list
+        # whoever knows nearly everything has a shorter list
+        listed = torch.arange(longest) < offered
         shares = self._popularity[lists] * listed
         users, items = liked.nonzero(as_tuple=True)
         amounts = torch.zeros(len(liked), dtype=torch.float64).index_add_(

@@ -84,9 +84,11 @@ def paired_tests(
     """Several comparisons at once, whose bootstrap intervals share their draws.
 
     Args:
-        differences: of each comparison, system minus reference of each user; NaN where there is
-            none.
-        resamples: of the bootstrap. confidence: of its intervals, in (0, 1). seed: of its draws.
+        differences: of each comparison, system minus reference of each user, `[users]`; NaN for a
+            user without a value.
+        resamples: number of bootstrap resamples.
+        confidence: of the intervals, in (0, 1).
+        seed: of the resamples.
 
     Raises:
         ValueError: fewer than two users have a value in one of them.

@@ -59,7 +59,7 @@ def ranking_metrics(
             view (row-level evaluation of repeated use); default: once.
         masked: `bool [users, items]`, items that whole lists leave out; default: the known ones. A
             relevant item among them that is not known is missed: it counts in the denominators and
-                can be in no list.
+            can be in no list.
 
     Returns:
         `float64 [users]` for each of `"hits@k"`, `"ndcg@k"`, `"recall@k"`, `"precision@k"`,

@@ -47,9 +47,8 @@ def pearson(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
         return cosine(profiles.centred(sums / np.maximum(counts, 1)))
     rated = _rated(profiles)
     both = co_raters(profiles)
-    sums = _dense(
-        profiles.matrix().T @ rated
-    )  # [i, j]: sum of i's ratings by those who also rated j
+    # [i, j]: sum of i's ratings by those who also rated j
+    sums = _dense(profiles.matrix().T @ rated)
     squares = _dense(profiles.matrix(np.square(profiles.values)).T @ rated)
     products = _dense(profiles.matrix().T @ profiles.matrix())
     variances = np.maximum(both * squares - np.square(sums), 0.0)

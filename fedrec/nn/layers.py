@@ -23,9 +23,8 @@ _ACTIVATIONS = {
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`."""
     cohort, rows, width = table.shape
-    if (
-        cohort == 1 or table.stride(0) == 0
-    ):  # one table for all: expanding it must not copy it per client
+    # one table for all: expanding it must not copy it per client
+    if cohort == 1 or table.stride(0) == 0:
         return F.embedding(index, table[0])
     shift = torch.arange(cohort, device=index.device).view(-1, *[1] * (index.dim() - 1)) * rows
     return F.embedding(index + shift, table.reshape(cohort * rows, width))

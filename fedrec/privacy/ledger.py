@@ -88,9 +88,8 @@ class Ledger:
     def _append(self, line: bytes) -> None:
         try:
             if not self.path.exists():
-                write_atomically(
-                    self.path, b""
-                )  # also syncs the folder, so that the file's name survives
+                # also syncs the folder, so that the file's name survives
+                write_atomically(self.path, b"")
             with self.path.open("r+b") as file:
                 file.truncate(self._size)
                 file.seek(self._size)

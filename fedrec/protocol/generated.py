@@ -78,8 +78,8 @@ class Generated:
 
     Attributes:
         requests: the clients, and the items that `rows` are of.
-        values: `[C, ...]` per parameter. rows: `[P, ...]` per item table, of the requested items
-        alone. A table that is whole is among `values`.
+        values: `[C, ...]` per parameter, whole tables included.
+        rows: `[P, ...]` per item table, of the requested items only.
     """
 
     requests: ItemRequests

@@ -137,9 +137,8 @@ class SparseAccumulator:
         self.rows[self.used : self.used + len(fresh)] = fresh
         self.used += len(fresh)
         slots = torch.from_numpy(self.slots[rows])
-        torch.from_numpy(self.values).index_add_(
-            0, slots, torch.from_numpy(values)
-        )  # deterministic order, and fast
+        # deterministic order, and fast
+        torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
 
     def total(self) -> SparseUpdate:
         """The sum so far."""

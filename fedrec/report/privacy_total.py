@@ -30,10 +30,11 @@ class PrivacyTotal:
 
     Attributes:
         runs: number of private runs, finished or not.
-        epsilon: of all charges together; infinite where something had no noise; None where they do
-            not add up. delta: at which it holds. lines: the same in words, one paragraph per line;
-            empty without private runs.
-        why_none: why there is no epsilon; empty where there is one.
+        epsilon: of all charges together; infinite if something had no noise; None if they cannot be
+            composed.
+        delta: at which it holds.
+        lines: the same in words, one paragraph per line; empty without private runs.
+        why_none: the reason why there is no epsilon; else empty.
     """
 
     runs: int

@@ -7,13 +7,14 @@ experiment.
     environment.json   versions and machine
     status.json        running, finished, interrupted or failed, and the last complete round
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
-    number of nodes timings.csv        seconds per round, apart from rounds.csv because they never
-    repeat baselines.json     metrics of the centralised baselines
-    baselines/NAME/    each of them: result.json, users.csv (metrics of each user), privacy.jsonl
-    (what was charged) users.csv          metrics of each evaluated user after the last round
+                       number of nodes
+    timings.csv        seconds per round, apart from rounds.csv because they never repeat
+    baselines.json     metrics of the centralised baselines
+    baselines/NAME/    each of them: result.json, users.csv, privacy.jsonl (what was charged)
+    users.csv          metrics of each evaluated user after the last round
     groups.csv         the same, averaged over groups of users
-    epsilons.csv       true epsilon of each user beside the one asked for, where users add noise of
-    their own result.json        metrics of the system and of its baselines
+    epsilons.csv       each user's true and nominal epsilon, where users add noise of their own
+    result.json        metrics of the system and of its baselines
     log.txt            what was said
     checkpoints/       the state after the last rounds
     private/           private state of the clients, one file per node
@@ -136,11 +137,16 @@ class RunFolder:
         return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether a round is complete."""
+        return self.status()["round"] > 0 or any(self.path.glob("checkpoints/round-*"))
+
+    @property
     def has_progress(self) -> bool:
         """Whether there is anything that a resumed run would not have to do again: a round, a
         baseline, a charge."""
-        kept = ("checkpoints/round-*", "baselines/*/result.json", "**/privacy.jsonl", "private/*")
-        return self.status()["round"] > 0 or any(any(self.path.glob(pattern)) for pattern in kept)
+        kept = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
+        return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in kept)
 
     @property
     def checkpoints(self) -> Path:
@@ -182,11 +188,8 @@ class RunFolder:
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run."""
         durable = state != "running"  # how far a running run is, its checkpoints say
-        write_atomically(
-            self.path / "status.json",
-            _json({"state": state, "round": round_number}),
-            durable=durable,
-        )
+        text = _json({"state": state, "round": round_number})
+        write_atomically(self.path / "status.json", text, durable=durable)
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""
@@ -305,12 +308,7 @@ class RunFolder:
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
         try:
             return pd.read_csv(self.path / name, index_col=index)
-        except (
-            OSError,
-            ValueError,
-            IndexError,
-            OverflowError,
-        ) as error:  # those of pandas are ValueErrors
+        except (OSError, ValueError, IndexError, OverflowError) as error:  # pandas': ValueErrors
             raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:

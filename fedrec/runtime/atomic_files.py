@@ -39,9 +39,8 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = _beside(path)
         with os.fdopen(handle, "wb") as file:
-            with suppress(
-                FileNotFoundError
-            ):  # a file keeps its mode; a new one has what the umask leaves
+            # a file keeps its mode; a new one has what the umask leaves
+            with suppress(FileNotFoundError):
                 os.fchmod(handle, path.stat().st_mode & 0o777)
             yield file
             file.flush()

@@ -39,9 +39,8 @@ def bits_for(bound: float, nodes: int) -> int:
     Raises:
         ExperimentError: not even whole numbers have room.
     """
-    room = (
-        int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
-    )  # exact: a float would round it up
+    # exact: a float would round it up
+    room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
     if room < 1:
         raise ExperimentError(
             "secure aggregation has no room for numbers that large",

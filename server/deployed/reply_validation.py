@@ -69,8 +69,8 @@ class Usual:
         self._known: deque[float] = deque(maxlen=_REMEMBERED)
 
     def too_large(self, values: Mapping[int, float]) -> set[int]:
-        """Keys of values that are too large for the median of all positive ones; the others are
-        remembered."""
+        """Keys of the values above `larger` times the median of all positive ones; the other values
+        are remembered for later medians."""
         known = sorted([*self._known, *(value for value in values.values() if value > 0)])
         if not known:
             return set()
@@ -106,9 +106,8 @@ class ReplyValidator:
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                order = asked.pop(
-                    node
-                )  # a second reply, or one that was not requested, is rejected
+                # a second reply, or one that was not requested, is rejected
+                order = asked.pop(node)
                 norm, examples[node] = _looked_at(reply, order, theta)
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: the answer is left out: %s", node, _reason(error))
@@ -133,10 +132,10 @@ class ReplyValidator:
 
 
 def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) -> pd.DataFrame:
-    """A node's table of metrics, if it is valid for the clients of the order.
+    """Check a node's table of metrics against the order, and return it.
 
     Args:
-        table: what came.
+        table: the node's reply.
         asked: `int64 [clients]`, the clients.
         columns: names of the metrics that such clients have, and no others.
 

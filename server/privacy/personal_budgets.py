@@ -101,7 +101,7 @@ class PersonalAccounts(RunExtension):
         )
         if planned is not None and (drawn is None or drawn > planned):
             log.warning(
-                "the sampler may draw a user more often than its budget pays for (%d): devices will"
+                "the sampler may draw a user more often than its budget covers (%d): devices will"
                 " refuse; set sampler.name = 'limited' and sampler.participations = %d",
                 planned,
                 planned,
@@ -167,13 +167,13 @@ class PersonalAccounts(RunExtension):
         self.clients, self._asked = known, asked
 
     def before_upload(self, round_number: int) -> None:
-        """Charge the clients of a round, and write down that they are asked, before they are; on
-        return it is on the disk.
+        """Charge the clients of a round, and record that they are asked, before they are; synced to
+        disk on return.
 
         Raises:
             RunError: it could not be written.
         """
-        if self.settings.noise == "secure":  # the same bits again are no further release
+        if self.settings.noise == "secure":  # the same bits again are not a new release
             self._write_down(round_number)
         self._charge(round_number)
 
@@ -199,7 +199,7 @@ class PersonalAccounts(RunExtension):
         return True
 
     def why_stop(self, round_number: int) -> str:
-        """Why the run stops: no user is left whose budget pays for a round."""
+        """The reason to stop if no user's budget covers another round; else empty."""
         if self.settings.participations is None or self.cohorts is None:
             return ""
         anybody = len(self.cohorts.sample(round_number))
@@ -224,10 +224,10 @@ class PersonalAccounts(RunExtension):
 
 
 def uploads_in(file: Path) -> list[int]:
-    """The rounds in which clients were asked, in their order, by the file that says so.
+    """The rounds in which clients were asked, in their order, from the file that records them.
 
     Raises:
-        RunError: it is damaged; what users have spent would come out too small.
+        RunError: it is damaged; the users' spent budgets would be underestimated.
     """
     try:
         rounds = [int(line) for line in file.read_bytes().decode("ascii").splitlines()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rounds in which the server learns the sum over the nodes, but no node's summand
+"""Training rounds in which the server learns the sum over the nodes, but no node's contribution
 (Bonawitz et al. 2017).
 
 The strategy sees one node that trains the whole cohort and replies with one sum; so strategies, the
@@ -101,7 +101,7 @@ def refuse_non_additive(strategy: Strategy) -> None:
         ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
             aggregates by itself.
     """
-    parts = list(strategy.parts.values()) if isinstance(strategy, CohortStrategy) else [strategy]
+    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
     for part in parts:
         inherited = CohortStrategy.configure_train, CohortStrategy.aggregate_train
         additive = isinstance(part, CohortStrategy) and not isinstance(part, GeneratingStrategy)

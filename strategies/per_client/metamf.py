@@ -78,7 +78,7 @@ class MetaMf(PerClientStrategy, GeneratingStrategy):
     system = "meta matrix factorization"
     takes = "gradients of each client"
     sees = (
-        "strategy 'metamf': its server needs each client's gradient by itself, under the client's"
+        "strategy 'metamf': its server needs each client's gradient separately, under the client's"
         " user id"
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flower engine: a real `flwr run` gives the serial engine's numbers, and nothing stays
+"""The flower engine: a real `flwr run` gives the serial engine's numbers, and leaves nothing
 behind."""
 
 from __future__ import annotations

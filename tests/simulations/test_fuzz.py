@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a user, a file or an attacker gives: it is taken, or refused with a reason, and never
-a traceback.
+"""Random input from users, files and attackers is accepted or refused with a reason, never with a
+traceback.
 
 Some 2,500 inputs: experiments, overrides, data and catalogues of nodes, their settings,
-deployments, run folders and their checkpoints, and what comes over the network.
+deployments, run folders and their checkpoints, and network messages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def paths_in(table, before=()):
 
 
 def changed(table, path, value):
-    """A copy of nested tables with one value exchanged."""
+    """A copy of nested tables with one value replaced."""
     found = inner = copy.deepcopy(table)
     for key in path[:-1]:
         inner = inner[key]
@@ -165,7 +165,7 @@ def finished(tiny_experiment, tmp_path_factory):
 
 
 def read_all(folder):
-    """Everything that reads a run folder."""
+    """All functions that read a run folder."""
     run = told(RunFolder, folder)
     if isinstance(run, str):
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever stands on the command line, in a message, in a node's private files or in the files of a
-server: it is taken, or told what is wrong with it, and never a traceback.
+"""Random input on the command line, in messages, and in the files of nodes and servers is accepted
+or refused with a reason, never with a traceback.
 
 800 inputs; `FEDREC_FUZZ=10` tries ten times as many.
 """
@@ -31,7 +31,7 @@ WORDS = st.sampled_from([*SPLIT.split(), "", '"', "a" * 5000, str(2**70), "d.csv
     st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12
 )
 LEFT_OUT = {"doctor", "data fetch"}
-"""One looks at the whole installation; the other asks the network for what is named rightly."""
+"""One checks the whole installation; the other downloads for valid names."""
 
 
 def commands(group, before=()):
@@ -48,7 +48,7 @@ COMMANDS = dict(commands(typer.main.get_command(cli.app)))
 
 @st.composite
 def lines(draw):
-    """A command line: a command, and something or nothing for each of its parameters."""
+    """A command line: a command, with or without a value for each of its parameters."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     line = list(name)
     for parameter in COMMANDS[name].params:
@@ -64,7 +64,7 @@ def lines(draw):
 
 @pytest.fixture(scope="module")
 def place(tiny_experiment, tmp_path_factory):
-    """A folder with an experiment that is fine, far below everything that `../x` may reach."""
+    """A folder with a valid experiment, deep enough that `../x` stays inside."""
     import tomli_w
 
     folder = tmp_path_factory.mktemp("place") / "a" / "b"
@@ -125,7 +125,7 @@ ENTRY = st.sampled_from([0, -1, 2**70, 1.5, "x", None, [], [1], {}, True, "float
 @fuzzed(200)
 @given(st.data())
 def test_packed_arrays(data):
-    """Whatever is no message body is an error that the reader of the message catches, at once."""
+    """An invalid message body is an error that the reader of the message catches."""
     arrays = [Part("w", "float32", (2,), "numpy.ndarray", b"\0" * 8)]
     body = bytearray(packed(arrays))
     for _ in range(data.draw(st.integers(0, 3))):
@@ -163,7 +163,7 @@ def test_a_damaged_order_is_refused_in_words(data):
 
 
 def damaged(content, data):
-    """Some bytes of a file exchanged, cut off or put in."""
+    """Some bytes of a file replaced, removed or inserted."""
     how = data.draw(st.sampled_from(["cut", "bytes", "text", "empty"]))
     place = data.draw(st.integers(0, len(content)))
     if how == "cut":
@@ -178,7 +178,7 @@ def damaged(content, data):
 @fuzzed(80)
 @given(st.data())
 def test_private_files_of_nodes(tmp_path, data):
-    """A damaged file is named: a node that forgot what was spent must not train."""
+    """A damaged file is named: a node without its spent budgets must not train."""
     file = tmp_path / "private.sqlite"
     file.unlink(missing_ok=True)
     kind = data.draw(st.sampled_from([Participation, SessionSecrets]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local Ray is its user's alone: no other process of the machine gets in, by whichever
+"""A local Ray is restricted to its user: no other process of the machine can connect, at any
 address."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ print("IN", ray.get(ray.remote(lambda: 5).remote(), timeout=20))
 
 
 def python(code, *arguments, home, **more):
-    """A Python of another user, as far as that can be had: another home, and nothing of Ray's in
-    the environment."""
+    """A Python like that of another user: another home, and an environment without Ray's
+    variables."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment |= {
         "HOME": str(home),
@@ -61,7 +61,7 @@ def python(code, *arguments, home, **more):
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory):
-    """The address of a Ray that somebody uses."""
+    """The address of a running Ray."""
     process = python(VICTIM, home=tmp_path_factory.mktemp("home"))
     address = process.stdout.readline().strip()
     assert address, process.stderr.read()[-2000:]
@@ -72,8 +72,7 @@ def victim(tmp_path_factory):
 
 @pytest.mark.slow
 def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
-    """While one who has the token does; without one Ray asks again and again, and gives up after
-    minutes."""
+    """With the token it can connect; without it Ray retries, and gives up after minutes."""
     process, address = victim
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"RAY_AUTH" not in environment  # of the process as it was started; its own Ray's have it
@@ -82,9 +81,8 @@ def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
         "none": {},
         "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
     }
-    reachable = {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-    }  # or Ray would look for it at another address
+    # otherwise Ray would look for it at another address
+    reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     asking = {
         name: python(STRANGER, address, home=tmp_path, **reachable, **own)
         for name, own in tokens.items()
@@ -102,7 +100,7 @@ def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
 
 
 def _token_of_a_child(pid):
-    """From the environment of one of Ray's processes, which none but their user can read."""
+    """From the environment of one of Ray's processes, which only their user can read."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         if parent_of(file) == pid:
             for pair in (file.parent / "environ").read_bytes().split(b"\0"):

@@ -99,8 +99,7 @@ def one_run_bound(
 def _chance(epsilon: float, canaries: int, guesses: int, correct: int, delta: float) -> float:
     """Largest chance of so many right guesses under (epsilon, delta)-DP."""
     share, lengths = float(expit(epsilon)), np.arange(1, correct + 1)
-    below = np.concatenate(
-        [[0.0], bdtr(np.arange(correct), guesses, share)]
-    )  # P[B <= -1], ..., P[B <= v - 1]
+    # P[B <= -1], ..., P[B <= v - 1]
+    below = np.concatenate([[0.0], bdtr(np.arange(correct), guesses, share)])
     slack = float(((below[-1] - below[correct - lengths]) / lengths).max(initial=0.0))
     return float(bdtrc(correct - 1, guesses, share)) + 2 * canaries * delta * slack

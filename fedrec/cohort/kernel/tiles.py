@@ -122,9 +122,8 @@ def transpose_block(typing, source, source_row, target, target_row):
         halves = [
             [BLOCK * (i % 2) + start + i // 2 for i in range(BLOCK)] for start in (0, BLOCK // 2)
         ]
-        for _ in range(
-            BLOCK.bit_length() - 1
-        ):  # interleaving rows with those half a block away transposes in the end
+        # interleaving rows with those half a block away transposes in the end
+        for _ in range(BLOCK.bit_length() - 1):
             pairs = zip(rows[: BLOCK // 2], rows[BLOCK // 2 :], strict=True)
             rows = [
                 builder.shuffle_vector(*pair, ir.Constant(mixed, half))

@@ -51,9 +51,8 @@ def read_delimited(path: Path, layout: Layout) -> dict[str, np.ndarray]:
     names = _header(path, layout)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", pd.errors.ParserWarning
-            )  # a first line with too many values only warns
+            # a first line with too many values only warns
+            warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = _parsed(path, layout, names)
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise _first_fault(path, layout, names, error) from None

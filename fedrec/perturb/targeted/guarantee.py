@@ -84,9 +84,8 @@ def guarantee(
         return Guarantee(epsilon, odds, slot, slot, slot)
     if not whole or num_values > 1 or not config.distinct_fakes or unvisited < protected:
         return Guarantee(epsilon, odds, slot, math.inf, math.inf)
-    exchanged = range(
-        1, protected + 1
-    )  # with few unvisited items, exchanging some of them is the worst case
+    # with few unvisited items, exchanging some of them is the worst case
+    exchanged = range(1, protected + 1)
     whole_profile = max(d * epsilon + _log_choose(unvisited, d) for d in exchanged)
     return Guarantee(epsilon, odds, slot, slot, whole_profile)
 

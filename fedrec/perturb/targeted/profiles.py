@@ -168,9 +168,8 @@ def _stereotypes(
     gives = np.zeros(interactions.num_users, dtype=bool)
     gives[givers] = True
     rows = np.flatnonzero(gives[interactions.users])
-    counted = np.where(
-        gives, groups, -1
-    )  # the others belong to no group, so that sizes count the givers alone
+    # the others belong to no group, so that sizes count the givers alone
+    counted = np.where(gives, groups, -1)
     shares = inclination(
         interactions.users[rows],
         interactions.items[rows],

@@ -66,7 +66,7 @@ class GaussianRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the sum's noise / its L2 sensitivity.
         count_multiplier: the same for the count released beside it; None without one.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     sampling: Sampling
@@ -95,7 +95,7 @@ class LaplaceRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: Laplace scale b / L1 sensitivity; one round without sampling is (1 /
             this)-DP.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     sampling: Sampling
@@ -117,7 +117,7 @@ class QuantileEstimate:
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the count's noise / its sensitivity.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     sampling: Sampling
@@ -137,7 +137,7 @@ class NonPrivate:
 
     Attributes:
         reason: what and why, in words.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     reason: str
@@ -153,7 +153,7 @@ class Volunteered:
 
     Attributes:
         who: whose data, in words.
-        phase: stage of the experiment.
+        phase: phase of the experiment.
     """
 
     who: str

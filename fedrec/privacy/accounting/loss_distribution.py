@@ -130,10 +130,8 @@ def epsilon_of(losses: Losses, delta: float) -> float:
     grid, mass = losses.grid[positive], losses.mass[positive]
     if -float(np.sum(mass * np.expm1(-grid))) <= left:
         return 0.0
-    low, high = (
-        -1,
-        len(grid) - 1,
-    )  # the first grid point at which the divergence is small enough is in (low, high]
+    # the first grid point at which the divergence is small enough is in (low, high]
+    low, high = (-1, len(grid) - 1)
     while high - low > 1:
         middle = (low + high) // 2
         beyond = -float(np.sum(mass[middle:] * np.expm1(grid[middle] - grid[middle:])))
@@ -159,9 +157,8 @@ def _window(parts: Sequence[tuple[Losses, int]], tail: float) -> tuple[int, int]
     (Chernoff)."""
     rest, step = math.log(tail / 2), parts[0][0].step
     variance = sum(count * losses.second_moment for losses, count in parts)
-    normal = math.sqrt(
-        -2 * rest / max(variance, 1e-300)
-    )  # the best exponent if the sum were normal
+    # the best exponent if the sum were normal
+    normal = math.sqrt(-2 * rest / max(variance, 1e-300))
 
     def reach(exponent: float, sign: int) -> float:
         moment = sum(count * losses.log_moment(sign * exponent) for losses, count in parts)

@@ -28,14 +28,14 @@ def finish(
 
     Args:
         source: an experiment's file, name or table.
-        overrides: as `--set` takes them.
+        overrides: as for `--set`.
         output: the run folder; None for a new one below `runs`.
-        quiet: print the run folder alone.
+        quiet: print only the run folder.
         go_on: continue the run in `output` if there is one.
         overwrite: remove the run in `output` if there is one.
 
     Raises:
-        RunError: a run of another experiment is in `output`, which is to be continued.
+        RunError: `go_on` is set, and `output` has a run of another experiment.
     """
     from fedrec.experiment.loading import load
     from fedrec.runs.directory import default_folder
@@ -76,7 +76,7 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
 
 
 def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
-    """Do the work and print the results; after Ctrl-C, print the command that resumes the run."""
+    """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
     from server.callbacks.progress import Progress
 
     progress = Progress()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks of a server on a node: orders and experiments that its owner never accepted, sent as a
-server sends them."""
+"""Attacks of a server on a node: orders and experiments that its owner did not accept, sent as real
+messages."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Victim:
 
 @pytest.fixture
 def victim(load_tiny, tmp_path):
-    """Gives a node of the tiny experiment, with overrides and with settings of its owner."""
+    """Makes a node of the tiny experiment, with overrides and the owner's settings."""
 
     def make(*overrides, **settings):
         folder = tmp_path / f"node-{len(list(tmp_path.iterdir()))}"
@@ -104,7 +104,7 @@ def victim(load_tiny, tmp_path):
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file that is none of the server's business."""
+    """A private file of the node."""
     file = tmp_path / "secret"
     file.mkdir()
     (file / "u1.test").write_text(f"{SECRET}\n")
@@ -113,7 +113,7 @@ def secret(tmp_path):
 
 
 def refused(attack, match="."):
-    """What the server reads of a refusal."""
+    """The text of a refusal that the server receives."""
     with pytest.raises(RefusalError, match=match) as found:
         attack()
     text = str(found.value)
@@ -161,7 +161,7 @@ def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret)
         refused(lambda n=name: node.ask(INITIAL, resolved="", experiment=n), "no experiment")
 
 
-def test_an_error_tells_nothing_of_the_nodes_files(victim):
+def test_an_error_reveals_nothing_of_the_nodes_files(victim):
     node = victim()
     (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")
     texts = []
@@ -192,7 +192,7 @@ def test_a_server_does_not_decide_what_is_a_real_node(victim):
     assert SECRET not in str(found.value)
 
 
-def test_without_data_of_its_own_a_node_reads_nobody_elses(victim, secret):
+def test_without_its_own_data_a_node_reads_no_other_data(victim, secret):
     node = victim()
     del node.config["data"]
     dataset = {"name": "table", "path": str(secret / "words")}
@@ -216,7 +216,8 @@ def test_an_order_without_protection_gives_no_bare_update(victim):
 
 
 def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
-    """Noise is fresh each time: of a hundred answers to one order the mean has a tenth of it."""
+    """Noise is fresh each time: the mean of a hundred replies to one order would have a tenth of
+    it."""
     node = victim(LOCAL, "sampler.name=full", "rounds=3")
     order = node.order(protection=local(names=node.theta()))
     twice = TrainOrder(
@@ -263,7 +264,8 @@ def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, we
 
 
 def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
-    """As the server sizes it: counts have no signs, exchanging a user moves them by sqrt(2) S."""
+    """The same noise as the server's: counts are non-negative, so replacing a user moves them by
+    sqrt(2) S."""
     node = victim(LOCAL, "sampler.name=full", "step.name=counts", "model.item-bias=true")
     names = list(node.theta())
     refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "protection")
@@ -303,7 +305,7 @@ def test_a_step_of_the_servers_own_does_not_lift_the_limit_on_uploads(victim):
         "sampler.name=limited",
     )
     assert node.train(node.order(1)).clients > 0
-    assert node.train(node.order(2)).clients == 0  # everybody has made its one upload
+    assert node.train(node.order(2)).clients == 0  # every client has made its one upload
     refused(
         lambda: node.train(node.order(2, {"participations": 1000})), "not a step of the experiment"
     )
@@ -404,8 +406,7 @@ def test_a_run_key_is_no_path(victim, run, tmp_path):
 
 @pytest.fixture
 def plug_in(tmp_path, monkeypatch):
-    """An installed package with a step under the name `foreign`, which its import and its use write
-    down."""
+    """An installed package with a step named `foreign`, which records that it is imported."""
     package = tmp_path / "packages" / "foreign_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -532,9 +533,8 @@ def test_evaluations_are_counted_over_all_runs(victim):
 def test_a_client_is_evaluated_ten_times_unless_its_owner_allows_more(victim):
     node = victim()
     toml = (node.folder / "node.toml").read_text()
-    assert (
-        "most-evaluations" in toml
-    )  # a shard that the operator cut; a client of its own gets the default
+    # a shard made by the operator; a client with its own data gets the default
+    assert "most-evaluations" in toml
     for _ in range(10):
         assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 1
     assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 0
@@ -563,7 +563,7 @@ def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim)
     node = victim(
         "strategy.name=two-stage",
         f"strategy.stage-one={stage}",
-        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", stages=["main"]}',
+        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", private-phases=["main"]}',
         "sampler.name=full",
     )
     first = node.settings["strategy"]["stage-one"]["step"]

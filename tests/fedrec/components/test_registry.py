@@ -26,7 +26,7 @@ from strategies.fedavg import FedAvg
 
 @pytest.fixture
 def plugins(monkeypatch, tmp_path):
-    """A module of plug-ins on the path, and entry points that name it."""
+    """A module of plug-ins on the path, and entry points for it."""
     (tmp_path / "outside_step.py").write_text(
         "from clients.steps.sgd import Sgd\nclass Mine(Sgd):\n    pass\nNOT_A_CLASS = 3\n"
     )
@@ -71,7 +71,7 @@ def test_entry_point(plugins):
     assert available_names(STEP) == sorted({*builtin_names(STEP), "mine", "broken"})
 
 
-def test_a_broken_plug_in_is_named_and_the_rest_goes_on(plugins):
+def test_a_broken_plug_in_is_named_and_the_rest_works(plugins):
     found = dict(available(STEP))
     assert found["sgd"] is Sgd and found["mine"].__name__ == "Mine"
     error = found["broken"]

@@ -34,7 +34,7 @@ def test_many_samples_at_once_have_the_intervals_that_each_has_alone():
 
 
 def test_draws_are_paired():
-    """A system that is better by the same for everybody has an interval moved by as much."""
+    """A constant difference for all users shifts the interval by that constant."""
     values = np.random.default_rng(0).normal(size=50)
     one, other = bootstrap_intervals([values, values + 0.25], resamples=300)
     np.testing.assert_allclose(np.subtract(other, one), 0.25)
@@ -46,7 +46,7 @@ def test_nothing_has_no_interval():
 
 
 def test_many_systems_cost_little_more_than_one():
-    """The draws are made once: 200 systems in less than 20 times the time of one."""
+    """Resamples are drawn once: 200 systems take less than 20 times as long as one."""
     samples = list(np.random.default_rng(0).normal(size=(200, 1000)))
     bootstrap_intervals(samples[:1], resamples=500)
     started = time.process_time()
@@ -56,7 +56,7 @@ def test_many_systems_cost_little_more_than_one():
     assert time.process_time() - started - one < 20 * one
 
 
-def test_the_bootstrap_interval_covers_as_often_as_it_says():
+def test_the_bootstrap_interval_has_its_coverage():
     random, hits = np.random.default_rng(1), 0
     for trial in range(200):
         low, high = bootstrap_interval(random.normal(0.3, 1, 50), resamples=400, seed=trial)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for any number of rounds, rate, noise and delta."""
+"""Properties for any number of rounds, sampling rate, noise and delta."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_epsilon_grows_with_the_rate(backend, clients, rate, factor, z, count, f
 @settings(max_examples=8, deadline=None)
 @given(backends, releases(), st.integers(1, 300), st.integers(1, 300))
 def test_ledgers_add_up(backend, event, first, second):
-    """Counted at once, in two steps, or as two phases: the same total, between each part and the
+    """Accounted at once, in two steps, or as two phases: the same total, between each part and the
     sum of the parts."""
     other = type(event)(event.sampling, event.adjacency, event.noise_multiplier, phase="later")
     whole = epsilon(backend, 1e-6, (event, first + second))
@@ -125,9 +125,8 @@ def test_ledgers_add_up(backend, event, first, second):
         max(epsilon(backend, 1e-6, (event, n)) for n in (first, second))
         <= whole * (1 + 1e-9) + 1e-9
     )
-    if (
-        backend == "pld"
-    ):  # basic composition: a tight accountant is never worse than adding epsilons and deltas
+    # basic composition: a tight accountant is never worse than adding epsilons and deltas
+    if backend == "pld":
         assert whole <= sum(parts) * (1 + 1e-3) + 1e-6
 
 
@@ -185,7 +184,7 @@ def test_something_not_private_makes_the_total_infinite_and_leaves_the_phases(ba
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_volunteers_cost_everybody_else_nothing(backend):
+def test_volunteers_cost_the_others_nothing(backend):
     accountant, alone = Accountant(backend), Accountant(backend)
     event, agreed = (
         GaussianRound(FixedSize(3, 30), "replace-one", 1.5),
@@ -206,8 +205,8 @@ def test_volunteers_cost_everybody_else_nothing(backend):
 
 
 def test_poisson_after_without_replacement_is_not_merged():
-    """autodp keeps both under one key; the order must not matter, and under one accountant they are
-    refused."""
+    """autodp caches both under one key; the order must not matter, and within one accountant they
+    are refused."""
     fixed = GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
     poisson = GaussianRound(Poisson(30 / 4800), "add-remove", 1.0)
     accountant = Accountant("autodp")
@@ -252,8 +251,7 @@ def test_all_rounds_at_once_are_the_rounds_one_by_one(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_was_asked_before_changes_no_bit_of_an_answer(backend):
-    """What a backend keeps for later must not show in what it says: a resumed run asks other
-    questions before."""
+    """A backend's cache must not affect its results: a resumed run makes other calls before."""
     event, base = (
         GaussianRound(FixedSize(20, 500), "replace-one", 1.2),
         GaussianRound(Full(), "replace-one", 9.0),

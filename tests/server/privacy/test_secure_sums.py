@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secure aggregation with nodes in this process: the plain sum comes out, whoever drops out, and
-nothing else does."""
+"""Secure aggregation with nodes in this process: the result is the plain sum for all dropouts, and
+nothing else is revealed."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
 
 class UnreliableGrid(SerialGrid):
-    """Real nodes; some of them do not get a message, or are not heard. Everything that passes is
-    written down."""
+    """Real nodes, some of which do not get a message, or whose replies are lost. All messages are
+    recorded."""
 
     def __init__(self, experiment, output, nodes):
         configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
@@ -109,7 +109,7 @@ class UnreliableGrid(SerialGrid):
 
 
 class Federation:
-    """Some nodes under secure aggregation, and what the same clients' plain sum is."""
+    """Some nodes under secure aggregation, and the plain sum of the same clients."""
 
     def __init__(self, table, output, nodes, **settings):
         engine = {
@@ -202,10 +202,10 @@ def test_nodes_that_drop_out_are_taken_off(federation, drop):
     made.expect(found, survivors)
     made.grid.deaf.clear()
     made.grid.mute.clear()
-    made.expect(made.secure(), range(5))  # nobody is lost for good
+    made.expect(made.secure(), range(5))  # no node is lost permanently
 
 
-def test_a_node_that_is_away_is_not_counted_on(federation):
+def test_an_offline_node_is_not_expected_to_answer(federation):
     made = federation(4)
     made.grid.away.update({0, 3})
     found = made.secure()
@@ -245,7 +245,7 @@ def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
         value.any() for value in found.total.values()
     )
     unmasking = [entry for entry in made.grid.sent if entry[1] == "unmask"]
-    assert bool(unmasking) == (step == "unmask")  # shares are not even asked for
+    assert bool(unmasking) == (step == "unmask")  # shares are not even requested
 
 
 def test_more_failures_than_are_tolerated_end_the_run(federation):
@@ -327,7 +327,7 @@ def test_a_node_that_lost_its_secrets_is_met_again(federation, tmp_path):
     made.expect(made.secure(), range(3))
 
 
-def test_keys_are_never_told(federation, caplog):
+def test_keys_are_never_printed(federation, caplog):
     made = federation(3)
     with caplog.at_level(logging.DEBUG):
         made.grid.deaf.add((1, "train"))
@@ -423,8 +423,8 @@ def dialogue(federation):
 
 
 def test_a_node_never_gives_both_kinds_of_shares(dialogue):
-    """Asked who survived, it answers once; whoever asks again, with another list or the same one,
-    gets nothing."""
+    """It answers one list of survivors; a second request, with the same list or another one, is
+    refused."""
     talk = dialogue().deal()
     talk.train(0)
     told = pieces(talk.unmask(0, 0, 1).shares, 16)
@@ -436,8 +436,8 @@ def test_a_node_never_gives_both_kinds_of_shares(dialogue):
 
 @pytest.mark.parametrize("survivors", [(0,), (1, 2), (), (0, 1, 2)])
 def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
-    """Too few, without itself, none, or with one who dealt no shares; it still answers a sound one
-    afterwards."""
+    """Too few survivors, without itself, none, or with a node that sent no shares; it still answers
+    a valid list afterwards."""
     talk = dialogue()
     talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
     talk.mask_orders = talk.session.mask_orders()
@@ -467,7 +467,7 @@ def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
         talk.train(0, replace(order, mask_keys=swapped[0] + bytes(64)))
     with pytest.raises(ClientError, match="another session"):
         talk.train(0, replace(order, session=bytes(16)))
-    assert talk.train(0).dtype == np.uint64  # what was refused has cost nothing
+    assert talk.train(0).dtype == np.uint64  # refused requests have no effect
 
 
 def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
@@ -508,21 +508,20 @@ def test_a_plain_experiment_has_no_sessions(federation, identity):
 
 
 def test_attack_others_have_no_clients(dialogue):
-    """The sum of a session in which one node alone has clients is that node's own."""
+    """The sum of a session in which only one node has clients is that node's own."""
     talk = dialogue()
     order = talk.share_orders[0]
     with pytest.raises(RefusalError, match="contribute no client"):
         secure.share(talk.nodes[0], replace(order, counts=counted([6, 0, 0])))
     talk.deal()
     nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
-    with pytest.raises(
-        RefusalError, match="other clients than the 6"
-    ):  # though the others were told of six
+    # although the others were given six
+    with pytest.raises(RefusalError, match="other clients than the 6"):
         secure.masked_sum(talk.nodes[1], talk.made.theta, nobody)
 
 
 def test_attack_others_clients_take_part_no_more(dialogue):
-    """As they do not live there, or have been in as many rounds as their owner allows."""
+    """Because they are not hosted there, or have reached their owner's limit of rounds."""
     talk = dialogue().deal()
     talk.nodes[1].least_clients = 1
     talk.nodes[1].accept = lambda order: replace(order, clients=order.clients[:0])
@@ -553,9 +552,9 @@ def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, b
             talk.train(place)
 
 
-def test_attack_nodes_are_told_different_terms(dialogue):
-    """Who was told of other clients cannot read what those who were told the truth have sealed, nor
-    the reverse."""
+def test_attack_nodes_get_different_terms(dialogue):
+    """A node that was given other numbers of clients cannot decrypt the others' messages, nor they
+    its messages."""
     talk = dialogue()
     lie = replace(talk.share_orders[1], counts=counted([5, 6, 6]))
     orders = {**talk.share_orders, 1: lie}
@@ -603,14 +602,14 @@ def test_attack_the_others_train_something_else(dialogue):
 
 
 def test_attack_a_session_is_repeated(dialogue):
-    """With one nonce per key, two sealed messages of one session differ by what is in them."""
+    """With one nonce per key, the difference of two sealed messages of one session would reveal
+    that of their contents."""
     talk = dialogue().deal()
     first = pieces(talk.session.dealt[0].sealed, SEALED_BYTES)
     with pytest.raises(RefusalError, match="begun before"):
         secure.share(talk.nodes[0], talk.share_orders[0])
-    talk.nodes[0].session_secrets = SessionSecrets(
-        talk.nodes[0].session_secrets.file
-    )  # another process
+    # another process
+    talk.nodes[0].session_secrets = SessionSecrets(talk.nodes[0].session_secrets.file)
     with pytest.raises(RefusalError, match="begun before"):
         secure.share(talk.nodes[0], talk.share_orders[0])
     talk.session.identifier = bytes(16)
@@ -626,8 +625,7 @@ def test_nodes_that_prove_themselves_are_believed(dialogue):
 
 
 def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
-    """With channel keys of its own, unsigned, signed by itself, or by a node that it has made
-    up."""
+    """With the server's own channel keys: unsigned, self-signed, or signed by an invented node."""
     talk = dialogue(certified=True)
     order = talk.share_orders[0]
     own = X25519PrivateKey.generate()

@@ -84,9 +84,8 @@ class DpSvd(SampledBaseline):
         items = columns = parameters["items"]
         biases = parameters.get("biases", items.new_zeros(len(items)))
         if self.config.biases:
-            columns = torch.cat(
-                [items, items.new_ones(len(items), 1)], dim=1
-            )  # the user's bias is one more factor
+            # the user's bias is one more factor
+            columns = torch.cat([items, items.new_ones(len(items), 1)], dim=1)
         gram = (columns.T @ columns).double()
         gram.diagonal()[: items.shape[1]] += self.config.user_regularisation
         solved = torch.linalg.solve(gram, ((rows - biases) @ columns).double().T).T.float()

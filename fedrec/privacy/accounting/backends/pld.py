@@ -122,9 +122,8 @@ def _step(counted: Mapping[Release, int], cut: float) -> tuple[float, bool]:
         mean, variance = mean + count * moments[0], variance + count * moments[1]
     needed = max(span, min(whole, 16 * math.sqrt(variance) + 2 * mean)) / _LARGEST_GRID
     finest = min(_STEP, min(math.sqrt(_moments(release)[1]) for release in counted) / 8)
-    coarser = 2.0 ** (
-        math.ceil(4 * math.log2(needed)) / 4
-    )  # a step that many numbers of rounds share
+    # a step that many numbers of rounds share
+    coarser = 2.0 ** (math.ceil(4 * math.log2(needed)) / 4)
     return (finest, True) if finest >= needed else (coarser, False)
 
 
@@ -146,10 +145,8 @@ def _losses(release: Release, side: str, step: float, cut: float) -> Losses:
     if side == "replaced":
         return _replaced(pair, step, math.ceil(high / step) + 1)
     if side == "leaves":
-        first, last = (
-            math.floor(low / step) - 1,
-            math.ceil(high / step) + 1,
-        )  # one more: a loss may lie on the edge
+        # one more: a loss may lie on the edge
+        first, last = (math.floor(low / step) - 1, math.ceil(high / step) + 1)
         mix, q = pair.masses(np.arange(first, last + 1) * step)
         return _finished(first, step, mix, q)
     # A client that joins: the loss is ln(Q/mix), the grid runs the other way.
