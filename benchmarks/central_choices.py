@@ -64,24 +64,18 @@ GRIDS: dict[tuple[str, str], Grid] = {
             "regularisation": [0.01, 0.02, 0.05],
         },
         {"factors": [128], "epochs": [100], "regularisation": [0.02], "learning-rate": [0.1]},
-        {"factors": [128], "epochs": [200], "regularisation": [0.003, 0.005]},
     ],
     ("central-ml1m", "mf"): [
         {"factors": [128], "regularisation": [0.005], **SLOW},
         {"factors": [64, 128], "regularisation": [0.02], **FAST},
     ],
     ("central-ml1m", "gmf"): [
-        {"factors": [64, 128], "regularisation": [0.005, 0.01, 0.02], **SLOW},
-        {"factors": [64, 128], "regularisation": [0.005, 0.01, 0.02], **FAST},
-    ],
-    ("central-ml1m", "mlp"): [
-        {"tower": [[128, 64, 32], [256, 128, 64]], "regularisation": [0.005], **SLOW},
-        {"tower": [[64, 32, 16]], "regularisation": [0.0, 0.005], **FAST},
-    ],
+        {"factors": [64], "regularisation": [0.02], **rate} for rate in (SLOW, FAST)
+    ]
+    + [{"factors": [64, 128], "regularisation": [0.005, 0.01], **rate} for rate in (SLOW, FAST)],
     ("central-ml1m", "warp"): [
         {"factors": [10, 20, 40, 80], "epochs": [30], "max-sampled": [10, 30]},
         {"factors": [40], "epochs": [60], "max-sampled": [30], "learning-rate": [0.02, 0.05]},
-        {"factors": [64], "epochs": [60], "max-sampled": [30], "learning-rate": [0.02]},
     ],
 }
 
