@@ -57,6 +57,7 @@ class Members(Split):
     """The federation of one system of a membership attack; for `fedrec attack`."""
 
     Config = MembersConfig
+    simulations_only = True
     paper = "PrivRec (Wang et al. 2021), section 4.6; Carlini et al. 2022"
     config: MembersConfig
 

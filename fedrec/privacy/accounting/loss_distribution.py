@@ -148,7 +148,7 @@ def epsilon_of(losses: Losses, delta: float) -> float:
 def _size(points: int) -> int:
     """A size for the FFT, hardly larger than needed; the same one for windows of nearly the same
     width."""
-    coarse = max(1, 1 << (points.bit_length() - 5))
+    coarse = 1 << max(0, points.bit_length() - 5)
     return int(next_fast_len(-(-points // coarse) * coarse, real=True) or 0)
 
 
