@@ -2,9 +2,8 @@
 """Users per second of several simulators on one piece of work, side by side, with equal results
 checked.
 
-    python benchmarks/simulation.py --cohort 100 --items 3706 --contestants
-    fedrec,flower,pfl,fedjax,loop \\
-        --repeats 3 --json OUT
+    python benchmarks/simulation.py --cohort 100 --items 3706 --repeats 3 --json OUT \\
+        --contestants fedrec,flower,pfl,fedjax,loop
 
 First all contestants do one round, and must change the parameters by the same squared norm: this
 tells another order of the examples from rounding, which grows over more rounds. Then every repeat

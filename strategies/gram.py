@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A linear item-to-item model from the sum of the clients' products: EASE or PureSVD in one round.
 
-    B_ij = -P_ij / P_jj,  P = (G + lambda I)^-1,  G = sum over clients of (D x)(D x)^T     (Steck
-    2019, eq. 8)
+    B_ij = -P_ij / P_jj,    P = (G + lambda I)^-1,    G = sum over clients of (D x)(D x)^T
 
-The server needs only the sum, so secure aggregation can hide every client's products, and a single
-Gaussian release makes the model private. With every client in the round and no noise the weights
-are those of the centralised EASE. Cohorts of several rounds are added up and scaled to the whole
-population.
+(Steck 2019, equation 8). The server needs only the sum, so secure aggregation can hide every
+client's products, and a single Gaussian release makes the model private. With every client in the
+round and no noise the weights are those of the centralised EASE. Cohorts of several rounds are
+added up and scaled to the whole population.
 
     [strategy]
     name = "popularity-start"

@@ -60,7 +60,7 @@ def paired_test(
     """Compare two systems on the same users.
 
     Args:
-        system: metric of each user, `[users]`; NaN where there is none.
+        system: metric of each user, `[users]`; NaN if there is none.
         reference: the same, user by user.
         resamples: of the bootstrap.
         confidence: of its interval, in (0, 1).
@@ -108,7 +108,7 @@ def _tested(differences: np.ndarray, low: float, high: float) -> PairedTest:
     if len(moved) and spread > 0:
         t_p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
         effect = mean / spread
-    else:  # everybody differs by the same, or nobody differs
+    else:  # all differences are equal
         t_p, effect = (0.0, math.copysign(math.inf, mean)) if len(moved) else (1.0, 0.0)
     ranks = stats.rankdata(np.abs(moved))
     rank_effect = float((ranks * np.sign(moved)).sum() / ranks.sum()) if len(moved) else 0.0

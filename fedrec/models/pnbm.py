@@ -2,8 +2,9 @@
 """A probabilistic neighbourhood model whose similarities clients learn together (PNBM, equations 1
 to 3).
 
-    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated,
-    without i
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|)
+
+with j over the items that u rated, without i.
 
 What is shared are item means, counts of ratings, and similarities between the `items` most rated
 items. A user enters by its own ratings, on its device. Two items of which not both are among these

@@ -81,7 +81,7 @@ class PrivRec(Model):
         super().__init__(config, schema if config.features else _bare(schema))
         schema = self.schema
         if config.item_bias:
-            # Of this model, not of its class
+            # configuration of this model
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]

@@ -2,8 +2,9 @@
 """Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
 to 5).
 
-    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|),    j over the items that u rated,
-    without i
+    f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|)
+
+with j over the items that u rated, without i.
 
 Where this differs from the paper:
 

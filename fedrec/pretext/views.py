@@ -100,7 +100,7 @@ def cut_sessions(items: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns:
         `int64 [sessions]` twice: where each session starts, and its number of items in
-            `[2, longest]`.
+        `[2, longest]`.
     """
     count = -(-items // longest)
     bounds = np.arange(count + 1) * items // max(count, 1)

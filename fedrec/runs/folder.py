@@ -7,18 +7,20 @@ experiment.
     environment.json   versions and machine
     status.json        running, finished, interrupted or failed, and the last complete round
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
-    number of nodes timings.csv        seconds per round, apart from rounds.csv because they never
-    repeat baselines.json     metrics of the centralised baselines
-    baselines/NAME/    each of them: result.json, users.csv (metrics of each user), privacy.jsonl
-    (what was charged) users.csv          metrics of each evaluated user after the last round
+                       number of nodes
+    timings.csv        seconds per round, apart from rounds.csv because they differ in every run
+    baselines.json     metrics of the centralised baselines
+    baselines/NAME/    one of them: result.json, users.csv (metrics of each user), privacy.jsonl
+                       (its charges)
+    users.csv          metrics of each evaluated user after the last round
     groups.csv         the same, averaged over groups of users
-    epsilons.csv       true epsilon of each user beside the one asked for, where users add noise of
-    their own result.json        metrics of the system and of its baselines
-    log.txt            what was said
+    epsilons.csv       true and requested epsilon of each user, if users add noise of their own
+    result.json        metrics of the system and of its baselines
+    log.txt            log messages
     checkpoints/       the state after the last rounds
     private/           private state of the clients, one file per node
 
-Every file is written whole or not at all.
+Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -303,12 +305,8 @@ class RunFolder:
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
         try:
             return pd.read_csv(self.path / name, index_col=index)
-        except (
-            OSError,
-            ValueError,
-            IndexError,
-            OverflowError,
-        ) as error:  # those of pandas are ValueErrors
+        # the errors of pandas are ValueErrors
+        except (OSError, ValueError, IndexError, OverflowError) as error:
             raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str) -> dict[str, Any]:

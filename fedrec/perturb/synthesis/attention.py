@@ -2,8 +2,9 @@
 """How much each row contributes to its user's preferences (UPC-SDG, equations 3 to 6).
 
     v_ui = h . ReLU(W1 [p_u : q_i] + b1)          a_ui = exp(v_ui) / (sum_j exp(v_uj))^beta
-    t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2,  f an MLP with
-    dropout
+    t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2
+
+with f an MLP with dropout.
 
 The embeddings stay as they are, and the generator has parameters of its own: L_D and L_I (equation
 16) share none, so minimising their sum is minimising each by itself, which is what is done here.

@@ -161,7 +161,7 @@ def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tin
     )
     assert result.rounds["epsilon"].tolist()[:2] == [0.0, 0.0]
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(alone.forecast().epsilon)
-    assert any(" no noise and learns from 9 clients who" in line for line in result.privacy)
+    assert any("no noise and trains on 9 clients who" in line for line in result.privacy)
     paid = alone.forecast().epsilon * 0.99
     short = run_tiny(
         stages,
