@@ -31,7 +31,7 @@ class System:
     """One system over all its seeds.
 
     Attributes:
-        label: what it is called.
+        label: name in tables.
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
         private: whether it has a finite epsilon in every run.
@@ -45,7 +45,7 @@ class System:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All systems of some runs beside one of them.
+    """All systems of some runs compared with one of them.
 
     Attributes:
         metric: what is compared.
@@ -61,7 +61,7 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, and beside the reference the fields of `PairedTest`, with `t_holm` and
+        `private`, and for all but the reference the fields of `PairedTest`, with `t_holm` and
         `wilcoxon_holm`."""
         labels = list(self.tests)
         corrected = {
@@ -128,7 +128,7 @@ def compare(
 
 
 def _differences(system: System, reference: System) -> np.ndarray:
-    """Of each user, averaged over its seeds."""
+    """Differences of each user, averaged over seeds."""
     differences = (system.users - reference.users).dropna()
     if differences.index.nunique() < 2:
         raise ExperimentError(
@@ -192,7 +192,7 @@ def _table(result: Result) -> dict:
     """The experiment as a table, with the defaults of settings that are newer than the run."""
     try:
         return result.experiment.resolve().table()
-    except ExperimentError:  # a component that is not installed here, or no longer has a setting
+    except ExperimentError:  # a component that is not installed, or a setting that no longer exists
         return result.experiment.table()
 
 
@@ -233,7 +233,7 @@ def _refuse_different(results: Sequence[Result]) -> None:
 
 
 def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """How two sections differ, as texts: their names, or the settings that are not the same."""
+    """The differences of two sections, as texts: their names, or the settings that differ."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return repr(one), repr(other)
     keys = ["name"] if one.get("name") != other.get("name") else [*dict.fromkeys([*one, *other])]

@@ -46,7 +46,7 @@ from fedrec.runtime.folder_lock import locked
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
 _SAID = ("leak", "perturb", "personal", "privacy", "early-stopping", "baselines-privacy")
-_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # of a result
+_METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.json
 
 
 class RunFolder:
@@ -78,10 +78,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path) -> RunFolder:
-        """Make the folder of a new run.
+        """Create the folder of a new run.
 
         Raises:
-            RunError: there is something at `path` already.
+            RunError: `path` exists already.
         """
         path = path.expanduser().resolve()
         if path.exists() and (not path.is_dir() or not _never_began(path)):
@@ -112,11 +112,11 @@ class RunFolder:
         """The experiment of this run.
 
         Raises:
-            RunError: it is not the one that the run was started with.
+            RunError: it differs from the one that the run was started with.
         """
         from fedrec.experiment.loading import read
 
-        # As it was resolved when it was written: its components need not be imported to read it.
+        # It was resolved when written, so its components need not be imported to read it.
         experiment = Experiment.parse(read(self.path / "experiment.toml"))
         about = self._read_json("run.json")
         if experiment.digest() not in self.digests:
@@ -130,15 +130,13 @@ class RunFolder:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Digests of the experiment, the present one first, and those that it had before it was
-        amended."""
+        """Digests of the experiment: the current one first, then those before amendments."""
         about = self._read_json("run.json")
         return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
 
     @property
     def has_progress(self) -> bool:
-        """Whether there is anything that a resumed run would not have to do again: a round, a
-        baseline, a charge."""
+        """Whether a resumed run would keep anything: a round, a baseline, a charge."""
         kept = ("checkpoints/round-*", "baselines/*/result.json", "**/privacy.jsonl", "private/*")
         return self.status()["round"] > 0 or any(any(self.path.glob(pattern)) for pattern in kept)
 
@@ -153,7 +151,7 @@ class RunFolder:
         return self.path / "log.txt"
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the folder against a second process that would write to it.
+        """Lock the folder against a second writing process.
 
         Raises:
             RunError: another process holds it.
@@ -181,7 +179,7 @@ class RunFolder:
 
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run."""
-        durable = state != "running"  # how far a running run is, its checkpoints say
+        durable = state != "running"  # the progress of a running run is in its checkpoints
         write_atomically(
             self.path / "status.json",
             _json({"state": state, "round": round_number}),
@@ -190,7 +188,7 @@ class RunFolder:
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""
-        # the checkpoint holds them too
+        # they are also in the checkpoint
         for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):
             write_atomically(
                 self.path / name,
@@ -203,7 +201,7 @@ class RunFolder:
         return self._read_table("timings.csv")
 
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
-        """Metrics of the baselines, when they have been computed."""
+        """Metrics of the baselines, if they have been computed."""
         if not (self.path / "baselines.json").exists():
             return None
         found = self._read_json("baselines.json")
@@ -212,7 +210,7 @@ class RunFolder:
         return found
 
     def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Keep the metrics of the baselines for a resumed run."""
+        """Store the metrics of the baselines for a resumed run."""
         write_atomically(self.path / "baselines.json", _json(metrics))
 
     def baseline_folder(self, label: str) -> Path:
@@ -220,8 +218,8 @@ class RunFolder:
         return self.path / "baselines" / label.replace(":", ".")
 
     def read_baseline(self, label: str) -> dict[str, Any] | None:
-        """What was found of one baseline (`metrics`, `seconds`, `privacy` of a private one); None
-        if it is not done."""
+        """Results of one baseline (`metrics`, `seconds`, `privacy` of a private one); None if it is
+        not finished."""
         file = f"baselines/{self.baseline_folder(label).name}/result.json"
         if not (self.path / file).exists():
             return None
@@ -231,7 +229,7 @@ class RunFolder:
         return found
 
     def write_baseline(self, label: str, found: dict[str, Any], users: pd.DataFrame) -> None:
-        """Keep one baseline for a resumed run: users.csv and, last, result.json."""
+        """Store one baseline for a resumed run: users.csv and, last, result.json."""
         folder = self.baseline_folder(label)
         write_atomically(folder / "users.csv", users.to_csv())
         write_atomically(folder / "result.json", _json(found))
@@ -331,7 +329,7 @@ class RunFolder:
 
 
 def _never_began(folder: Path) -> bool:
-    """Whether a folder is empty, or of a run that was killed before it had a run.json."""
+    """Whether a folder is empty, or of a run that was killed before it wrote run.json."""
     names = sorted(file.name.lstrip(".") for file in folder.iterdir())
     started = not names or names[0].startswith(_BEFORE_RUN[0])
     return started and all(name.startswith(_BEFORE_RUN) for name in names)

@@ -37,10 +37,10 @@ class Guarantee:
     """Epsilons for one client, each the smallest that holds (delta = 0).
 
     Attributes:
-        nominal: what the mechanism is called with.
-        odds: log of how much likelier an interaction is seen where it is real than where it is a
-            given fake.
-        slot: one protected interaction by itself, exchanged for one with another item.
+        nominal: epsilon setting of the mechanism.
+        odds: log of the ratio of the probabilities of publishing an interaction if it is real and
+            as a given fake.
+        slot: one protected interaction alone, replaced by one with another item.
         item: the merged profile, when one interaction of it is exchanged.
         profile: the merged profile, when all of it is exchanged.
     """
@@ -64,12 +64,12 @@ def guarantee(
     """The epsilons of one client.
 
     Args:
-        config: what is done.
+        config: the settings.
         num_items: size of the catalogue.
         own_items: number of distinct items of the client.
         rows: number of its training rows.
         protected: how many of them are protected, in `[0, rows]`.
-        num_values: number of rating values that are learned from; 1 without ratings.
+        num_values: number of rating values; 1 if ratings are not used.
     """
     epsilon, whole = config.epsilon, protected == rows
     if config.mechanism == "randomised-response":

@@ -68,7 +68,8 @@ class PersonalBudget:
         return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
     def multiplier(self, releases: int, adjacency: Adjacency = "replace-one") -> float:
-        """The smallest sigma / S with which so many releases together keep to the budget."""
+        """The smallest sigma / S with which a number of releases together stay within the
+        budget."""
         return (
             math.sqrt(releases)
             * Clip(1.0).sensitivity(adjacency)

@@ -35,15 +35,15 @@ _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 
 def notes(results: Sequence[Result]) -> list[Note]:
-    """What private runs cost together, then one sentence per federated system about popularity,
-    and warnings."""
+    """The total privacy cost of the runs, one sentence per federated system about popularity, and
+    warnings."""
     said = [note for result in results for note in _notes(result, several=len(results) > 1)]
     together = shown_together([result.folder for result in results])
     return list(dict.fromkeys([*(Note(line, warning=True) for line in together), *said]))
 
 
 def _notes(result: Result, *, several: bool) -> Iterator[Note]:
-    """Those of one run, which name its seed where there are several."""
+    """The notes of one run, with its seed if there are several."""
     name = result.experiment.name
     label = run_label(result) if several else name
     kept = early_stopping_line(result)
@@ -65,7 +65,7 @@ def _notes(result: Result, *, several: bool) -> Iterator[Note]:
 
 
 def what(results: Sequence[Result]) -> Table:
-    """Which systems on which data."""
+    """The systems and their data."""
     heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
     rows = []
     for result in results:
@@ -91,13 +91,13 @@ def what(results: Sequence[Result]) -> Table:
 
 
 def _rounds(result: Result) -> str:
-    """Number of rounds, and the best one where the run has its parameters."""
+    """Number of rounds, and the best one if its parameters are kept."""
     count = len(result.rounds)
     return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
 
 
 def tested(result: Result) -> int:
-    """Number of users in the last evaluation."""
+    """Number of users in the final evaluation."""
     return len(result.users)
 
 
@@ -174,7 +174,7 @@ def curves(results: Sequence[Result]) -> list[str]:
 
 
 def distributions(results: Sequence[Result]) -> list[str]:
-    """How a metric is spread over users, of each run's system, and of popularity once."""
+    """Distribution of a metric over users, for each run's system and once for popularity."""
     charts: list[str] = []
     for result in results[:_MOST_DISTRIBUTIONS]:
         metric = deciding_metric(result)
@@ -197,7 +197,7 @@ def distributions(results: Sequence[Result]) -> list[str]:
 
 
 def groups(results: Sequence[Result]) -> list[Table]:
-    """Means over groups of users of each run's system, and how far apart they are."""
+    """Means over groups of users for each run's system, and their gaps."""
     tables = []
     for result in results[:_MOST_GROUPS]:
         columns = _shown({"": result.users})
