@@ -134,7 +134,8 @@ class CohortStep(Step):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together, see `Block.of`."""
+        """Build a block from the data of some clients; `users` are each client's category codes per
+        user feature, `int64 [width]` each."""
         return Block.of(users, batches, device)
 
     @abstractmethod
@@ -197,7 +198,8 @@ class GeneratedStep(Step):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together, see `Block.of`."""
+        """Build a block from the data of some clients; `users` are each client's category codes per
+        user feature, `int64 [width]` each."""
         return Block.of(users, batches, device)
 
     @abstractmethod

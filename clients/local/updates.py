@@ -214,6 +214,11 @@ class FactoredUpdates:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """Not available for item tables `[items, d]`: these updates have no compact tables.
+
+        Raises:
+            KeyError: always, as no parameter is a compact table here.
+        """
         raise KeyError(name)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

@@ -254,7 +254,8 @@ class RatingProtocol:
         self._asked = population.held_out_rated(self.clients, held_out)
 
     def measure(self, baseline: RatingBaseline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fit a baseline and predict: users, predicted and actual ratings of the held-out rows."""
+        """Fit a baseline and predict: users, predicted and actual ratings of the held-out rows,
+        `[rows]` each."""
         users, items, actual = self._asked
         with component_errors(BASELINE.name, baseline, "in fit_ratings"):
             baseline.fit_ratings(self._training)

@@ -146,8 +146,8 @@ class Interactions:
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
 
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
-        """Some of the rows (row numbers, or a slice), in that order; users and items keep their
-        numbers."""
+        """Some of the rows (row numbers `int64 [n]`, or a slice), in that order; users and items
+        keep their numbers."""
         columns = {
             name: getattr(self, name)
             for name in ("users", "items", "ratings", "times", "published_test")

@@ -55,7 +55,7 @@ def laplace_score(
     release: np.ndarray, first: np.ndarray, second: np.ndarray, scale: float
 ) -> float:
     """Log-likelihood ratio of a release under Laplace noise of that scale on `first` and on
-    `second`, all of one shape."""
+    `second`, all `float64 [...]` of the same shape."""
     return float((np.abs(release - second) - np.abs(release - first)).sum() / scale)
 
 

@@ -27,7 +27,7 @@ class MovingAverage:
         self._decay, self._steps = decay, 0
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Update the averages with the tensors after a step, in the order and shapes of
+        """Update the averages with the tensors `[...]` after a step, in the order and shapes of
         `values`."""
         self._steps += 1
         weight = 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))

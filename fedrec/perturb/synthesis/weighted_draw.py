@@ -18,7 +18,7 @@ _BLOCK = 256
 
 @functools.cache
 def drawn_by_weight() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """`_draw`, compiled when it is first needed."""
+    """`_draw(weights [rows, items], uniform [rows, draws])`, compiled when it is first needed."""
     import numba
 
     return numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(_draw)
