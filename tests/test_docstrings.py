@@ -18,7 +18,7 @@ ARRAY = re.compile(r"\bnp\.ndarray\b|\bTensor\b|\bcsr_(array|matrix)\b")
 NAMED = re.compile(r"(Mapping|dict)\[(str|int), (Mapping\[str, )?(np\.ndarray|(torch\.)?Tensor)\]")
 
 
-def annotations(function: ast.FunctionDef) -> Iterator[str]:
+def annotated(function: ast.FunctionDef) -> Iterator[str]:
     """The annotations of a function's parameters and result, without those of named arrays."""
     args = function.args
     nodes = [
@@ -55,7 +55,7 @@ def without_shape(sources: dict[str, str]) -> list[str]:
         f"{file}:{function.lineno} {function.name}"
         for file, tree in trees.items()
         for function, owner in _public(tree, None)
-        if any(map(ARRAY.search, annotations(function)))
+        if any(map(ARRAY.search, annotated(function)))
         and "[" not in _docstring(function, owner)
         and not (owner and inherited(owner, function.name, classes))
     ]

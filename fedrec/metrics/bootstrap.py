@@ -20,14 +20,6 @@ _CELLS = 2_000_000  # counts held at once, 16 MB
 Interval = tuple[float, float]
 
 
-def bootstrap_interval(
-    values: np.ndarray, *, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """Percentile interval of the mean of `values [n]`, see `bootstrap_intervals`."""
-    (found,) = bootstrap_intervals([values], resamples=resamples, confidence=confidence, seed=seed)
-    return found
-
-
 def bootstrap_intervals(
     samples: Sequence[np.ndarray],
     *,

@@ -218,11 +218,6 @@ class Plan:
         """Epsilon that must not be exceeded after any round."""
         return self.config.budget if self.config.epsilon is None else self.config.epsilon
 
-    def noise_norm(self, coordinates: int) -> float:
-        """Expected L2 norm of the mean's noise over so many coordinates; compare with the norm of
-        the mean update."""
-        return self.mean_noise_std * math.sqrt(coordinates)
-
     def event(self, phase: str = TRAINING) -> Event:
         """The event of one round of a phase."""
         if not self.config.covers(phase):
