@@ -28,7 +28,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.rng import stream
 
-_USERS_AT_ONCE = 512
+_USERS_AT_ONCE = 512  # users per block of dense rows in memory
 _DEPTHS = (1, 10)
 
 

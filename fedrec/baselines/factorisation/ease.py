@@ -19,7 +19,7 @@ from fedrec.baselines.base import Baseline, Histories
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
 
-_USERS_AT_ONCE = 1024
+_USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 _DENSE_MATRICES = 3  # Gram matrix, Cholesky factor and inverse live at the same time.
 
 

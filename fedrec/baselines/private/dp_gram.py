@@ -48,7 +48,7 @@ from fedrec.errors import ExperimentError
 from fedrec.factors.subspace import basis_of, denoised_within, public_directions
 from fedrec.privacy.clipping import Clip
 
-_USERS_AT_ONCE = 1024
+_USERS_AT_ONCE = 1024  # users per block of dense rows in memory
 
 
 class DpGramConfig(PrivateConfig):

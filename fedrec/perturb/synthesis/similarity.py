@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 Definition = Literal["paper", "released", "cosine"]
-_ITEMS_AT_ONCE = 512
+_ITEMS_AT_ONCE = 512  # items per block of products in memory
 _SMALL = 1e-12
 
 

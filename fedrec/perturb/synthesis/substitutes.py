@@ -24,7 +24,7 @@ Draw = Literal["sample", "best"]
 Scores = Callable[[np.ndarray], Tensor]
 _CELLS_AT_ONCE = 24_000_000  # rows times items of a block with its own random stream
 _CELLS_IN_CACHE = 2_000_000  # rows times items of scores in memory
-_DRAWS_AT_ONCE = 16
+_DRAWS_AT_ONCE = 16  # proposals per row
 
 
 def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
