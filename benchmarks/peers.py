@@ -107,7 +107,7 @@ def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, object, list[str]]
 
 
 def work(given: argparse.Namespace) -> None:
-    """Run what is missing, one after the other."""
+    """Run the missing parts, one after the other."""
     for path, source, overrides in wanted(given):
         if not (path / "result.json").is_file():
             if (path / "run.json").is_file():
@@ -163,7 +163,7 @@ def _line(label: str, seeds: Sequence[Mapping[str, float]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, or print the table."""
+    """Run the missing parts, or print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", choices=("ml-100k", "ml-1m"), default="ml-100k")
