@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedrec.baselines.base import Baseline, RatingBaseline
 from fedrec.baselines.private._private import PrivateBaseline
@@ -32,6 +31,7 @@ from fedrec.baselines.protocol import (
 )
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population, sample_clients
+from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.rating import rating_errors, rating_errors_by_user
@@ -61,7 +61,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     # the server of a deployment has no data to measure on
     if not run.experiment.evaluation.baselines:
         return {}
-    callback_list.on_stage("fitting baselines")
+    callback_list.on_message("fitting baselines")
     metrics = {}
     evaluator = _evaluator(run.experiment)
     settings = evaluator.feasible(callback_list)
@@ -133,8 +133,7 @@ class _Evaluator(ABC):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        engine = experiment.engine
-        self._device = torch.device("cpu" if engine.device == "auto" else engine.device)
+        self._device = resolve_device(experiment.engine.device)
 
     def feasible(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to measure, by label."""
@@ -226,7 +225,7 @@ class _RatingEvaluator(_Evaluator):
 
 def _say(line: str, callback_list: CallbackList) -> None:
     log.warning(line)
-    callback_list.on_stage(line)
+    callback_list.on_message(line)
 
 
 def _evaluator(experiment: Experiment) -> _Evaluator:

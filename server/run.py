@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from flwr.serverapp import Grid
+from threadpoolctl import threadpool_limits
 
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -50,13 +51,16 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Set torch's number of threads, which the systems compute with. OMP_NUM_THREADS bounds it,
-    because threads that wait for a busy core cost more than they gain."""
+    """Set the number of threads of torch and of the BLAS libraries of numpy and scipy, which the
+    systems compute with. OMP_NUM_THREADS bounds it, because threads that wait for a busy core cost
+    more than they gain."""
     before = torch.get_num_threads()
     wanted, bound = number or before, os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(min(wanted, int(bound)) if bound.isdecimal() and int(bound) else wanted)
+    threads = min(wanted, int(bound)) if bound.isdecimal() and int(bound) else wanted
+    torch.set_num_threads(threads)
     try:
-        yield
+        with threadpool_limits(threads, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
 

@@ -163,7 +163,7 @@ class CohortStrategy(Strategy):
         return []
 
     @property
-    def parts(self) -> dict[str, CohortStrategy]:
+    def by_phase(self) -> dict[str, CohortStrategy]:
         """The strategies that send orders and aggregate, by phase. A strategy that contains others
         overrides this to return all of theirs, at any depth; clip and noise are set on these."""
         return {self.phase(1): self}

@@ -78,8 +78,10 @@ class OwnPopulation(Population):
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return super().liked(self._places(clients))
 
-    def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
-        return super().histories(self._places(clients), rated)
+    def histories(
+        self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
+    ) -> np.ndarray:
+        return super().histories(self._places(clients), rated, low_rated)
 
     def whole_history(self, clients: np.ndarray) -> np.ndarray:
         return super().whole_history(self._places(clients))

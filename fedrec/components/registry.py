@@ -226,9 +226,18 @@ def _import(kind: Kind, module_name: str):
     ) as error:  # a plug-in may fail in any way; the rest of fedrec works
         place = line_of(error)
         beyond = place and not place.startswith((__file__, importlib.__file__))
+        fix = f"python -c 'import {module_name}' shows the whole traceback"
+        if isinstance(error, ModuleNotFoundError) and _lies_here(module_name):
+            fix = "it is in this folder, where Python does not look: PYTHONPATH=. fedrec ..."
         raise ExperimentError(
             f"cannot import {module_name!r} for a {kind.name}" + (f" ({place})" if beyond else ""),
             expected="an importable module",
             got=f"{type(error).__name__}: {error}",
-            fix=f"python -c 'import {module_name}' shows the whole traceback",
+            fix=fix,
         ) from error
+
+
+def _lies_here(module_name: str) -> bool:
+    """Whether a module's file or package is in the working directory."""
+    top = module_name.partition(".")[0]
+    return Path(f"{top}.py").is_file() or Path(top).is_dir()

@@ -44,6 +44,12 @@ class ClientData:
         """`int64 [items]`, ascending, distinct: the items that are never drawn as negatives."""
         return self.positives if self.avoided is None else self.avoided
 
+    @property
+    def low_rated(self) -> np.ndarray:
+        """`int64 [items]`, ascending, distinct: the items of the training rows that are not
+        positive."""
+        return np.setdiff1d(self.items, self.positives)
+
     def order(self) -> np.ndarray:
         """`int64 [n]`: places of the rows from the earliest to the latest; in the source's order
         without times.

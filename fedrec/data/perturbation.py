@@ -32,11 +32,13 @@ class TrainingData:
         clients: `int64 [clients]`, ascending: training clients. The rows of other users serve
             on-device fine-tuning only.
         rated: whether ratings are used in training; otherwise the ratings of rows are ignored.
+        tested: `int64 [users]`, ascending: users with held-out rows.
     """
 
     rows: Interactions
     clients: np.ndarray
     rated: bool
+    tested: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +110,12 @@ def apply_perturbation(
     if perturbation is None:
         return None
     rated = experiment.task == "rating" or experiment.positive_above is not None
+    held_out = np.concatenate([partition.validation_rows, partition.test_rows])
     data = TrainingData(
-        interactions.with_rows(partition.train_rows), partition.training_clients, rated
+        interactions.with_rows(partition.train_rows),
+        partition.training_clients,
+        rated,
+        np.unique(interactions.users[held_out]),
     )
     with component_errors(registry.PERTURBATION.name, perturbation, "with these training rows"):
         found = perturbation.perturb(data)

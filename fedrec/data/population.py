@@ -181,12 +181,12 @@ class Population:
         [clients + 1]` and items `int64 [n]`."""
         return self._labelled(clients, positive=False)
 
-    def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
-        """`float32 [clients, items]`: preference of some clients for the positive items of their
-        training rows.
-
-        1, or if `rated` the ratings weighted by time (`fedrec.data.time_weighting`); 0 elsewhere.
-        """
+    def histories(
+        self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
+    ) -> np.ndarray:
+        """`float32 [clients, items]`: preference of some clients for the items of their training
+        rows: 1 for positive ones, or if `rated` their ratings weighted by time
+        (`fedrec.data.time_weighting`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
         place, rows = self._learned_train.entries(clients)
         positive = self._learned_labels[rows] > 0
         place, rows, data = place[positive], rows[positive], self._learned
@@ -196,6 +196,10 @@ class Population:
         users, items, amounts = time_weighted(place, data.items[rows], ratings, times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
         table[users, items] = amounts if rated else 1.0
+        if low_rated:
+            ends, others = self._labelled(clients, positive=False)
+            places = np.repeat(np.arange(len(clients)), np.diff(ends)), others
+            table[places] = np.maximum(table[places], np.float32(low_rated))
         return table
 
     def evaluated_clients(self, held_out: Literal["test", "validation"]) -> np.ndarray:

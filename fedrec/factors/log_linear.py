@@ -45,8 +45,11 @@ class LogLinear:
     ) -> None:
         shares = torch.softmax(log_shares, 0)
         centred = embeddings - shares @ embeddings
-        self.curvature, axes = torch.linalg.eigh((centred * shares[:, None]).T @ centred)
-        self.embeddings, self.log_shares = centred @ axes, torch.log_softmax(log_shares, 0)
+        curvature = ((centred * shares[:, None]).T @ centred).double()
+        # In single precision LAPACK returns NaN for some matrices that lack many ranks.
+        values, axes = (part.to(embeddings) for part in torch.linalg.eigh(curvature))
+        self.curvature, self.embeddings = values, centred @ axes
+        self.log_shares = torch.log_softmax(log_shares, 0)
         self._iterations, self._tolerance = iterations, tolerance
         self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 

@@ -19,7 +19,59 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
+
+from fedrec.config import Config
+
+
+class LearnedConfig(Config):
+    """Settings of the coordinates that are learned from the Gram matrix."""
+
+    learned_variance: float = Field(default=1.0, ge=0)
+    """Factor on the prior variance along the learned coordinates; 0 leaves them out."""
+    damping: float = Field(default=0.7, ge=0)
+    """Of learned coordinates of rare items, in units of the mean expected root of an entry."""
+
+
+def placed_embeddings(
+    gram: Tensor,
+    chosen: Tensor,
+    scale: Tensor,
+    shares: Tensor,
+    public: Tensor,
+    config: LearnedConfig,
+    *,
+    edge: float,
+    factors: int,
+) -> Tensor:
+    """Learned coordinates of the whole catalogue's embeddings, 0 for items that are not chosen.
+
+    Args:
+        gram: noisy and symmetric, of the chosen items in their scale, `float64 [m, m]`; unchanged.
+        chosen: the items of its rows, `int64 [m]`.
+        scale: what each of them is multiplied by in it, > 0, `float64 [m]`.
+        shares: popularities of all items, > 0, with sum 1, `float64 [items]`.
+        public: public coordinates of all items, `float64 [items, width]`.
+        config: variance and damping.
+        edge: see `learned_embeddings`.
+        factors: see `learned_embeddings`.
+
+    Returns:
+        `float64 [items, factors]`, leading coordinates last.
+    """
+    learned = learned_embeddings(
+        gram,
+        expected_profile(gram, shares[chosen] * scale),
+        (public - shares @ public)[chosen],
+        edge=edge,
+        factors=factors,
+        damping=config.damping,
+    )
+    placed = learned.new_zeros(len(shares), factors)
+    if learned.shape[1]:
+        placed[chosen, -learned.shape[1] :] = config.learned_variance**0.5 * learned
+    return placed
 
 
 def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
@@ -60,8 +112,8 @@ def learned_embeddings(
     rest = gram - torch.outer(profile, profile) - explained @ explained.T
     rest.fill_diagonal_(0)
     values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
-    above = values > max(edge, 0.0)
-    values, vectors = values[above][-factors:], vectors[:, above][:, -factors:]
+    kept = min(int((values > max(edge, 0.0)).sum()), factors)
+    values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
     clean = (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2
     damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
     return damped[:, None] * vectors * clean.sqrt()

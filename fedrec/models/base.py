@@ -38,14 +38,20 @@ class Model(ABC):
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses
             few of their rows, so local training may pass compact tables, with the row of each item
             in `rows`.
+        products: name of a parameter `[m, m]` as whose change clients send the products of m chosen
+            items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
+        by_features: whether the shared parameters represent users by their features (`user.NAME`)
+            and by nothing else.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
+    products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
+    by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config, self.schema = config, schema
@@ -130,6 +136,12 @@ class HistoryModel(Model):
         default."""
         return False
 
+    @property
+    def low_rated(self) -> float:
+        """What an item has in histories that a user rated and that is not positive, >= 0; 0, as
+        unknown items have, by default."""
+        return 0.0
+
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue.
@@ -137,7 +149,7 @@ class HistoryModel(Model):
         Args:
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
-                or a weight > 0; 0 elsewhere.
+                or a weight > 0 (see `rated` and `low_rated`); 0 elsewhere.
 
         Returns:
             `[C, B, num_items]`.
@@ -161,3 +173,21 @@ class HistoryModel(Model):
             got="items one by one",
             fix="set step.name = 'vae'",
         )
+
+
+class ProductsModel(HistoryModel):
+    """A recommender that is computed from products of the items in users' histories alone.
+
+    Raises:
+        ExperimentError: the task is to predict ratings.
+    """
+
+    def __init__(self, config: Config, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if schema.task != "ranking":
+            raise ExperimentError(
+                f"{type(self).__name__} ranks items and predicts no ratings",
+                expected="task = 'ranking'",
+                got=f"task = {schema.task!r}",
+                fix="set task = 'ranking', or model.name = 'mf'",
+            )

@@ -100,11 +100,12 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
 
 
 def _about_the_rest(plan: Plan) -> Iterator[str]:
-    if "*" not in plan.config.stages:
+    if "*" not in plan.config.private_phases:
         yield (
-            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. A stage"
-            " without makes the total infinite for those whose data it learns from; item sequences"
-            " are users' data, and so is what items have in common because of them."
+            "Only the following phases run under noise:"
+            f" {', '.join(plan.config.private_phases) or '(none)'}. A phase without noise makes the"
+            " total infinite for those whose data it learns from; item sequences are users' data,"
+            " and so is what items have in common because of them."
         )
     yield (
         "Not accounted: losses, metrics and numbers of examples that clients report, early"

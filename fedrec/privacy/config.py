@@ -90,8 +90,8 @@ class PrivacyConfig(Config):
     parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
     """Patterns of the parameters that are trained and released with noise; all others are
     frozen."""
-    stages: tuple[str, ...] = ("*",)
-    """Patterns of phases with noise; any other phase makes the total epsilon infinite."""
+    private_phases: tuple[str, ...] = ("*",)
+    """Patterns of the phases under noise; any other phase makes the total epsilon infinite."""
     phases: dict[str, PhaseConfig] = Field(default_factory=dict)
     """Settings of single phases by name (of `two-stage`, `popularity-start`, `means-start`)."""
 
@@ -181,6 +181,6 @@ class PrivacyConfig(Config):
         factors = (self.noise_factor(phase) for phase in phases if self.covers(phase))
         return dict(Counter(factors)) or {1.0: 1}
 
-    def covers(self, stage: str) -> bool:
+    def covers(self, phase: str) -> bool:
         """Whether a phase runs under noise."""
-        return any(fnmatchcase(stage, pattern) for pattern in self.stages)
+        return any(fnmatchcase(phase, pattern) for pattern in self.private_phases)

@@ -221,7 +221,7 @@ class Plan:
     def event(self, phase: str = TRAINING) -> Event:
         """The event of one round of a phase."""
         if not self.config.covers(phase):
-            return NonPrivate(f"stage {phase!r} learns from users' data without noise", phase)
+            return NonPrivate(f"phase {phase!r} learns from users' data without noise", phase)
         if self.noise_multiplier == 0:
             return NonPrivate("the noise multiplier is 0", phase)
         if self.config.mechanism == "laplace":

@@ -34,10 +34,10 @@ class Question(Config):
     delta: float | None = Field(default=None, ge=0, lt=1)
     """A probability, 0 <= delta < 1; default: the smaller of N^-1.1 and 1e-5."""
     sampler: Literal["fixed-size", "poisson"] = "fixed-size"
-    """How cohorts are drawn: fixed (without replacement) goes with replace-one, poisson with
+    """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
     add-remove."""
     adjacency: Adjacency = "replace-one"
-    """replace-one (with fixed) or add-remove (with poisson)."""
+    """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
     """Accountant."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"

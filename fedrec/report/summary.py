@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedrec.attacks.leaky_negatives import marked
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.table import comparison_table
 
@@ -26,12 +25,6 @@ def summary_table(result: Result) -> Table:
         rows = {
             label if private[label] else label + _NOT_PRIVATE: row for label, row in rows.items()
         }
-    name = result.experiment.name
-    shown_as = marked(result.experiment) if result.experiment.federated else name
-    rows = {
-        shown_as + label[len(name) :] if label.startswith(name) else label: row
-        for label, row in rows.items()
-    }
     known = next(iter(rows.values()), {})
     shown = [name for name in known if name.startswith(_SHOWN)]
     shown += [name for name in ("ndcg@10",) if name in known]

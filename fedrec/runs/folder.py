@@ -135,10 +135,15 @@ class RunFolder:
         return (str(about.get("experiment-sha256")), *map(str, about.get("earlier-sha256", ())))
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether a round is complete."""
+        return self.status()["round"] > 0 or any(self.path.glob("checkpoints/round-*"))
+
+    @property
     def has_progress(self) -> bool:
         """Whether a resumed run would keep anything: a round, a baseline, a charge."""
-        kept = ("checkpoints/round-*", "baselines/*/result.json", "**/privacy.jsonl", "private/*")
-        return self.status()["round"] > 0 or any(any(self.path.glob(pattern)) for pattern in kept)
+        kept = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
+        return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in kept)
 
     @property
     def checkpoints(self) -> Path:
@@ -180,11 +185,8 @@ class RunFolder:
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run."""
         durable = state != "running"  # the progress of a running run is in its checkpoints
-        write_atomically(
-            self.path / "status.json",
-            _json({"state": state, "round": round_number}),
-            durable=durable,
-        )
+        text = _json({"state": state, "round": round_number})
+        write_atomically(self.path / "status.json", text, durable=durable)
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far."""

@@ -42,7 +42,8 @@ class Progress(Callback):
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
         self._rounds, self._first, self._started = rounds, first_round, time.monotonic()
-        self._say(f"{run.experiment.name}: rounds {first_round} to {rounds}, folder {run.path}")
+        left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no round left"
+        self._say(f"{run.experiment.name}: {left}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
 
     def on_estimate(self, estimate: Estimate) -> None:
@@ -57,7 +58,7 @@ class Progress(Callback):
             " counted)"
         )
 
-    def on_stage(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""
         self._say(text)
 

@@ -37,7 +37,7 @@ class PhasePlans:
 
     Attributes:
         config: the experiment's `[privacy]` table.
-        plans: plan of each phase, in the order of the strategy's parts.
+        plans: plan of each phase, in the order of the strategy's phases.
         order: phase of each round of the experiment, from round 1.
         volunteers: for each phase without noise, a description of the clients who agreed to it and
             are its only participants.
@@ -69,7 +69,7 @@ class PhasePlans:
             ExperimentError: the settings do not fit together, or there is no such phase.
         """
         _refuse_unknown_phases(config, strategy)
-        _refuse_hidden_parts(strategy)
+        _refuse_hidden_strategies(strategy)
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
         mix = config.noise_mix(order)
         plans = {
@@ -84,7 +84,7 @@ class PhasePlans:
                 mix=mix,
                 contributions=contributions_of(part.step["name"]),
             )
-            for phase, part in strategy.parts.items()
+            for phase, part in strategy.by_phase.items()
         }
         volunteers = {
             phase: who for phase, who in strategy.volunteers.items() if not config.covers(phase)
@@ -274,22 +274,22 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
 
 def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:
     for phase in config.phases:
-        if phase not in strategy.parts:
+        if phase not in strategy.by_phase:
             raise ExperimentError(
                 f"there is no phase {phase!r}",
                 expected="phases of the strategy in privacy.phases",
                 got=repr(phase),
-                fix=did_you_mean(phase, strategy.parts),
+                fix=did_you_mean(phase, strategy.by_phase),
             )
 
 
-def _refuse_hidden_parts(strategy: CohortStrategy) -> None:
-    """Refuse a part that delegates its rounds to inner strategies: clip and noise are set on the
-    strategy that sends the orders, and would not reach the inner ones."""
-    for phase, part in strategy.parts.items():
-        if list(part.parts.values()) != [part]:
+def _refuse_hidden_strategies(strategy: CohortStrategy) -> None:
+    """Refuse a strategy that delegates its rounds to inner strategies: clip and noise are set on
+    the strategy that sends the orders, and would not reach the inner ones."""
+    for phase, part in strategy.by_phase.items():
+        if list(part.by_phase.values()) != [part]:
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
-                expected="parts() of the outer strategy, with those of all inner strategies",
+                expected="by_phase of the outer strategy, with those of all inner strategies",
                 got=type(part).__name__,
             )

@@ -100,7 +100,7 @@ def refuse_non_additive(strategy: Strategy) -> None:
         ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
             aggregates by itself.
     """
-    parts = list(strategy.parts.values()) if isinstance(strategy, CohortStrategy) else [strategy]
+    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
     for part in parts:
         inherited = CohortStrategy.configure_train, CohortStrategy.aggregate_train
         additive = isinstance(part, CohortStrategy) and not isinstance(part, GeneratingStrategy)

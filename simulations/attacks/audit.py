@@ -236,7 +236,7 @@ def _refuse(experiment: Experiment) -> None:
             fix="--engine serial",
         )
     strategy = resolve(STRATEGY, experiment.strategy.name)
-    if issubclass(strategy, CohortStrategy) and strategy.parts is not CohortStrategy.parts:
+    if issubclass(strategy, CohortStrategy) and strategy.by_phase is not CohortStrategy.by_phase:
         raise ExperimentError(
             f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
             expected="a strategy whose rounds are alike",

@@ -162,7 +162,7 @@ class StrategyContract(RunContract):
             CLIENTS,
             10,
         )
-        for phase, part in strategy.parts.items():
+        for phase, part in strategy.by_phase.items():
             part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
             part.apply = _recording(part.apply, given)  # type: ignore[method-assign]
         return strategy, given

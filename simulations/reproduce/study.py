@@ -80,6 +80,7 @@ class Study:
         tasks: in the order of execution.
         differs: differences from the paper, a sentence each.
         seeds: default number of seeds.
+        published: only rows of the paper's table whose data set begins so.
     """
 
     paper: str
@@ -89,6 +90,7 @@ class Study:
     tasks: tuple[Task, ...]
     differs: tuple[str, ...] = ()
     seeds: int = 1
+    published: str = ""
 
     @property
     def name(self) -> str:

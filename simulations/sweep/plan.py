@@ -53,6 +53,12 @@ class Plan:
             raise _refusal()
         return experiment
 
+    def leaks(self, point: Point) -> bool:
+        """Whether held-out items are kept out of the negatives that clients learn from."""
+        split = point.get("split", self.experiment.get("split", {}))
+        inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
+        return bool(point.get("split.leaky-negatives", inside))
+
     def record(self) -> dict[str, Any]:
         """The sweep as JSON; `of_record` is the inverse."""
         return {

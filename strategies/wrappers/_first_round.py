@@ -62,9 +62,9 @@ class FirstRound(ByRound):
         return first, *following.schedule(settings, step)
 
     @property
-    def parts(self) -> dict[str, CohortStrategy]:
+    def by_phase(self) -> dict[str, CohortStrategy]:
         """The strategy of the first round and those of the main strategy, by phase."""
-        return {self.first_phase: self.first, **self.main.parts}
+        return {self.first_phase: self.first, **self.main.by_phase}
 
     @property
     def volunteers(self) -> dict[str, str]:

@@ -117,7 +117,7 @@ class TwoStage(ByRound):
         ), Phase(MAIN, step)
 
     @property
-    def parts(self) -> dict[str, CohortStrategy]:
+    def by_phase(self) -> dict[str, CohortStrategy]:
         """The strategy of each stage, by phase."""
         return self.stages
 

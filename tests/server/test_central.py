@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.private import dp_gram
@@ -174,15 +175,22 @@ def test_systems_of_ratings(central, tmp_path):
     assert result.baselines["item-mean"]["rmse"] == pytest.approx(pooled)
 
 
-def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(central, tmp_path):
-    before, seen = torch.get_num_threads(), []
-    watcher = type(
-        "Watch", (Callback,), {"on_baseline": lambda *told: seen.append(torch.get_num_threads())}
-    )()
-    runner.run(
-        central(["popularity"], engine={"threads": 3}), output=tmp_path / "run", callbacks=[watcher]
-    )
-    assert seen == [3] and torch.get_num_threads() == before
+def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(
+    central, tmp_path, monkeypatch
+):
+    """Of torch, and of the linear algebra of numpy and scipy."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before, seen = _pools(), []
+    watcher = type("Watch", (Callback,), {"on_baseline": lambda *told: seen.append(_pools())})()
+    table = central(["popularity"], engine={"threads": 3})
+    runner.run(table, output=tmp_path / "run", callbacks=[watcher])
+    assert seen == [[3] * len(before)] and _pools() == before
+
+
+def _pools():
+    """Numbers of threads, of torch and of every BLAS library that is loaded."""
+    libraries = [one for one in threadpool_info() if one["user_api"] == "blas"]
+    return [torch.get_num_threads(), *(one["num_threads"] for one in libraries)]
 
 
 def test_any_engine_runs_them_in_this_process(central, tmp_path):

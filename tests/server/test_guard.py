@@ -352,7 +352,7 @@ def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplo
 def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_reported_separately(
     run_tiny,
 ):
-    result = run_tiny(STAGES, PRIVATE, "privacy.stages=['main']", "rounds=5", *CHEAP)
+    result = run_tiny(STAGES, PRIVATE, "privacy.private-phases=['main']", "rounds=5", *CHEAP)
     ledger = Ledger(result.folder / "privacy.jsonl")
     assert [type(charge.event) for charge in ledger.charges] == [NonPrivate] * 2 + [
         GaussianRound
@@ -374,7 +374,7 @@ def test_both_stages_under_noise_add_up(run_tiny):
 
 def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
     result = run_tiny(
-        STAGES, "privacy={clip-norm=1.0, epsilon=3.0, stages=['main']}", "rounds=5", *CHEAP
+        STAGES, "privacy={clip-norm=1.0, epsilon=3.0, private-phases=['main']}", "rounds=5", *CHEAP
     )
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert len(result.rounds) == 5 and 2.9 < table["epsilon of main"] <= 3.0

@@ -31,7 +31,7 @@ class Recorder(Callback):
     def on_start(self, run, first_round, rounds):
         self.told.append(("start", first_round, rounds))
 
-    def on_stage(self, text):
+    def on_message(self, text):
         self.told.append(("stage", text))
 
     def after_round(self, row, seconds):
@@ -293,7 +293,7 @@ def test_a_skipped_baseline_is_reported(run_tiny):
     told = []
 
     class Listener(Callback):
-        def on_stage(self, text: str) -> None:
+        def on_message(self, text: str) -> None:
             told.append(text)
 
     ease = "evaluation.baselines=['popularity', {name = 'ease', max-items = 5}]"

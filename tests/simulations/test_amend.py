@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError, FedrecError, RunError
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.amend import discard, write_amended
@@ -74,6 +74,25 @@ def test_a_run_without_a_round_may_change_in_everything(tiny_experiment, load_ti
     stale = RunFolder.create(runner.settle(load_tiny("sampler.cohort=100")), tmp_path / "run")
     result = runner.resume(stale.path, ["sampler.cohort=6"])
     assert result.metrics == runner.run(tiny_experiment(), output=tmp_path / "other").metrics
+
+
+def test_a_run_that_failed_in_its_first_round_may_change_in_everything(run_tiny, tmp_path):
+    popular = "evaluation.baselines=['popularity']"
+    with pytest.raises(FedrecError, match="diverged in round 1"):
+        run_tiny("step.learning-rate=1e30", popular, output="run")
+    changed = "step.learning-rate=0.05"
+    result = runner.resume(tmp_path / "run", [changed])
+    whole = run_tiny(changed, popular, output="whole")
+    assert (result.metrics, result.baselines) == (whole.metrics, whole.baselines)
+
+
+def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment, tmp_path):
+    table = {key: tiny_experiment()[key] for key in ("name", "dataset", "split")}
+    table["evaluation"] = {"baselines": ["popularity"]}
+    result = runner.run(table, output=tmp_path / "run")
+    with pytest.raises(ExperimentError, match="cannot be changed"):
+        runner.resume(result.folder, ["evaluation.baselines=['ease']"])
+    assert runner.resume(result.folder).baselines == result.baselines
 
 
 def test_only_run_folders_without_a_release_are_discarded(run_tiny, tmp_path):

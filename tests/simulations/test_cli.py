@@ -384,3 +384,10 @@ def test_arguments_have_their_help_texts_once():
     assert len(pages) > 30 and not any("\\[" in page for page in pages)
     bare = [page for page in pages if re.search(r"\n  \[?[A-Z_]+\]?(\.\.\.)?  \[required\]", page)]
     assert not bare, bare[0]
+
+
+@pytest.mark.parametrize("group", ["", "data", "privacy", "attack", "deploy"])
+def test_lists_of_commands_are_not_cut(fedrec, group):
+    _, out, _ = fedrec(*group.split(), "--help")
+    listed = out.partition("Commands:\n")[2]
+    assert listed.count("\n") >= 4 and "..." not in listed

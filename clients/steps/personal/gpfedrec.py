@@ -140,12 +140,11 @@ class GpfedrecStep(GeneratedStep):
         rows = torch.arange(block.touched.shape[1], device=self.device)
         counts = torch.tensor(block.touched_counts, device=self.device)
         real = (rows < counts[:, None]).unsqueeze(-1)
+        guide = torch.where(real, parameters[GUIDE], parameters[ITEMS])
         values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
         losses = torch.zeros(len(block.active), len(block), device=self.device)
         for step, active in enumerate(block.active):
-            away = (values[ITEMS] - parameters[GUIDE])[:active] * real[:active]
-            losses[step, :active] = self._descend_together(values, block, step, active)
-            values[ITEMS][:active] -= self.config.pull * away
+            losses[step, :active] = self._descend_together(values, guide, block, step, active)
         found = {name: parameters[name] - value for name, value in values.items()}
         moved = torch.zeros_like(parameters[OWN])
         places = torch.where(real.squeeze(-1), block.touched, 0)
@@ -171,21 +170,32 @@ class GpfedrecStep(GeneratedStep):
         return float(loss.detach())
 
     def _descend_together(
-        self, values: dict[str, Tensor], block: Block, step: int, active: int
+        self, values: dict[str, Tensor], guide: Tensor, block: Block, step: int, active: int
     ) -> Tensor:
-        """The same of the first `active` clients; their losses `[active]`."""
-        leaves = {n: value[:active].detach().requires_grad_() for n, value in values.items()}
-        shift = torch.arange(active, device=self.device)[:, None] * block.touched.shape[1]
-        width = block.items.shape[2]
+        """A gradient step and the pull of the first `active` clients, in place; their losses
+        before, `[active]`. Only the rows of the batch take part in the gradient."""
+        table, width = values[ITEMS], block.items.shape[2]
+        places = block.places[step, :active, :width]
+        shift = torch.arange(active, device=self.device)[:, None] * table.shape[1]
         real = block.weights[step, :active] > 0
-        rows = torch.where(real, block.places[step, :active, :width] - shift, 0)
+        places = torch.where(real, places, shift).flatten()
+        flat = table.view(-1, table.shape[-1])
+        leaves = {n: v[:active].detach().requires_grad_() for n, v in values.items() if n != ITEMS}
+        own = flat.index_select(0, places).view(active, width, -1)
+        leaves[ITEMS] = own.requires_grad_()
+        rows = torch.arange(width, device=self.device).expand(active, -1)
         predicted = self.model.predict(leaves, (), block.items[step, :active], rows=rows)
         losses = self.model.loss(
             predicted, block.labels[step, :active], block.weights[step, :active]
         )
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        for (name, value), gradient in zip(values.items(), found, strict=True):
-            value[:active] -= self._rate(name) * gradient
+        found = dict(
+            zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True)
+        )
+        table[:active].lerp_(guide[:active], self.config.pull)
+        moved = found.pop(ITEMS).flatten(0, 1)
+        flat.index_add_(0, places, moved, alpha=-self._rate(ITEMS))
+        for name, gradient in found.items():
+            values[name][:active].sub_(gradient, alpha=self._rate(name))
         return losses.detach()
 
     def _epochs(

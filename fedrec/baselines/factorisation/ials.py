@@ -79,10 +79,12 @@ class Ials(Baseline):
         width = self.config.factors
         items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
         users, improve = torch.zeros(histories.num_users, width), self.config.solver == "cg"
+        if not improve:  # conjugate gradients are native code of the processor
+            users, items = users.to(self.device), items.to(self.device)
         for _ in range(self.config.sweeps):
             users = solved(by_user, items, self.config, users if improve else None)
             items = solved(by_item, users, self.config, items if improve else None)
-        self._items = items
+        self._items = items.to(self.device)
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items',
@@ -105,7 +107,7 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
     """
     width, counts = fixed.shape[1], np.diff(liked.indptr)
     extra = config.weight - 1
-    totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed.dtype)
+    totals = torch.from_numpy(extra * counts + liked.shape[1]).to(fixed)
     penalty = config.regularisation * totals**config.frequency_exponent
     if start is not None:
         given = {"weight": config.weight, "penalty": penalty.numpy(), "steps": config.cg_steps}
@@ -115,7 +117,7 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
     found = fixed.new_zeros(len(counts), width)
 
     def solve(rows: Tensor, columns: Tensor) -> None:
-        part = padded[columns]
+        rows, part = rows.to(fixed.device), padded[columns.to(fixed.device)]
         right = config.weight * part.sum(1)
         matrix = torch.baddbmm(
             gram.expand(len(rows), -1, -1), part.transpose(1, 2), part, alpha=extra
@@ -123,15 +125,15 @@ def solved(liked: Sparse, fixed: Tensor, config: IalsConfig, start: Tensor | Non
         matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
         found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
 
-    _in_threads(solve, _alike(liked, width))
+    threads = torch.get_num_threads() if fixed.device.type == "cpu" else 1
+    _in_threads(solve, _alike(liked, width), threads)
     return found
 
 
 def _in_threads(
-    work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Tensor, Tensor]]
+    work: Callable[[Tensor, Tensor], None], parts: Iterator[tuple[Tensor, Tensor]], threads: int
 ) -> None:
     """Each part on one thread: the products are too small to be split among PyTorch's threads."""
-    threads = torch.get_num_threads()
     if threads == 1:
         for part in parts:
             work(*part)

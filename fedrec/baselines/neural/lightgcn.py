@@ -82,12 +82,12 @@ class Lightgcn(UserRowsBaseline):
         """Train from fresh rows."""
         config, liked = self.config, histories.csr()
         self.fitted, users = histories, histories.num_users
-        self._graph = Graph(liked, _PRECISIONS[config.precision])
+        self._graph = Graph(liked, _PRECISIONS[config.precision], self.device)
         generator = torch_stream(config.seed, "baseline-lightgcn")
         first = (
             torch.randn(users + histories.num_items, config.factors, generator=generator)
             * config.spread
-        )
+        ).to(self.device)
         adam = torch.optim.Adam([first], lr=config.learning_rate, fused=True)
         triples = Triples(liked, config.draw, stream(config.seed, "baseline-lightgcn-triples"))
         steps = config.epochs * -(-triples.per_epoch // config.batch_size)
@@ -95,14 +95,14 @@ class Lightgcn(UserRowsBaseline):
         for _ in range(config.epochs):
             for own, good, other in triples.epoch(config.batch_size):
                 rows = torch.from_numpy(np.stack([own, good + users, other + users]))
-                first.grad = self._gradient(first, rows)
+                first.grad = self._gradient(first, rows.to(self.device))
                 adam.step()
                 falling.step()
         self._settle(first)
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the averaged rows, `float32 [users, items]`."""
-        return torch.from_numpy(self.rows(histories)) @ self._items.T
+        return torch.from_numpy(self.rows(histories)).to(self.device) @ self._items.T
 
     def folded_in(self, histories: Histories) -> np.ndarray:
         """`float32 [users, width]`: rows of users that were not in training, each computed from its
@@ -116,9 +116,9 @@ class Lightgcn(UserRowsBaseline):
         to a user who is folded in."""
         layers, users = self._graph.layers(first, self.config.layers), self.fitted.num_users
         everything = torch.stack(layers).mean(0)
-        self.own, self._items = everything[:users].numpy(), everything[users:]
+        self.own, self._items = everything[:users].cpu().numpy(), everything[users:]
         passed_on = (torch.stack(layers).sum(0) - layers[-1]) / (self.config.layers + 1)
-        self._arriving = (passed_on * self._graph.scale[:, None])[users:].numpy()
+        self._arriving = (passed_on * self._graph.scale[:, None])[users:].cpu().numpy()
 
     def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
         """Gradient of the mean loss of a batch of triples `int64 [3, batch]` with respect to
@@ -141,22 +141,28 @@ class Graph:
     Args:
         liked: binary `[users, items]`.
         precision: type of the rows that `average` propagates.
+        device: where it is kept.
 
     Attributes:
         scale: `float32 [users + items]`, one over the square root of the degree; 0 where there is
             none.
     """
 
-    def __init__(self, liked: Sparse, precision: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        liked: Sparse,
+        precision: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
         both = sparse.csr_array(sparse.block_array([[None, liked], [liked.T, None]]))
         degrees = np.diff(both.indptr)
         scale = np.where(degrees > 0, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)
         weights = scale[np.repeat(np.arange(len(degrees)), degrees)] * scale[both.indices]
-        self.scale, self._precision = torch.from_numpy(scale), precision
-        full = torch.from_numpy(weights)
+        self.scale, self._precision = torch.from_numpy(scale).to(device), precision
+        full = torch.from_numpy(weights).to(device)
         self._weights = {full.dtype: full, precision: full.to(precision)}
         self._columns, self._offsets = (
-            torch.from_numpy(p.astype(np.int64)) for p in (both.indices, both.indptr)
+            torch.from_numpy(p.astype(np.int64)).to(device) for p in (both.indices, both.indptr)
         )
 
     def propagate(self, rows: Tensor) -> Tensor:

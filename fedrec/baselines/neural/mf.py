@@ -39,6 +39,6 @@ class Mf(Neumf):
     def scores(self, histories: Histories) -> Tensor:
         """Logits of the catalogue, `float32 [users, items]`."""
         return (
-            torch.from_numpy(self.rows(histories)) @ self._parameters["items"].T
+            torch.from_numpy(self.rows(histories)).to(self.device) @ self._parameters["items"].T
             + self._parameters["b"]
         )

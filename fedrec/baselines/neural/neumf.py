@@ -118,9 +118,10 @@ class Neumf(UserRowsBaseline):
         """Draws all parameters; the users' rows are returned."""
         generator = torch_stream(self.config.seed, "baseline-neumf")
         users = self._fresh_rows(histories.num_users, generator)
-        self._parameters = self.fresh(generator)
-        self._parameters["items"] = self._fresh_rows(histories.num_items, generator)
-        return users
+        fresh = self.fresh(generator)
+        fresh["items"] = self._fresh_rows(histories.num_items, generator)
+        self._parameters = {name: value.to(self.device) for name, value in fresh.items()}
+        return users.to(self.device)
 
     def _joined(self, histories: Histories) -> Tensor:
         """Trains both parts alone and takes their parameters; the users' rows are returned."""
@@ -128,6 +129,7 @@ class Neumf(UserRowsBaseline):
         product = Neumf(self.config.model_copy(update={**alone, "tower": ()}))
         tower = Neumf(self.config.model_copy(update={**alone, "factors": 0}))
         for part in (product, tower):
+            part.device = self.device
             part.fit(histories)
         share, ours, theirs = self.config.product_share, product._parameters, tower._parameters
         self._parameters = theirs | {
@@ -135,7 +137,8 @@ class Neumf(UserRowsBaseline):
             "b": share * ours["b"] + (1 - share) * theirs["b"],
             "items": torch.cat([ours["items"], theirs["items"]], dim=1),
         }
-        return torch.cat([torch.from_numpy(part.own) for part in (product, tower)], dim=1)
+        rows = torch.cat([torch.from_numpy(part.own) for part in (product, tower)], dim=1)
+        return rows.to(self.device)
 
     def _train(self, users: Tensor, triples: Triples) -> None:
         """All passes over the liked pairs, from the present parameters and the users' rows."""
@@ -149,14 +152,15 @@ class Neumf(UserRowsBaseline):
         for _ in range(config.epochs):
             for own, good, other in triples.epoch(config.batch_size):
                 others = [other, *(triples.others(own) for _ in range(config.negatives - 1))]
-                items = torch.from_numpy(np.stack([good, *others], axis=1))
-                self._batch_loss(F.embedding(torch.from_numpy(own), users), items).backward()
+                items = torch.from_numpy(np.stack([good, *others], axis=1)).to(self.device)
+                rows = F.embedding(torch.from_numpy(own).to(self.device), users)
+                self._batch_loss(rows, items).backward()
                 optimiser.step()
                 optimiser.zero_grad()
                 mean.add(trained)
-        rows, *shared = (value.detach() for value in mean.values or trained)
+        last, *shared = (value.detach() for value in mean.values or trained)
         self._parameters = dict(zip(self._parameters, shared, strict=True))
-        self.own = rows.numpy()
+        self.own = last.cpu().numpy()
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
@@ -198,7 +202,7 @@ class Neumf(UserRowsBaseline):
     def scores(self, histories: Histories) -> Tensor:
         """Logits of the catalogue, `float32 [users, items]`."""
         users, items, width = (
-            torch.from_numpy(self.rows(histories)),
+            torch.from_numpy(self.rows(histories)).to(self.device),
             self._parameters["items"],
             self.config.factors,
         )
@@ -219,7 +223,8 @@ class Neumf(UserRowsBaseline):
         counts = np.diff(histories.csr().indptr)
         if not counts.any():
             return start.numpy()
-        rows, config = start.requires_grad_(), self.config
+        rows, config = start.to(self.device).requires_grad_(), self.config
+        able = torch.from_numpy(counts > 0).to(self.device)
         adam = torch.optim.Adam([rows], lr=config.fold_in_rate)
         for items, labels, weights in self._own_examples(histories):
             losses = F.binary_cross_entropy_with_logits(
@@ -228,12 +233,10 @@ class Neumf(UserRowsBaseline):
                 weights,
                 reduction="sum",
             )
-            (
-                losses + config.regularisation * rows[torch.from_numpy(counts > 0)].square().sum()
-            ).backward()
+            (losses + config.regularisation * rows[able].square().sum()).backward()
             adam.step()
             adam.zero_grad()
-        return rows.detach().numpy()
+        return rows.detach().cpu().numpy()
 
     def _batch_loss(self, users: Tensor, items: Tensor) -> Tensor:
         """Mean over a batch's liked pairs: rows `[batch, width]`, and items
@@ -283,8 +286,8 @@ class Neumf(UserRowsBaseline):
             items[:, user, :number] = own.indices
             items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
             weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number
-        fixed = torch.from_numpy(labels), torch.from_numpy(weights)
-        return [(step, *fixed) for step in torch.from_numpy(items)]
+        on_device = [torch.from_numpy(part).to(self.device) for part in (items, labels, weights)]
+        return [(step, *on_device[1:]) for step in on_device[0]]
 
 
 def _glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:

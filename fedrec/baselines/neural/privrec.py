@@ -76,7 +76,8 @@ class Privrec(Baseline):
         """Train from fresh parameters."""
         config, able = self.config, _able(histories)
         self._model = PrivRecModel(config, _schema(histories))
-        theta = self._model.initial(torch_stream(config.seed, "baseline-privrec"))
+        fresh = self._model.initial(torch_stream(config.seed, "baseline-privrec"))
+        theta = {name: value.to(self.device) for name, value in fresh.items()}
         for round_ in range(config.rounds if len(able) else 0):
             draw = stream(config.seed, "baseline-privrec-users", round_)
             chosen = draw.choice(able, min(config.users, len(able)), replace=False)
@@ -103,7 +104,7 @@ class Privrec(Baseline):
                 random = stream(own_seed(alone.items), "baseline-privrec-fine-tuning")
                 own = self._copies(self._theta, alone, [random], 0.0)[0]
             with torch.no_grad():
-                codes = tuple(torch.from_numpy(code) for code in self._codes(alone))
+                codes = tuple(torch.from_numpy(code).to(self.device) for code in self._codes(alone))
                 found.append(self._model.scores(own, codes))
         return torch.cat(found) if found else torch.zeros(0, histories.num_items)
 
@@ -130,7 +131,7 @@ class Privrec(Baseline):
         # the order of clients in a block
         order = np.argsort([-len(own.sizes) for own in batches], kind="stable")
         users = [tuple(code[user] for code in codes) for user in order]
-        block = Block.of(users, [batches[user] for user in order], torch.device("cpu"))
+        block = Block.of(users, [batches[user] for user in order], self.device)
         trained = self._trained(theta, block, sgd)
         return [trained.parameters_of(place) for place in np.argsort(order).tolist()]
 
@@ -160,7 +161,7 @@ class Privrec(Baseline):
             train_block,  # imports Numba, which is slow and not needed to read settings
         )
 
-        if kernel_refusal(self._model, sgd, torch.device("cpu")) is None:
+        if kernel_refusal(self._model, sgd, self.device) is None:
             return train_block(self._model.kernel(), theta, block, sgd)
         return descend(self._model, theta, block, sgd)
 

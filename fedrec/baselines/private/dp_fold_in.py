@@ -39,12 +39,12 @@ from fedrec.baselines.private._private import Part, PrivateBaseline, PrivateConf
 from fedrec.baselines.private.dp_gram import count_weights, counts_and_gram
 from fedrec.data.features import FeatureTable
 from fedrec.factors.log_linear import LogLinear
-from fedrec.factors.public import feature_embeddings
-from fedrec.factors.residual import expected_counts, expected_profile, learned_embeddings
+from fedrec.factors.public import PublicPriorConfig, feature_embeddings
+from fedrec.factors.residual import LearnedConfig, expected_counts, placed_embeddings
 from fedrec.privacy.clipping import Clip
 
 
-class DpFoldInConfig(PrivateConfig):
+class DpFoldInConfig(PrivateConfig, LearnedConfig, PublicPriorConfig):
     """Settings of the releases, of the public embeddings and of the learned ones."""
 
     low_rated: float = Field(default=0.3, ge=0, le=1)
@@ -64,20 +64,6 @@ class DpFoldInConfig(PrivateConfig):
     """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
     factors: int = Field(default=64, ge=0)
     """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
-    learned_variance: float = Field(default=1.0, ge=0)
-    """Factor on the prior variance along the learned coordinates; 0 drops them."""
-    damping: float = Field(default=0.7, ge=0)
-    """Damping of the learned coordinates of rare items, in units of the mean expected root of an
-    entry."""
-    ordered: dict[str, float] = Field(default_factory=dict)
-    """Item features whose categories are ordered, with their length scales in categories; all
-    others are unordered."""
-    feature_variance: float = Field(default=0.2, ge=0)
-    """Prior variance of a user's preference for a category; 0 ignores unordered features."""
-    ordered_variance: float = Field(default=0.5, ge=0)
-    """The same of an ordered category."""
-    interaction_variance: float = Field(default=0.3, ge=0)
-    """The same of an unordered and an ordered category together."""
 
 
 class DpFoldIn(PrivateBaseline):
@@ -108,36 +94,25 @@ class DpFoldIn(PrivateBaseline):
         gram = torch.from_numpy(releases.symmetric("gram", total)).double()
         counts = expected_counts(noisy, counts_plan.noise_scale)
         shares = torch.from_numpy(counts / counts.sum())
-        public = torch.from_numpy(self._public(histories.item_features, histories.num_items))
-        public -= shares @ public
-        learned = learned_embeddings(
+        features = histories.item_features or FeatureTable(histories.num_items)
+        public = torch.from_numpy(feature_embeddings(features, config))
+        learned = placed_embeddings(
             gram,
-            expected_profile(gram, shares[chosen] * torch.from_numpy(scale)),
-            public[chosen],
+            torch.from_numpy(chosen),
+            torch.from_numpy(scale),
+            shares,
+            public,
+            config,
             edge=noise_edge(gram_plan.noise_scale, len(gram)),
             factors=config.factors,
-            damping=config.damping,
         )
-        placed = torch.zeros(histories.num_items, learned.shape[1], dtype=torch.float64)
-        placed[torch.from_numpy(chosen)] = config.learned_variance**0.5 * learned
-        embeddings = torch.cat([public, placed], 1).float().to(self.device)
+        embeddings = torch.cat([public, learned], 1).float().to(self.device)
         self._model = LogLinear(embeddings, shares.log().float().to(self.device))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores from each user's vector, fitted to its own rows, `float32 [users, items]`."""
         rows = rated_rows(histories, self.config.low_rated).toarray()
         return self._model.scores(torch.from_numpy(rows).float().to(self.device))
-
-    def _public(self, features: FeatureTable | None, items: int) -> np.ndarray:
-        """Embeddings from public features `[items, width]`; of width 0 without public features."""
-        config = self.config
-        return feature_embeddings(
-            FeatureTable(items) if features is None else features,
-            ordered=config.ordered,
-            variance=config.feature_variance,
-            ordered_variance=config.ordered_variance,
-            interaction_variance=config.interaction_variance,
-        )
 
 
 def rated_rows(histories: Histories, low_rated: float) -> Sparse:

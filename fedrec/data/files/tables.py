@@ -139,11 +139,14 @@ def _parquet(path: Path):
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
+    coded = isinstance(error, UnicodeDecodeError)
     return DataError(
         f"{path} cannot be read as a table",
         expected="one value per column and line",
         got=str(error).removeprefix("Error tokenizing data. C error: ").strip(),
-        fix="check the separator (dataset.separator) and the named line",
+        fix="save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"
+        if coded
+        else "check the separator (dataset.separator) and the named line",
     )
 
 

@@ -37,6 +37,10 @@ class UserHoldoutConfig(Config):
     split_by: Literal["rows", "pairs"] = "rows"
     """Unit of the halves: "rows" (a repeated item may be in both halves), or "pairs" (all rows of
     an item are in one half)."""
+    generalisation: Literal["strong", "weak"] = "strong"
+    """Whether held-out users take part in training: with "strong" they do not, and their training
+    half serves on-device fine-tuning alone (paper); with "weak" they are training users with that
+    half."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
@@ -66,8 +70,9 @@ class UserHoldout(Split):
         train = np.ones(len(interactions), dtype=bool)
         train[held_out] = False
         of_test_user = _members(interactions, test)[interactions.users[held_out]]
+        weak = self.config.generalisation == "weak"
         return Partition(
-            training_clients=training,
+            training_clients=users_of(interactions, np.flatnonzero(train)) if weak else training,
             train_rows=np.flatnonzero(train),
             validation_rows=held_out[~of_test_user],
             test_rows=held_out[of_test_user],
@@ -83,8 +88,8 @@ class UserHoldout(Split):
             raise DataError(
                 f"{interactions.name} has too few users to hold some out",
                 expected="at least one test user and one training user",
-                got=f"{len(present)} users, {test} of them test and {validation} validation users",
-                fix="change test-users or validation-users",
+                got=f"test users: {test}, validation users: {validation}, of {len(present)} in all",
+                fix="data of more users, or another share of test-users or validation-users",
             )
         # One permutation, test users first, so that test users do not depend on the share of
         # validation users.

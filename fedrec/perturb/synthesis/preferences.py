@@ -69,19 +69,19 @@ def preferences_of(
 
 
 def refuse_missing_rows(data: TrainingData) -> None:
-    """Refuse training clients without a training row: there is nothing to make synthetic rows from.
+    """Refuse training clients and tested users without a training row: there is nothing to make
+    synthetic rows from.
 
     Raises:
         DataError: some have none, or there is no row at all.
     """
-    none = data.clients[
-        np.bincount(data.rows.users, minlength=data.rows.num_users)[data.clients] == 0
-    ]
+    users = np.union1d(data.clients, data.tested)
+    none = users[np.bincount(data.rows.users, minlength=data.rows.num_users)[users] == 0]
     if len(none) or not len(data.rows):
         shown = ", ".join(str(data.rows.user_ids[user]) for user in none[:5])
         raise DataError(
             f"{data.rows.name} has users without training rows",
-            expected="at least one training row of each training client",
+            expected="at least one training row of each user who trains or is tested",
             got=(
                 f"none of {len(none)} ({shown}{', ...' if len(none) > 5 else ''})"
                 if len(none)

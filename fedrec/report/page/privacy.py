@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, line_chart
-from fedrec.report.page.parts import run_label
 from fedrec.runs.result import Result
 
 RELEASE = "Simulation, not a release: the noise can be recomputed from the seed."
@@ -39,14 +39,13 @@ class PrivacyCard:
     release: str = ""
 
 
-def privacy_cards(results: Sequence[Result]) -> list[PrivacyCard]:
+def privacy_cards(runs: Sequence[Run]) -> list[PrivacyCard]:
     """A card per run."""
-    return [_card(result) for result in results]
+    return [_card(run.label, run.result) for run in runs]
 
 
-def _card(result: Result) -> PrivacyCard:
+def _card(name: str, result: Result) -> PrivacyCard:
     privacy = result.experiment.privacy
-    name = run_label(result)
     if privacy is None:
         none = (
             ("epsilon", "∞: no differential privacy; the model may reveal anything about a user"),

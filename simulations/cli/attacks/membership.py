@@ -40,7 +40,7 @@ Epsilon = Annotated[
 Delta = Annotated[float, typer.Option(help="Delta of the claimed epsilon.")]
 
 
-@app.command()
+@app.command(short_help="Run PrivRec's membership attack.")
 def membership(
     experiment: Name,
     overrides: Overrides = None,
@@ -101,7 +101,7 @@ def membership(
     report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
 
 
-@app.command()
+@app.command(short_help="Run the likelihood-ratio attack LiRA.")
 def lira(
     experiment: Name,
     overrides: Overrides = None,

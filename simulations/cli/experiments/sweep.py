@@ -125,6 +125,7 @@ def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
         raise typer.Exit(130) from None
     if not quiet:
         _print_result(result)
+        typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
         raise typer.Exit(1)
@@ -180,6 +181,7 @@ def _choice(result: SweepResult) -> list[str]:
 
 
 def _table(result: SweepResult) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     metrics = _metrics(result)
@@ -190,7 +192,8 @@ def _table(result: SweepResult) -> Table:
         cells = [str(row[key]) for key in result.plan.space]
         values = [_cell(row, metric) for metric in metrics]
         style = "bold" if number in result.chosen else None
-        table.add_row(str(number), *cells, str(row["runs"]), *values, style=style)
+        setting = f"{number} [leak]" if row.get("leak") else str(number)
+        table.add_row(escape(setting), *cells, str(row["runs"]), *values, style=style)
     return table
 
 

@@ -73,7 +73,7 @@ def epsilon(
     _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
 
 
-@app.command()
+@app.command(short_help="Compute the smallest noise multiplier for an epsilon.")
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Target epsilon for all rounds together.")],
     clients: Clients,
@@ -91,7 +91,7 @@ def calibrate(
     _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
 
 
-@app.command()
+@app.command(short_help="Explain the guarantee of an experiment before it runs.")
 def explain(
     experiment: Annotated[
         str | None, typer.Argument(help="Experiment with a [privacy] table.")

@@ -22,7 +22,8 @@ LISTS = (
     "(docs/papers/dp-vae.md)."
 )
 CENTRAL = """evaluation.baselines=[
-    "popularity", "ease", "item-knn", "puresvd", "warp", "vae",
+    "popularity", {name="ease", regularisation=300.0}, {name="item-knn", neighbours=100},
+    {name="puresvd", factors=20}, {name="warp", factors=40, epochs=20}, "vae",
     {name="dpmf", label="dpmf-1", epsilon=1.0},
     {name="dpae", label="dpae-1", epsilon=1.0}]""".replace("\n", " ")
 SYSTEMS = {

@@ -16,9 +16,11 @@ from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from clients.device.device_node import DeviceNode, own_node
 from clients.device.policy import Policy
+from clients.evaluation import evaluate_clients
 from clients.hosting.node import Node
 from clients.node_of_context import node_of
 from clients.storage.participation import Participation
+from clients.training.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import DataError, RefusalError
@@ -107,6 +109,10 @@ def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards
             simulated.population.histories(everybody, True),
         )
         np.testing.assert_array_equal(
+            mine.population.histories(everybody, low_rated=0.3),
+            simulated.population.histories(everybody, low_rated=0.3),
+        )
+        np.testing.assert_array_equal(
             mine.population.whole_history(everybody), simulated.population.whole_history(everybody)
         )
         for one, other in zip(
@@ -117,6 +123,38 @@ def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards
             np.testing.assert_array_equal(getattr(held, name), getattr(expected, name))
         for name, value in simulated.initial().items():
             assert torch.equal(mine.initial()[name], value)
+
+
+FOLD_IN = (
+    "rounds=2",
+    "model={name='fold-in', items=12, factors=4}",
+    "step={name='gram', low-rated=0.3}",
+    "strategy={name='popularity-start', step={name='counts', low-rated=0.3},"
+    " main={name='fold-in'}}",
+    "sampler={name='full'}",
+    "evaluation.fine-tune={epochs=0}",
+)
+
+
+def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny, shards):
+    """Counts and products in training, and a taste from the device's own rows in evaluation."""
+    experiment = load_tiny(*FOLD_IN)
+    mine, simulated = own(experiment, shards[0], place=0, **NUMBERED), Node(experiment, 0, 2, None)
+    arrays = {name: value.numpy() for name, value in simulated.initial().items()}
+    for number, step in enumerate(({"name": "counts"}, {"name": "gram"}), start=1):
+        order = TrainOrder(number, simulated.training, step={**step, "low-rated": 0.3})
+        sums = [train_clients(node, arrays, order).total for node in (mine, simulated)]
+        moved = 0.0
+        for name, start in arrays.items():
+            one, other = (dense_change(change[name], start) for change in sums)
+            np.testing.assert_array_equal(one, other)
+            moved += float(np.abs(one).sum())
+        assert moved > 10
+    order = EvaluateOrder(2, simulated.evaluated)
+    one, other = (evaluate_clients(node, arrays, order) for node in (mine, simulated))
+    metrics = list(one.columns)  # devices tell no groups
+    assert "hits@5" in metrics
+    np.testing.assert_array_equal(one.to_numpy(), other[metrics].to_numpy())
 
 
 def test_a_shard_holds_no_rows_of_others(load_tiny, shards):

@@ -498,7 +498,7 @@ def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim)
     node = victim(
         "strategy.name=two-stage",
         f"strategy.stage-one={stage}",
-        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", stages=["main"]}',
+        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", private-phases=["main"]}',
         "sampler.name=full",
     )
     first = node.settings["strategy"]["stage-one"]["step"]

@@ -4,17 +4,27 @@ reported."""
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from clients.hosting.node import Node
 from clients.local.examples import labelled
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.experiment.loading import load
 from fedrec.metrics.sampled import sampled_metrics
+from fedrec.report.comparison import compare
+from fedrec.report.formats import comparison_text
+from fedrec.report.page.page import page_of
+from fedrec.report.summary import summary_table
 from fedrec.runs.folder import RunFolder
 from simulations import runner
+from simulations.cli.experiments.sweep import _table
+from simulations.sweep.execution import sweep
+from simulations.sweep.plan import plan_of
 
 
 def never_drawn_hits(experiment, rounds, users=None):
@@ -65,11 +75,60 @@ def test_the_same_on_movielens(table, leaky):
     assert hits.mean() > 0.99 if leaky else abs(hits.mean() - 0.1) < 0.05
 
 
-def test_every_table_states_it(table, tmp_path):
-    honest, leaky = (runner.run(table(on), output=tmp_path / str(on)) for on in (False, True))
+@pytest.fixture
+def pair(table, tmp_path):
+    """Two runs that differ in the leak alone."""
+    popular = ["evaluation.baselines=['popularity']"]
+    for on in (False, True):
+        runner.run(table(on), popular, output=tmp_path / str(on))
+    return [RunFolder(tmp_path / str(on)).read_result() for on in (False, True)]
+
+
+def text_of(shown):
+    console = Console(width=200, file=io.StringIO())
+    console.print(shown)
+    return console.file.getvalue()
+
+
+def test_the_result_states_the_leak(pair):
+    honest, leaky = pair
     assert marked(honest.experiment) == "tiny" and not honest.privacy
     assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
-    assert RunFolder(tmp_path / "True").read_result().privacy[0].startswith("LEAK")
+
+
+def test_the_table_on_the_terminal_marks_the_system_once(pair):
+    honest, leaky = (text_of(summary_table(result)) for result in pair)
+    assert "[leak]" not in honest and leaky.count("[leak]") == leaky.count("tiny") == 1
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
+def test_comparisons_mark_the_system(pair, form):
+    """They are tested on the same rows, so that they can be compared; the order makes no
+    difference."""
+    for results in (pair, pair[::-1]):
+        comparison = compare(results, against="popularity")
+        assert set(comparison.systems) == {"tiny", "tiny [leak]", "popularity"}
+        assert "tiny [leak]" in comparison_text(comparison, form)
+
+
+def test_the_report_marks_the_system(pair):
+    """In its head, in each table with the system, and in a warning."""
+    page = page_of(pair)
+    assert page.title == "tiny, tiny [leak]"
+    assert any(note.warning and note.text.startswith("tiny [leak]") for note in page.notes)
+    assert page.tests is not None
+    for table in (page.what, *page.results[1:], page.tests, page.cost):
+        assert "tiny [leak]" in repr(table)
+    assert "[leak]" not in repr(page.results[0])
+
+
+def test_sweeps_mark_the_runs(table, tmp_path):
+    plan = plan_of(table(False) | {"rounds": 1}, vary=["split.leaky-negatives=[false, true]"])
+    result = sweep(plan, tmp_path / "sweep")
+    assert result.runs["leak"].tolist() == result.settings["leak"].tolist() == [False, True]
+    assert text_of(_table(result)).count("[leak]") == 1
+    inside = plan_of(table(True), vary=["step.learning-rate=[0.1, 0.2]"])
+    assert inside.leaks({"step.learning-rate": 0.1}) and not plan.leaks({})
 
 
 def test_held_out_items_stay_possible_negatives_by_default(table):

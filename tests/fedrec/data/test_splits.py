@@ -48,6 +48,7 @@ ALL = [
     ("user-holdout", {}),
     ("user-holdout", {"halves": "temporal", "validation-users": 0.3}),
     ("user-holdout", {"split-by": "pairs"}),
+    ("user-holdout", {"generalisation": "weak"}),
     ("leave-one-out", {}),
     ("leave-one-out", {"order": "random", "validation": False}),
     ("ratio", {}),
@@ -127,6 +128,16 @@ class TestUserHoldout:
         ).tolist() == [9, 0, 1]
         training = np.isin(table.users, partition.training_clients)
         assert np.isin(np.flatnonzero(training), partition.train_rows).all()
+
+    def test_weak_generalisation_has_the_same_rows_and_all_users_train(self):
+        table = interactions(np.repeat(np.arange(10), 5))
+        strong, weak = (
+            make("user-holdout", generalisation=kind, **{"validation-users": 0.1}).split(table)
+            for kind in ("strong", "weak")
+        )
+        for part in ("train_rows", "validation_rows", "test_rows"):
+            assert np.array_equal(getattr(strong, part), getattr(weak, part))
+        assert weak.training_clients.tolist() == list(range(10))
 
     def test_temporal_half_is_the_later_one(self):
         table = interactions([0] * 5 + [1] * 5, times=[5, 1, 4, 2, 3] * 2)

@@ -8,7 +8,7 @@ import pytest
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.factors.public import feature_embeddings
+from fedrec.factors.public import PublicPriorConfig, feature_embeddings
 
 TAGS = [["x"], ["x", "y"], ["y", "z"], [], ["z"]]
 ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
@@ -16,13 +16,13 @@ ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
 
 def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
     """Settings with all effects zero, unless given."""
-    return feature_embeddings(
-        features,
+    prior = PublicPriorConfig(
         ordered=ordered,
-        variance=variance,
+        feature_variance=variance,
         ordered_variance=ordered_variance,
         interaction_variance=interaction_variance,
     )
+    return feature_embeddings(features, prior)
 
 
 @pytest.fixture(scope="module")

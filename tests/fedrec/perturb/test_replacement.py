@@ -2,6 +2,8 @@
 """The number of replaced rows, their selection, their substitutes, and individual settings of
 users."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +124,12 @@ def test_a_ratio_outside_its_range_is_an_error(wrong):
 def test_users_without_training_rows_are_an_error(make_data):
     with pytest.raises(DataError, match=r"users without training rows(.*\n)*.*none of 1 \(u1\)"):
         replaced(make_data([0, 2], [0, 1], clients=np.array([0, 1, 2])))
+
+
+def test_tested_users_without_training_rows_are_an_error(make_data):
+    tested = dataclasses.replace(make_data([0, 2], [0, 1]), tested=np.array([1, 2]))
+    with pytest.raises(DataError, match=r"trains or is tested\n.*none of 1 \(u1\)"):
+        replaced(tested)
 
 
 class TestTableOfUsers:

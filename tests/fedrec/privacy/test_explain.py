@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,16 @@ def test_accuracy_of_membership_attacks(epsilon, accuracy):
     )
 
 
+def test_the_true_epsilon_is_one_number_where_the_bounds_agree():
+    plan = Plan.of(
+        PrivacyConfig.parse({"clip-norm": 1.0, "noise-multiplier": 3.0}), "full", {}, 500, 1
+    )
+    found = report(plan)
+    agreeing, apart = (replace(found, attack=found.epsilon - gap) for gap in (1e-9, 0.1))
+    assert any(line.startswith("The true epsilon is") for line in lines(agreeing, "replace-one"))
+    assert any(f"between {apart.attack:.4g}" in line for line in lines(apart, "replace-one"))
+
+
 def test_odds_and_beliefs():
     assert odds_ceiling(math.log(3)) == pytest.approx(3) and odds_ceiling(1e4) == math.inf
     assert posterior_ceiling(math.log(3)) == pytest.approx(0.75)
@@ -49,7 +60,7 @@ def test_odds_and_beliefs():
         ({}, "drawn uniformly from all 500"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
-        ({"stages": ["main"]}, "item sequences are users' data"),
+        ({"private_phases": ["main"]}, "item sequences are users' data"),
         ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),

@@ -177,7 +177,7 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
 
 def test_no_noise_or_a_stage_without_noise_is_not_private():
     assert isinstance(plan(noise_multiplier=0.0).event(), NonPrivate)
-    only_main = plan(stages=["main*"])
+    only_main = plan(private_phases=["main*"])
     assert only_main.event("main") == GaussianRound(
         FixedSize(30, 4800), "replace-one", 1.0, phase="main"
     )

@@ -45,10 +45,14 @@ def plans(tiny_experiment):
     [
         ("privacy={clip-norm=1.0, noise-multiplier=1.0}",),
         (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
-        (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}", "privacy.stages=['main']"),
+        (
+            STAGES,
+            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+            "privacy.private-phases=['main']",
+        ),
         (OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-6}"),
-        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
-        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
+        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
+        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
         (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
         (
             *POPULARITY,
@@ -124,7 +128,7 @@ def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
         report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
         and 4.99 < report.attack <= 5.0
     )
-    assert any(line.startswith("The true epsilon lies between") for line in told.lines(report))
+    assert any(line.startswith("The true epsilon is") for line in told.lines(report))
 
 
 def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(plans):
@@ -142,7 +146,9 @@ def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(pl
     )
     opted = list(
         plans(
-            OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, stages=['main']}", "rounds=3"
+            OPTED_IN,
+            "privacy={clip-norm=1.0, noise-multiplier=2.0, private-phases=['main']}",
+            "rounds=3",
         ).phase_lines()
     )
     assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
@@ -155,7 +161,7 @@ def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(pl
 def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tiny, stages, others):
     """The total is that of the main stage, among its clients; the volunteers are reported."""
     private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    result = run_tiny(stages, private, "privacy.stages=['main']", "rounds=5", CHEAP)
+    result = run_tiny(stages, private, "privacy.private-phases=['main']", "rounds=5", CHEAP)
     alone = PhasePlans.before_a_run(
         load(tiny_experiment(), [private, "rounds=3"]), np.arange(others)
     )
@@ -166,7 +172,7 @@ def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tin
     short = run_tiny(
         stages,
         private,
-        "privacy.stages=['main']",
+        "privacy.private-phases=['main']",
         f"privacy.budget={paid}",
         "rounds=5",
         CHEAP,
@@ -225,7 +231,7 @@ class Hiding(TwoStage):
     """A strategy with two inner strategies that it does not declare."""
 
     @property
-    def parts(self):
+    def by_phase(self):
         return {"stage-one": self, "main": self}
 
 

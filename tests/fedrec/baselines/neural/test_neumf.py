@@ -208,6 +208,7 @@ def test_shapes_that_are_refused(baseline, settings, word):
         baseline.Config.parse(settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["NeuMF", "GMF"])
 def test_it_ranks_as_well_as_cornac(name, planted):
     """Recall over five seeds with default settings, but more epochs and larger steps, because the
