@@ -136,7 +136,8 @@ class CohortStep(Step):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together, see `Block.of`."""
+        """Build a block from the data of some clients; `users` are each client's category codes per
+        user feature, `int64 [width]` each."""
         return Block.of(users, batches, device)
 
     @abstractmethod
@@ -199,7 +200,8 @@ class GeneratedStep(Step):
         batches: Sequence[Batches],
         device: torch.device,
     ) -> Block:
-        """Put clients together, see `Block.of`."""
+        """Build a block from the data of some clients; `users` are each client's category codes per
+        user feature, `int64 [width]` each."""
         return Block.of(users, batches, device)
 
     @abstractmethod

@@ -48,7 +48,7 @@ def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
 def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
     """The experiment that a Flower run configuration names.
 
-    Keys: `resolved` (a whole experiment as JSON, from our own engines), or `experiment` (a TOML
+    Keys: `resolved` (a whole experiment as JSON, from fedrec's engines), or `experiment` (a TOML
     file or the name of a shipped experiment) and `overrides` (like `--set`, separated by `;`).
 
     Raises:
@@ -94,7 +94,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     try:
         path = Path(source).expanduser()
         found = path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, or an unknown home folder
+    except (OSError, ValueError, RuntimeError):  # too long, zero byte or unknown home folder
         path, found = Path(), False
     if not found:
         shipped = shipped_experiments()

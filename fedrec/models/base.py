@@ -2,7 +2,7 @@
 """The interface of models: parameters as a dictionary, and a forward pass with a leading cohort
 dimension.
 
-A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to
+A model is stateless. It creates initial parameters and maps `(parameters, users, items)` to
 predictions, where every parameter has a leading dimension C, one slice per client. Training one
 client after the other is the case C = 1.
 """
@@ -26,9 +26,7 @@ from fedrec.nn.layers import weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 
-_SCORED_AT_ONCE = (
-    4096  # clients times items pushed through a model at once; their activations stay in cache
-)
+_SCORED_AT_ONCE = 4096  # clients times items per forward pass; their activations stay in cache
 
 
 class Model(ABC):
@@ -131,8 +129,7 @@ class Model(ABC):
 class HistoryModel(Model):
     """A recommender that represents a user by its history instead of features.
 
-    It has no prediction for an item alone; steps that train it give it whole histories, and so does
-    evaluation.
+    It has no prediction for single items; training steps and evaluation pass whole histories.
     """
 
     @property
@@ -153,7 +150,7 @@ class HistoryModel(Model):
 
         Args:
             parameters: each `[C, ...]`.
-            histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1,
+            histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
                 or a weight > 0 (see `rated` and `low_rated`); 0 elsewhere.
 
         Returns:
@@ -167,7 +164,7 @@ class HistoryModel(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Always refused.
+        """Not available.
 
         Raises:
             ExperimentError: a user's features do not determine a prediction here.

@@ -10,8 +10,8 @@ from fedrec.privacy.adjacency import Adjacency
 
 
 def odds_ceiling(epsilon: float) -> float:
-    """Largest factor by which an observer's odds may move, e^epsilon; infinite when it cannot be
-    written."""
+    """Largest factor by which an observer's odds may move, e^epsilon; infinite if it exceeds the
+    range of floats."""
     return math.exp(epsilon) if epsilon < 700 else math.inf
 
 

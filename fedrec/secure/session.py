@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of one session of secure aggregation: its messages, and the sum. A session is
-one attempt at one round. Nodes are identified by their places. The caller exchanges the messages,
-and has checked only the lengths of the replies.
+one attempt at one round. Nodes are identified by their places. The caller exchanges the messages
+and checks only the lengths of the replies.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ class Session:
 
     Args:
         channels: public channel key of each node.
-        quorum: number of nodes that a sum needs, and shares that a secret needs.
-        bits: binary digits behind the point.
+        quorum: number of nodes required for a sum, and of shares for a secret.
+        bits: binary digits after the point.
         counts: number of clients that each node is asked for.
         training: digest of the training order, see `fedrec.secure.common_order`.
-        proofs: by whom each channel key is; none where nodes do not prove it.
+        proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:
-        dealt: what the nodes answered to the first exchange, by place; who is not in it is no
-            longer there.
+        dealt: the nodes' answers to the first exchange, by place; other nodes have dropped out.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Session:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that it began with."""
+        """Number of nodes at the start."""
         return len(self.channels)
 
     def share_orders(self) -> dict[int, ShareOrder]:
@@ -76,7 +75,7 @@ class Session:
         return {place: ShareOrder(self.identifier, place, *terms) for place in range(self.nodes)}
 
     def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
-        """The answers to it."""
+        """The answers to the first exchange."""
         self.dealt = dict(replies)
 
     def mask_orders(self) -> dict[int, MaskOrder]:
@@ -115,7 +114,7 @@ class Session:
         """The sum of the masked sums without the masks, `uint64 [n]`.
 
         Returns:
-            None when fewer than the quorum gave shares, or false ones: there is no sum then.
+            None if fewer than the quorum gave correct shares, so that the sum cannot be unmasked.
         """
         if len(masked) < self.quorum or len(replies) < self.quorum:
             return None

@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     weighting: str
 
 
-class Usual:
+class OutlierDetector:
     """The usual size of replies, to detect much larger ones.
 
     Args:
@@ -87,7 +87,7 @@ class ReplyValidator:
     """
 
     def __init__(self, larger: float = LARGER) -> None:
-        self._norms, self._examples = Usual(larger), Usual(MORE)
+        self._norms, self._examples = OutlierDetector(larger), OutlierDetector(MORE)
 
     def trained(
         self, sent: Sequence[Message], replies: Sequence[Message], theta: Mapping[str, np.ndarray]
@@ -108,7 +108,7 @@ class ReplyValidator:
             try:
                 # a second reply, or one that was not requested, is rejected
                 order = asked.pop(node)
-                norm, examples[node] = _looked_at(reply, order, theta)
+                norm, examples[node] = _inspected(reply, order, theta)
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: the answer is left out: %s", node, _reason(error))
                 continue
@@ -208,7 +208,7 @@ def _asked(message: Message) -> Asked:
     return Asked(0 if clients is None else len(clients), "protection" not in config, weighting)
 
 
-def _looked_at(
+def _inspected(
     reply: Message, asked: Asked, theta: Mapping[str, np.ndarray]
 ) -> tuple[float, float]:
     """Norm of an answer and its number of examples, both per client.

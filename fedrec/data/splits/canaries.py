@@ -33,7 +33,7 @@ class Canaries(Split):
     config: CanariesConfig
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions as the other split does.
+        """Divide the interactions like the other split.
 
         Raises:
             DataError: see the other split.

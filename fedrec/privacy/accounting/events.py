@@ -66,7 +66,7 @@ class GaussianRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the sum's noise / its L2 sensitivity.
         count_multiplier: the same for the count released beside it; None without one.
-        phase: phase of the experiment.
+        phase: name of the training phase.
     """
 
     sampling: Sampling
@@ -95,7 +95,7 @@ class LaplaceRound:
         adjacency: which data sets are neighbours.
         noise_multiplier: Laplace scale b / L1 sensitivity; one round without sampling is (1 /
             this)-DP.
-        phase: phase of the experiment.
+        phase: name of the training phase.
     """
 
     sampling: Sampling
@@ -117,7 +117,7 @@ class QuantileEstimate:
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: standard deviation of the count's noise / its sensitivity.
-        phase: phase of the experiment.
+        phase: name of the training phase.
     """
 
     sampling: Sampling
@@ -136,8 +136,8 @@ class NonPrivate:
     infinite.
 
     Attributes:
-        reason: what and why, in words.
-        phase: phase of the experiment.
+        reason: description of the release and the reason.
+        phase: name of the training phase.
     """
 
     reason: str
@@ -152,8 +152,8 @@ class Volunteered:
     nothing for other users; for the volunteers the total epsilon is infinite.
 
     Attributes:
-        who: whose data, in words.
-        phase: phase of the experiment.
+        who: description of the clients.
+        phase: name of the training phase.
     """
 
     who: str
@@ -182,10 +182,10 @@ def to_record(event: Event) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> Event:
-    """The event of a JSON object.
+    """The event described by a JSON object.
 
     Raises:
-        RunError: the object is not one that `to_record` gave.
+        RunError: the object was not written by `to_record`.
     """
     values = dict(record)
     try:
