@@ -58,11 +58,13 @@ class Step(ABC):
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
             construction, for all data (`fedrec.privacy.adjacency`). A subclass with another
             `update` is `signed` unless it declares otherwise.
+        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
     paper: ClassVar[str] = ""
     contributions: ClassVar[Contributions] = "signed"
+    simulations_only: ClassVar[bool] = False
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)

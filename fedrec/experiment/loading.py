@@ -55,7 +55,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
         ExperimentError: no experiment is named, or it is wrong.
     """
     if run_config.get("resolved"):
-        return Experiment.parse(json.loads(str(run_config["resolved"])))
+        return Experiment.parse(_resolved(str(run_config["resolved"])))
     if not run_config.get("experiment"):
         raise ExperimentError(
             "the run configuration names no experiment",
@@ -65,6 +65,23 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
         )
     overrides = [part for part in str(run_config.get("overrides", "")).split(";") if part.strip()]
     return load(str(run_config["experiment"]), overrides)
+
+
+def _resolved(text: str) -> dict[str, Any]:
+    """The table of an experiment that is sent as JSON."""
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        table, got = None, str(error)
+    else:
+        got = type(table).__name__
+    if not isinstance(table, dict):
+        raise ExperimentError(
+            "the resolved experiment in the run configuration cannot be read",
+            expected="a JSON object",
+            got=got,
+        )
+    return table
 
 
 def shipped_experiments() -> dict[str, Path]:

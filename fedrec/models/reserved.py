@@ -34,6 +34,7 @@ class Reserved(Model):
     """Adds rows to the item tables of another model; for `fedrec audit`."""
 
     Config = ReservedConfig
+    simulations_only = True
     config: ReservedConfig
 
     def __init__(self, config: ReservedConfig, schema: Schema) -> None:

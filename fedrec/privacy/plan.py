@@ -45,6 +45,8 @@ from fedrec.privacy.noise_multiplier import (
 )
 from fedrec.privacy.protection import Protection
 
+_TAIL = 72.0  # noise is longer than its bound with probability exp(-_TAIL)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -198,6 +200,21 @@ class Plan:
         if self.config.placement == "local":
             return self.noise_scale
         return self.noise_scale / math.sqrt(self.denominator - self.config.max_dropouts)
+
+    def clip_of_sum(self, clients: int, coordinates: int) -> Clip:
+        """The clip that a sum of the uploads of so many clients is within: their updates' clip
+        norms and the noise that they add themselves.
+
+        Noise is longer with a probability of at most e^-72 (Laurent and Massart 2000, lemma 1;
+        Boucheron, Lugosi and Massart 2013, section 2.4, for Laplace noise).
+        """
+        updates, scale = self.clip_norm * clients, self.client_noise_scale
+        if self.config.mechanism == "laplace":  # the L1 norm of n values has Gamma's distribution
+            values = clients * coordinates
+            noise = scale * (values + math.sqrt(2 * values * _TAIL) + _TAIL)
+        else:
+            noise = scale * math.sqrt(clients) * (math.sqrt(coordinates) + math.sqrt(2 * _TAIL))
+        return self.clip.at(updates + noise)
 
     def missing_noise_std(self, answered: int) -> float:
         """Missing distributed noise if only the given number of clients replied; 0 for up to

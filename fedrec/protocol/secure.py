@@ -53,6 +53,7 @@ class ShareOrder(Words):
         proofs: proofs of their origin, see `listed`; empty without proofs.
         counts: number of clients that each node is asked for, 4 bytes per node.
         bits: binary digits after the point.
+        training: digest of the training order that follows, see `fedrec.secure.common_order`.
     """
 
     session: bytes
@@ -61,6 +62,7 @@ class ShareOrder(Words):
     proofs: bytes
     counts: bytes
     bits: int
+    training: bytes
 
 
 @dataclass(frozen=True)

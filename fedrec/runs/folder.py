@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pandas as pd
@@ -91,7 +92,8 @@ class RunFolder:
                 expected="a new or empty folder",
                 got="a run folder" if known else "other files",
                 fix=(
-                    f"fedrec resume {path}; or fedrec run with --overwrite, to begin anew"
+                    f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin"
+                    " anew"
                     if known
                     else "choose another --output"
                 ),
@@ -276,7 +278,7 @@ class RunFolder:
                 f"{self.path} has no result",
                 expected="a finished run",
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
-                fix=f"fedrec resume {self.path}",
+                fix=f"fedrec resume {quote(str(self.path))}",
             )
         summary = self._read_json("result.json")
         metrics, before, baselines = (summary.get(key) for key in _METRICS)

@@ -40,6 +40,7 @@ class Session:
         quorum: number of nodes required for a sum, and of shares for a secret.
         bits: binary digits after the point.
         counts: number of clients that each node is asked for.
+        training: digest of the training order, see `fedrec.secure.common_order`.
         proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:
@@ -52,11 +53,12 @@ class Session:
         quorum: int,
         bits: int,
         counts: Sequence[int],
+        training: bytes,
         proofs: Sequence[bytes] = (),
     ) -> None:
         self.identifier = secrets.token_bytes(SESSION_BYTES)
         self.channels, self.quorum, self.bits = list(channels), quorum, bits
-        self.counts, self.proofs = list(counts), list(proofs)
+        self.counts, self.proofs, self.training = list(counts), list(proofs), training
         self.dealt: dict[int, ShareReply] = {}
 
     @property
@@ -68,7 +70,8 @@ class Session:
         """The first exchange, by place; none when there are fewer nodes than the quorum."""
         if self.nodes < self.quorum:
             return {}
-        terms = b"".join(self.channels), listed(self.proofs), counted(self.counts), self.bits
+        who = b"".join(self.channels), listed(self.proofs), counted(self.counts)
+        terms = *who, self.bits, self.training
         return {place: ShareOrder(self.identifier, place, *terms) for place in range(self.nodes)}
 
     def take_shares(self, replies: Mapping[int, ShareReply]) -> None:

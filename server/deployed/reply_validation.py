@@ -147,14 +147,20 @@ def evaluated(table: pd.DataFrame, asked: np.ndarray, columns: Sequence[str]) ->
     if len(table) and list(table.columns) != list(columns):
         raise ValueError("other metrics than were asked for")
     values = table.to_numpy()
-    most = [1e9 if name in _UNBOUNDED else 1 for name in table.columns]
-    # Recall and the like are not numbers for a user without held-out positives.
-    inside = np.isnan(values) | ((values >= 0) & (values <= most))
+    unbounded = table.columns.isin(_UNBOUNDED)
+    inside = (values >= 0) & (values <= np.where(unbounded, 1e9, 1))
+    # Recall and the like are not numbers for a user without held-out positives; errors always are.
+    inside |= np.isnan(values) & ~unbounded
     if not inside.all():
         raise ValueError("a metric is out of its range")
-    if ROWS in table and (table[ROWS].to_numpy() % 1 != 0).any():
-        raise ValueError("a number of held-out rows that is not an integer")
+    if ROWS in table and not _whole(table[ROWS].to_numpy()).all():
+        raise ValueError("a number of held-out rows that is not a whole number of at least 1")
     return table
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """`bool [n]`: which numbers are integers from 1 on."""
+    return (values >= 1) & (values % 1 == 0)
 
 
 def of_usual_size(table: pd.DataFrame) -> pd.DataFrame:

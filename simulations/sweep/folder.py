@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedrec.errors import RunError
@@ -110,7 +111,10 @@ class SweepFolder:
                 f"there is another sweep in {self.path}",
                 expected="the same experiment, settings, seeds, trials and aims",
                 got=f"{', '.join(other)} differ from its {SWEEP}",
-                fix=f"choose another --output, or continue it: fedrec resume {self.path}",
+                fix=(
+                    "choose another --output, or continue it: fedrec resume"
+                    f" {quote(str(self.path))}"
+                ),
             )
         if longer:
             write_atomically(self.path / SWEEP, _json(asked))

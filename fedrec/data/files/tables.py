@@ -221,6 +221,6 @@ def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str)
         f"{path}, row {row + 1:,} (line {row + 2:,} of a CSV file): wrong value in column"
         f" {column.name!r}",
         expected=expected,
-        got="nothing" if pd.isna(value) else repr(value),
+        got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
         fix="correct that row, or leave it out",
     )

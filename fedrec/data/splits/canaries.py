@@ -29,6 +29,7 @@ class Canaries(Split):
     `fedrec audit`."""
 
     Config = CanariesConfig
+    simulations_only = True
     config: CanariesConfig
 
     def split(self, interactions: Interactions) -> Partition:

@@ -56,6 +56,7 @@ class Members(Split):
     """Draws the training users of one system of a membership attack; for `fedrec attack`."""
 
     Config = MembersConfig
+    simulations_only = True
     paper = "PrivRec (Wang et al. 2021), section 4.6; Carlini et al. 2022"
     config: MembersConfig
 

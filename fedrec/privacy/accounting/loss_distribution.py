@@ -149,7 +149,7 @@ def epsilon_of(losses: Losses, delta: float) -> float:
 def _size(points: int) -> int:
     """A size for the FFT, slightly larger than needed, so that windows of similar width have the
     same size."""
-    coarse = max(1, 1 << (points.bit_length() - 5))
+    coarse = 1 << max(0, points.bit_length() - 5)
     return int(next_fast_len(-(-points // coarse) * coarse, real=True) or 0)
 
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.backend import Backend, Bound
 from fedrec.privacy.accounting.dominating_pairs import Pair
 from fedrec.privacy.accounting.events import Release
@@ -29,6 +30,7 @@ from fedrec.privacy.accounting.rdp import pure_epsilon
 
 _STEP = 1e-4
 _LARGEST_GRID = 2**19
+_MOST_RELEASES = 10**9
 _CUT = 1e-5  # share of delta that all truncations together may take
 LossesOf = Callable[[Release, str, float, float], Losses]
 
@@ -44,7 +46,18 @@ class Pld(Backend):
         self._bound = lru_cache(maxsize=32)(self._found)
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
-        """Smallest epsilon that the method proves for all releases together."""
+        """Smallest epsilon that the method proves for all releases together.
+
+        Raises:
+            ExperimentError: there are more than 1e9, whose rounding errors add up to too much.
+        """
+        if sum(releases.values()) > _MOST_RELEASES:
+            raise ExperimentError(
+                "too many releases for the accountant 'pld'",
+                expected=f"at most {_MOST_RELEASES:,} in all",
+                got=f"{sum(releases.values()):,}",
+                fix="use the accountant 'autodp' or 'tight-rdp'",
+            )
         return self._bound(
             tuple((release, count) for release, count in releases.items() if count), delta
         )
@@ -61,12 +74,14 @@ def attack_epsilon(releases: Mapping[Release, int], delta: float) -> float:
     below it.
 
     0, which is trivial, if the range of losses is so wide that the grid is too coarse for three
-    digits.
+    digits, and for more than 1e9 releases.
 
     Without replacement and replace-one: all other clients upload -S, the target S or -S. Poisson
     and add-remove: the target uploads S, all others nothing.
     """
     counted = {release: count for release, count in releases.items() if count}
+    if sum(counted.values()) > _MOST_RELEASES:
+        return 0.0
     if counted and delta > 0 and not _step(counted, _CUT * delta / sum(counted.values()))[1]:
         return 0.0
     return max(_composed(releases, delta, sides) for sides in ("leaves", "joins"))
