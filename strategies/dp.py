@@ -27,7 +27,7 @@ import numpy as np
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
-from fedrec.privacy.mechanisms import Source, add_noise, noisy_count
+from fedrec.privacy.noise_mechanisms import Source, add_noise, noisy_count
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting

@@ -29,7 +29,7 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.privacy.mechanisms import Source, source_of
+from fedrec.privacy.noise_mechanisms import Source, source_of
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity

@@ -16,7 +16,7 @@ import torch
 
 from clients.step import Update
 from fedrec.cohort.outcome import Outcome
-from fedrec.privacy.mechanisms import Source
+from fedrec.privacy.noise_mechanisms import Source
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
 from fedrec.protocol.sparse_update import Change, SparseAccumulator

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise multiplier of a `[privacy]` table: given or calibrated, increased if a noisy count
-takes a share of the budget, and adjusted to the configured order. `fedrec.privacy.mechanisms` draws
-the noise."""
+takes a share of the budget, and adjusted to the configured order.
+`fedrec.privacy.noise_mechanisms` draws the noise."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import Source, add_noise
+from fedrec.privacy.noise_mechanisms import Source, add_noise
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedrec.prefixes import together, under
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms import source_of
+from fedrec.privacy.noise_mechanisms import source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.atomic_files import write_atomically
 from server.extension import RunExtension

@@ -18,7 +18,7 @@ from scipy.stats import kstest
 
 from clients.step import Update
 from clients.training.update_sum import UpdateSum
-from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.noise_mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.orders import TrainOrder

@@ -12,7 +12,7 @@ from dp_checks import Parts
 
 from clients.training.update_sum import UpdateSum
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.noise_mechanisms import Reproducible
 from fedrec.protocol.sparse_update import dense_change
 from strategies.dp import DpFedAvg
 from strategies.reptile import Reptile

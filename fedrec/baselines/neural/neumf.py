@@ -287,7 +287,7 @@ class Neumf(UserRowsBaseline):
             items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
             weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number
         on_device = [torch.from_numpy(part).to(self.device) for part in (items, labels, weights)]
-        return [(step, *on_device[1:]) for step in on_device[0]]
+        return [(step, on_device[1], on_device[2]) for step in on_device[0]]
 
 
 def _glorot(rows: int, columns: int, generator: torch.Generator) -> Tensor:

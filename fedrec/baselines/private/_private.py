@@ -31,7 +31,7 @@ from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.adjacency import Adjacency, Contributions
 from fedrec.privacy.caveats import caveats
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import Source, add_noise, source_of
+from fedrec.privacy.noise_mechanisms import Source, add_noise, source_of
 from fedrec.privacy.plan import Plan
 
 Charge = Callable[[int, Event], None]

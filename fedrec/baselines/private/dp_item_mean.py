@@ -22,7 +22,7 @@ from fedrec.neighbourhood.means import means_of, rating_sums, scaled
 from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.adjacency import Adjacency
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.mechanisms import add_noise, source_of
+from fedrec.privacy.noise_mechanisms import add_noise, source_of
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.question import report
 from fedrec.privacy.stated import Stated

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
-from fedrec.privacy.mechanisms import add_noise, source_of
+from fedrec.privacy.noise_mechanisms import add_noise, source_of
 
 _USERS_AT_ONCE = 2048  # users per block of dense rows in memory
 _COUNTS, _PAIRS = 1, 2  # addresses of the noise of the two releases

@@ -22,7 +22,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.events import GaussianRound, NonPrivate
 from fedrec.privacy.clipping import Clip
-from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.noise_mechanisms import Reproducible
 from fedrec.privacy.plan import Plan, PrivacyConfig
 
 ITEMS = 25

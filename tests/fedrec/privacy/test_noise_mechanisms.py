@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.mechanisms import (
+from fedrec.privacy.noise_mechanisms import (
     Reproducible,
     Secure,
     add_noise,
