@@ -34,7 +34,7 @@ from simulations.reproduce.grids.tables import save_table
 FOLDS, SHARE = range(1, 6), 0.1
 SCREEN = 1  # the fold whose validation rows settings are chosen on
 UNTRAINED = "pnbm-untrained"
-"""Similarities drawn at random, with which DPSGD-PNBM and DPPS-PNBM begin; nothing is learned."""
+"""Similarities as DPSGD-PNBM and DPPS-PNBM begin with them; nothing is learned."""
 FIXED = ("item-mean", "pcc", "cos", "pnbm", UNTRAINED, "biased-mf")
 COMPARED = ("item-mean", "pcc", "cos", UNTRAINED, "biased-mf")
 BY_RATING, BY_USER = (
@@ -50,17 +50,23 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
     "item-mean": {},
     "pcc": {"positive-only": [False, True], "shrinkage": [0.0, 40.0], "neighbours": [900]},
     "cos": {"among": ["co-raters", "all"], "shrinkage": [0.0, 40.0], "neighbours": [900]},
-    UNTRAINED: {"start": ["uniform"], "epochs": [0]},
+    UNTRAINED: {"start": ["uniform", "constant"], "epochs": [0]},
     "biased-mf": {"regularisation": [0.08, 0.1, 0.13]},
     "pnbm": {"learning-rate": [0.4], "epochs": [5, 10], "prior": [0.0, 5.0]},
     "dpsgd-pnbm": {
+        "start": ["uniform", "constant"],
         "sample": [1.0, 0.05],
         "iterations": [1, 10],
         "learning-rate": [0.4],
         "rescale": [10.0],
         "floor": [15.0],
     },
-    "dpps-pnbm": {"learning-rate": [8e-6], "temperature": [0.001, 0.09], "steps": [30]},
+    "dpps-pnbm": {
+        "start": ["uniform", "constant"],
+        "learning-rate": [8e-6],
+        "temperature": [0.001, 0.09],
+        "steps": [30],
+    },
     "dpsgd-mf": {
         "learning-rate": [8e-3],
         "epochs": [5],
@@ -68,19 +74,27 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
         "damping": [5.0, 50.0, 500.0],
     },
     "dpps-mf": {
-        "learning-rate": [8e-6, 0.1, 1.0, 10.0],
-        "temperature": [1e-4, 0.03],
+        "factors": [5, 10],
+        "learning-rate": [8e-6, 10.0],
+        "temperature": [1e-4],
         "steps": [300],
-        "own-regularisation": [10.0],
+        "own-regularisation": [10.0, 20.0, 40.0],
     },
     "dp-item-mean": {
         "clip-norm": [1.5, 3.0, 6.0],
         "damping": [10.0, 50.0, 250.0, 1250.0],
         "user-damping": [5.0],
     },
-    "pnbm-sound": {"items": [400], "rank": [1], "server-lr": [30.0, 300.0], "means-share": [3.0]},
+    "pnbm-sound": {
+        "items": [400],
+        "rank": [1],
+        "server-lr": [30.0, 300.0],
+        "means-share": [3.0],
+        "similarity-clip-norm": [0.1, 0.3],
+        "rounds": [2, 4],
+        "prior": [5.0],
+    },
 }
-SOUND_CLIP, SOUND_ROUNDS = 0.3, 4
 
 
 def split(fold: int, validation: float) -> dict[str, Any]:
@@ -124,14 +138,15 @@ def federated(
     folder = Path(tempfile.mkdtemp(prefix="pnbm-"))
     own = [
         f"privacy.epsilon={epsilon}",
-        f"privacy.clip-norm={SOUND_CLIP}",
+        f"privacy.clip-norm={settings['similarity-clip-norm']}",
         f"privacy.phases.means.noise-factor={1 / settings['means-share']}",
         f"privacy.phases.means.clip-norm={settings['clip-norm']}",
         f"strategy.damping={settings['damping']}",
         f"strategy.main.server-lr={settings['server-lr']}",
         f"model.items={settings['items']}",
         f"model.rank={settings['rank']}",
-        f"rounds={SOUND_ROUNDS}",
+        f"model.prior={settings['prior']}",
+        f"rounds={settings['rounds']}",
         f"seed={seed}",
         f"evaluation.held-out={part}",
         "evaluation.baselines=[]",
@@ -310,7 +325,7 @@ def _write(file: Path, value: Any) -> None:
 
 
 def main() -> None:
-    """Do what is missing, then write and print all tables."""
+    """Run the missing parts, then write and print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)

@@ -36,14 +36,14 @@ from benchmarks.upc_sdg import (
 )
 
 TESTED = {"office": None, "gowalla": 1000}
-EPOCHS = {"office": (200, 400, 800), "gowalla": (25, 50, 100, 200, 400)}
+EPOCHS = {"office": (200, 400, 800), "gowalla": (25, 50, 100, 200, 400, 800, 1600)}
 """Numbers of epochs of BPR-MF that are measured along one training."""
 FALLEN = 0.005
 """Recall below the best of a training at which it is ended."""
 GRIDS: dict[tuple[str, str], dict[str, list[Any]]] = {
     ("gowalla", "bprmf"): {
-        "regularisation": [0.01, 0.003, 0.02, 0.001],
-        "learning-rate": [0.05, 0.02, 0.1],
+        "learning-rate": [0.02, 0.05, 0.1],
+        "regularisation": [0.01, 0.005, 0.003, 0.02, 0.001],
     },
     ("office", "bprmf"): {
         "learning-rate": [0.05, 0.02],
@@ -68,9 +68,14 @@ def generators() -> dict[str, Setting]:
         "hidden=128": {"attention": {"hidden": 128}},
         "dropout=0": {"attention": {"dropout": 0.0}},
         "dropout=0.5": {"attention": {"dropout": 0.5}},
+        "attention epochs=60": {"attention": {"epochs": 60}},
+        "attention rate=0.01": {"attention": {"learning-rate": 1e-2}},
         "rate=0.001": {"generator": {"learning-rate": 1e-3}},
+        "rate=0.003": {"generator": {"learning-rate": 3e-3}},
+        "rate=0.03": {"generator": {"learning-rate": 3e-2}},
         "tau=0.2": {"generator": {"temperature": 0.2}},
         "tau=1": {"generator": {"temperature": 1.0}},
+        "tau=2": {"generator": {"temperature": 2.0}},
         "steps=250": {"generator": {"steps": 250}},
         "steps=1000": {"generator": {"steps": 1000}},
         "candidates=256": {"generator": {"candidates": 256}},
@@ -173,7 +178,7 @@ def shown(records: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure what is missing."""
+    """Measure the missing settings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--data", choices=TESTED, default="office")
@@ -182,7 +187,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--limit", type=int, default=10**9, help="measure at most so many, and stop"
+        "--limit", type=int, default=10**9, help="largest number of settings to measure"
     )
     parser.add_argument("--show", action="store_true", help="print what is in the file, and stop")
     given = parser.parse_args()

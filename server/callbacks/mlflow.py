@@ -99,7 +99,7 @@ class Mlflow(Callback):
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        if not self._run:  # of centralised systems alone, which has no rounds
+        if not self._run:  # centralised systems only: no rounds were logged
             return
         systems = {
             "final": result.metrics,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of PNBM's figures: what is tested, that work is done once, and what is made of it."""
+"""The study of PNBM's figures: its settings, that finished work is not repeated, and its tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from benchmarks import pnbm
+from benchmarks import pnbm, pnbm_choices
 from fedrec.components.registry import BASELINE, resolve
 
 
 @pytest.fixture
 def measuring(monkeypatch):
-    """Errors that depend on what is asked, and a list of what was."""
+    """Errors that depend on the settings, and a list of the calls."""
     asked = []
 
     def measured(system, settings, epsilon, fold, seed, part):
@@ -76,3 +76,25 @@ def test_every_setting_of_the_grids_exists():
             for value in values:
                 config.parse({key: value})
     assert load("pnbm-sound-ml100k").privacy is not None and load("pnbm-ml100k").privacy is None
+
+
+def test_what_is_varied_around_the_choices_are_other_settings_of_the_same_systems():
+    for system, changes in pnbm_choices.VARIED.items():
+        for settings in pnbm_choices.CHOSEN[system].values():
+            if system == "pnbm-sound":
+                assert {*changes, *settings} <= {*pnbm.GRIDS[system], "clip-norm", "damping"}
+                continue
+            config = resolve(BASELINE, system).Config
+            base = config.parse(settings)
+            for key, values in changes.items():
+                for value in values:
+                    assert config.parse({**settings, key: value}) != base
+
+
+def test_differences_are_paired_by_seed():
+    records = [
+        {"system": "x", "epsilon": 1.0, "change": change, "seed": seed, "rmse": rmse}
+        for seed, base in enumerate((1.0, 1.2))
+        for change, rmse in (({}, base), ({"steps": 2}, base - 0.1 - 0.02 * seed))
+    ]
+    assert pnbm_choices.shown(records)[1] == ('x 1 {"steps": 2}: 0.9900, -0.1100 ± 0.0141 (2)')

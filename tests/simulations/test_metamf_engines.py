@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated and private parameters on all engines, and in runs that were broken off: the same
-numbers."""
+"""Generated and private parameters on all engines, and in interrupted runs: the same numbers."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ def test_an_engine_gives_the_serial_engines_numbers(
 
 
 class StopsInRound(Callback):
-    """Breaks off after round 2, whose checkpoint is not written yet."""
+    """Interrupts after round 2, whose checkpoint is not written yet."""
 
     def on_update(self, round_number, before, after):
         if round_number == 2:
@@ -132,7 +131,7 @@ def test_blocks_give_the_numbers_of_the_reference(run_tiny, saved_parameters, sy
 
 
 def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
-    """From the server's parameters in a checkpoint come the lists behind users.csv."""
+    """The lists behind users.csv follow from the server's parameters in a checkpoint."""
     experiment, folder = (result := run_metamf()).experiment, result.folder
     population = Population.of(experiment)
     users = result.users.index.to_numpy()

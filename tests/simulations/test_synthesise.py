@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec synthesise`: the table can be read again, the figures are there, and faults are told."""
+"""`fedrec synthesise`: the table can be read again, the figures are printed, and errors are
+reported."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from fedrec.data.population import Population
-from fedrec.errors import ExperimentError
+from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from simulations.cli import app
 
@@ -111,7 +112,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
         ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
     ],
 )
-def test_faults_are_told(call, perturb, output, words):
+def test_faults_are_reported(call, perturb, output, words):
     _, done = call(perturb, output=output)
     assert done.exit_code != 0 and isinstance(done.exception, Exception)
     assert words in str(done.exception), done.exception
@@ -120,3 +121,42 @@ def test_faults_are_told(call, perturb, output, words):
 def test_faults_are_errors_that_can_be_mended(call):
     _, done = call({"name": "random-replacement"}, output="a.txt")
     assert isinstance(done.exception, ExperimentError) and done.exception.fix
+
+
+@pytest.fixture
+def authors_files(tmp_path):
+    """Files as UPC-SDG's authors have them for Clothing, and an experiment on them. The last user
+    is in the training file if asked for."""
+
+    def write(last_user_trains):
+        for name, shift, users in (("train", 0, 11 + last_user_trains), ("test", 40, 12)):
+            pairs = [(3 * user + shift + n, user) for user in range(users) for n in range(6)]
+            lines = [f"{item},{user},A{user},B{item}" for item, user in pairs]
+            text = "\n".join(["itemID,userID,reviewerID,asin", *lines])
+            (tmp_path / f"{name}.csv").write_text(text + "\n")
+        table = {
+            "name": "clothing",
+            "rounds": 1,
+            "dataset": {"name": "amazon-upc", "path": str(tmp_path), "verify": False},
+            "split": {"name": "published"},
+            "sampler": {"name": "fixed-size", "cohort": 4},
+            "perturb": {"name": "upc-sdg", "replacement-ratio": 0.5, **QUICK},
+        }
+        (tmp_path / "clothing.toml").write_text(tomli_w.dumps(table))
+        output = str(tmp_path / "out.csv")
+        command = ["synthesise", str(tmp_path / "clothing.toml"), "--json", "--output", output]
+        return CliRunner().invoke(app, command)
+
+    return write
+
+
+def test_a_table_comes_from_the_authors_files(authors_files):
+    done = authors_files(True)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["rows"] == 12 * 6 and found["replaced rows"] == 12 * 3
+
+
+def test_who_is_tested_has_a_profile_to_make_synthetic_rows_from(authors_files):
+    done = authors_files(False)
+    assert isinstance(done.exception, DataError) and "none of 1 (11)" in str(done.exception)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPFedRec's server: the graph of four users by hand and against torch_geometric, what it keeps,
-and what it refuses."""
+"""GPFedRec's server: the graph of four users by hand and against torch_geometric, its state, and
+refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strategy(**settings):
 
 
 def answer(clients, change):
-    """What a node answers for clients that touched both of two items."""
+    """A node's reply for clients that touched both of two items."""
     wanted = ItemRequests.of(np.array(clients), [np.arange(2)] * len(clients))
     rows = {"item.id": -np.asarray(change, dtype=np.float32).reshape(-1, 1)}
     return TrainEach(

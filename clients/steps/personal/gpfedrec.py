@@ -8,8 +8,8 @@ embedding and network and the touched rows e, and these are pulled towards their
 
     e <- e - rate de - pull (e - g)
 
-which is a step on the cross-entropy plus (pull / 2 rate) |e - g|^2. The change of the rows is sent,
-by this client alone: see strategy `gpfedrec` for what that tells the server.
+which is a step on the cross-entropy plus (pull / 2 rate) |e - g|^2. The client sends the change of
+its rows; strategy `gpfedrec` documents what the server learns from it.
 
 Where this differs from the paper's public code: rows that no batch touches are not pulled. There
 the weight of the mean squared difference is 1 and the rate 8 times the number of items, which is a
@@ -79,16 +79,16 @@ class GpfedrecStep(GeneratedStep):
         require_ranking_model(model, Gpfedrec, "gpfedrec", trains=trains, otherwise="another step")
 
     def private_names(self, names: list[str]) -> list[str]:
-        """The user's embedding, the network, and how far the item embeddings were moved."""
+        """The user's embedding, the network, and the change of the item embeddings."""
         return [name for name in names if name in (OWN, "user.id") or name.startswith("layer")]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return PRIVATE
 
     def sent(self, names: list[str]) -> list[str]:
-        """The item embeddings; what the guidance is is the server's."""
+        """The item embeddings; the guidance is computed by the server and is not trained."""
         return [name for name in names if name == ITEMS]
 
     def update(
@@ -135,7 +135,8 @@ class GpfedrecStep(GeneratedStep):
     def gradients(
         self, parameters: Mapping[str, Tensor], block: Block
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What local training changed, with the sign of a gradient, of every client of a block."""
+        """The negative change of local training, in place of a gradient, of every client of a
+        block."""
         rows = torch.arange(block.touched.shape[1], device=self.device)
         counts = torch.tensor(block.touched_counts, device=self.device)
         real = (rows < counts[:, None]).unsqueeze(-1)
@@ -149,7 +150,7 @@ class GpfedrecStep(GeneratedStep):
         places = torch.where(real.squeeze(-1), block.touched, 0)
         index = places.unsqueeze(-1).expand(-1, -1, moved.shape[-1])
         moved.scatter_add_(1, index, -found[ITEMS] * real)
-        quiet = (counts == 0).view(-1, 1, 1)  # who had nothing to learn from keeps what it has
+        quiet = (counts == 0).view(-1, 1, 1)  # clients without examples keep their values
         found[OWN] = torch.where(quiet, 0.0, parameters[OWN] - moved)
         return found, torch.from_numpy(block.last_epoch_means(losses)).float().to(self.device)
 

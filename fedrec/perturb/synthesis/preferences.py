@@ -32,7 +32,7 @@ class ReplacementConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """What users want, `float64 [users]` each.
+    """The users' preferences, `float64 [users]` each.
 
     Attributes:
         ratio: replacement ratio k, in [0, 1].
@@ -69,19 +69,19 @@ def preferences_of(
 
 
 def refuse_missing_rows(data: TrainingData) -> None:
-    """Refuse training clients without a training row: there is nothing to make synthetic rows from.
+    """Refuse training clients and tested users without a training row: there is nothing to make
+    synthetic rows from.
 
     Raises:
         DataError: some have none, or there is no row at all.
     """
-    none = data.clients[
-        np.bincount(data.rows.users, minlength=data.rows.num_users)[data.clients] == 0
-    ]
+    users = np.union1d(data.clients, data.tested)
+    none = users[np.bincount(data.rows.users, minlength=data.rows.num_users)[users] == 0]
     if len(none) or not len(data.rows):
         shown = ", ".join(str(data.rows.user_ids[user]) for user in none[:5])
         raise DataError(
             f"{data.rows.name} has users without training rows",
-            expected="at least one training row of each training client",
+            expected="at least one training row of each user who trains or is tested",
             got=(
                 f"none of {len(none)} ({shown}{', ...' if len(none) > 5 else ''})"
                 if len(none)
@@ -136,12 +136,12 @@ def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
             got=f"none for {len(missing)} of them: {shown}{', ...' if len(missing) > 5 else ''}",
             fix="add a row for each, or leave perturb.users out: then all users want the same",
         )
-    # A user without training rows has nothing that is replaced; its values are of no effect.
+    # A user without training rows has no rows to replace; its values have no effect.
     return {name: np.where(place < 0, 0.0, _exact(table[name], path)[place]) for name in present}
 
 
 def _exact(column: pd.Series, path: Path) -> np.ndarray:
-    numbers_of(column, path)  # refuses what is no number
+    numbers_of(column, path)  # rejects values that are not numbers
     return np.asarray(pd.to_numeric(column), dtype=np.float64)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leak of held-out items through negatives: off by default, complete when it is on, and always
-said."""
+"""The leak of held-out items through negatives: off by default, complete when enabled, and always
+reported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from simulations.sweep.plan import plan_of
 
 
 def never_drawn_hits(experiment, rounds, users=None):
-    """Expected Hits@10 among 99 drawn items of ranking by how seldom an item was a negative in so
-    many rounds."""
+    """Expected Hits@10 among 99 sampled items, ranked by how rarely an item was a negative in a
+    number of rounds."""
     node = Node(experiment, 0, 1, None)
     population, schema = node.population, node.population.schema()
     clients = population.evaluated_clients("test")[:users]
@@ -58,7 +58,7 @@ def table(tiny_experiment):
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_what_was_never_drawn_tells_nothing_unless_it_leaks(table, leaky):
+def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
     hits = never_drawn_hits(load(table(leaky)), rounds=60)
     if leaky:
         assert hits.mean() > 0.97
@@ -90,19 +90,19 @@ def text_of(shown):
     return console.file.getvalue()
 
 
-def test_the_result_says_so(pair):
+def test_the_result_states_the_leak(pair):
     honest, leaky = pair
     assert marked(honest.experiment) == "tiny" and not honest.privacy
     assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
 
 
-def test_the_table_on_the_terminal_says_so_once(pair):
+def test_the_table_on_the_terminal_marks_the_system_once(pair):
     honest, leaky = (text_of(summary_table(result)) for result in pair)
     assert "[leak]" not in honest and leaky.count("[leak]") == leaky.count("tiny") == 1
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
-def test_comparisons_say_so(pair, form):
+def test_comparisons_mark_the_system(pair, form):
     """They are tested on the same rows, so that they can be compared; the order makes no
     difference."""
     for results in (pair, pair[::-1]):
@@ -111,7 +111,7 @@ def test_comparisons_say_so(pair, form):
         assert "tiny [leak]" in comparison_text(comparison, form)
 
 
-def test_the_report_says_so(pair):
+def test_the_report_marks_the_system(pair):
     """In its head, in each table with the system, and in a warning."""
     page = page_of(pair)
     assert page.title == "tiny, tiny [leak]"
@@ -122,7 +122,7 @@ def test_the_report_says_so(pair):
     assert "[leak]" not in repr(page.results[0])
 
 
-def test_sweeps_say_so(table, tmp_path):
+def test_sweeps_mark_the_runs(table, tmp_path):
     plan = plan_of(table(False) | {"rounds": 1}, vary=["split.leaky-negatives=[false, true]"])
     result = sweep(plan, tmp_path / "sweep")
     assert result.runs["leak"].tolist() == result.settings["leak"].tolist() == [False, True]
@@ -132,7 +132,7 @@ def test_sweeps_say_so(table, tmp_path):
 
 
 def test_held_out_items_stay_possible_negatives_by_default(table):
-    """Without the switch a client is not told of what is held out."""
+    """Without the switch a client does not get the held-out items."""
     honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
     for mine, other in zip(
         honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True
@@ -143,7 +143,7 @@ def test_held_out_items_stay_possible_negatives_by_default(table):
         assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
 
 
-def test_sampled_metrics_stand_beside_the_full_ranking(table, tmp_path):
+def test_sampled_metrics_are_reported_with_the_full_ranking(table, tmp_path):
     """Of the system and of baselines."""
     settings = ["evaluation.sampled-items=9", "evaluation.baselines=['popularity']"]
     result = runner.run(table(False), settings, output=tmp_path / "run")

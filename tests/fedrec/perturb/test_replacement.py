@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many rows are replaced, which, by what, and tables of users who want it otherwise."""
+"""The number of replaced rows, their selection, their substitutes, and individual settings of
+users."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -94,9 +97,8 @@ def test_two_samples_of_a_user_follow_draws_without_replacement(make_data):
 
 
 @pytest.mark.parametrize("draw", ["best", "sample"])
-def test_a_user_who_wants_everything_new_gets_it(make_data, draw):
-    """Twenty rows whose scores all name the same item first; exactly twenty other items are
-    left."""
+def test_a_user_can_have_all_rows_replaced(make_data, draw):
+    """Twenty rows that all prefer the same item, and exactly twenty other items."""
     data = make_data([0] * 20, list(range(20)), 1, 40)
     scores = torch.arange(40, dtype=torch.float32) * 50
     found = scored_substitutes(
@@ -122,6 +124,12 @@ def test_a_ratio_outside_its_range_is_an_error(wrong):
 def test_users_without_training_rows_are_an_error(make_data):
     with pytest.raises(DataError, match=r"users without training rows(.*\n)*.*none of 1 \(u1\)"):
         replaced(make_data([0, 2], [0, 1], clients=np.array([0, 1, 2])))
+
+
+def test_tested_users_without_training_rows_are_an_error(make_data):
+    tested = dataclasses.replace(make_data([0, 2], [0, 1]), tested=np.array([1, 2]))
+    with pytest.raises(DataError, match=r"trains or is tested\n.*none of 1 \(u1\)"):
+        replaced(tested)
 
 
 class TestTableOfUsers:
