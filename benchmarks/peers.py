@@ -19,6 +19,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ def never_drawn(experiment: Experiment) -> dict[str, float]:
     return {name: float(metrics[name].nanmean()) for name in METRICS}
 
 
-def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, object, list[str]]]:
+def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, str | Mapping[str, Any], list[str]]]:
     """Folder, experiment and overrides of every run, those of the first seed first."""
     base = given.folder / given.data
     for seed in range(given.seeds):
@@ -107,7 +108,7 @@ def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, object, list[str]]
                 yield base / name / f"seed-{seed}", source, overrides
 
 
-def finish(path: Path, source: object, overrides: list[str]) -> None:
+def finish(path: Path, source: str | Mapping[str, Any], overrides: list[str]) -> None:
     """Run the missing parts of one run: training, and the items that were never drawn."""
     if not (path / "result.json").is_file():
         if (path / "run.json").is_file():

@@ -76,6 +76,7 @@ def kept_by_devices(result, private):
     """Checks that devices keep the private parameters, and that these were trained."""
     node = Node(result.experiment, 0, 1, result.folder / "private")
     start = node.initial()
+    assert node.private is not None
     kept = node.private.load(int(node.training[0]), result.experiment.rounds + 1)
     assert set(kept) == private
     assert any(not np.array_equal(value, start[name].numpy()) for name, value in kept.items())

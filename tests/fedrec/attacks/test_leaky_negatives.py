@@ -85,9 +85,9 @@ def pair(table, tmp_path):
 
 
 def text_of(shown):
-    console = Console(width=200, file=io.StringIO())
-    console.print(shown)
-    return console.file.getvalue()
+    text = io.StringIO()
+    Console(width=200, file=text).print(shown)
+    return text.getvalue()
 
 
 def test_the_result_states_the_leak(pair):
