@@ -37,6 +37,7 @@ SYSTEMS = ("fedmf", "fedncf", "pfedrec", "fedrap", "gpfedrec", "fedgnn")
 CENTRAL = ("popularity", "ease", "ials")
 METRICS = ("hits@10", "ndcg@10", "hits-of-100@10", "ndcg-of-100@10")
 NEVER_DRAWN = "never-drawn.json"
+LEAKS = {"both": (False, True), "without": (False,), "with": (True,)}
 
 Rows = dict[tuple[str, bool], list[Mapping[str, float]]]
 """System and whether it leaks -> metrics, by seed."""
@@ -90,7 +91,7 @@ def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, object, list[str]]
     base = given.folder / given.data
     for seed in range(given.seeds):
         yield base / "central" / f"seed-{seed}", central(given.data, seed, given.part), []
-        for leak in (False, True):
+        for leak in LEAKS[given.leak]:
             for system in given.only or SYSTEMS:
                 overrides = [
                     f"seed={seed}",
@@ -106,20 +107,19 @@ def wanted(given: argparse.Namespace) -> Iterator[tuple[Path, object, list[str]]
                 yield base / name / f"seed-{seed}", source, overrides
 
 
-def work(given: argparse.Namespace) -> None:
-    """Run what is missing, one after the other."""
-    for path, source, overrides in wanted(given):
-        if not (path / "result.json").is_file():
-            if (path / "run.json").is_file():
-                runner.resume(path)
-            else:
-                runner.run(source, overrides, output=path)
-            for file in path.glob("private/*"):
-                file.unlink()  # as large as the catalogue times the users; nothing resumes it
-            print(f"{path.relative_to(given.folder)} is finished", flush=True)
-        if path.parent.name != "central" and not (path / NEVER_DRAWN).is_file():
-            found = never_drawn(RunFolder(path).experiment)
-            write_atomically(path / NEVER_DRAWN, json.dumps(found, indent=1).encode())
+def finish(path: Path, source: object, overrides: list[str]) -> None:
+    """Run the missing parts of one run: training, and the items that were never drawn."""
+    if not (path / "result.json").is_file():
+        if (path / "run.json").is_file():
+            runner.resume(path)
+        else:
+            runner.run(source, overrides, output=path)
+        for file in path.glob("private/*"):
+            file.unlink()  # as large as the catalogue times the users; nothing resumes it
+        print(f"{path} is finished", flush=True)
+    if path.parent.name != "central" and not (path / NEVER_DRAWN).is_file():
+        found = never_drawn(RunFolder(path).experiment)
+        write_atomically(path / NEVER_DRAWN, json.dumps(found, indent=1).encode())
 
 
 def results(base: Path) -> tuple[Rows, set[int]]:
@@ -163,7 +163,7 @@ def _line(label: str, seeds: Sequence[Mapping[str, float]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, or print the table."""
+    """Run the missing parts, or print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", choices=("ml-100k", "ml-1m"), default="ml-100k")
@@ -171,11 +171,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None, help="default: as shipped")
     parser.add_argument("--part", choices=("test", "validation"), default="test")
     parser.add_argument("--only", action="append", choices=SYSTEMS, default=[])
+    parser.add_argument("--leak", choices=tuple(LEAKS), default="both")
     parser.add_argument("--set", action="append", default=[], help="an override of each system")
     parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
     given = parser.parse_args()
     if not given.table:
-        work(given)
+        for path, source, overrides in wanted(given):
+            finish(path, source, overrides)
     found, rounds = results(given.folder / given.data)
     print("\n".join([*table(found), "", f"rounds: {', '.join(map(str, sorted(rounds)))}"]))
 

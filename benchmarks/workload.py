@@ -56,9 +56,8 @@ def experiment(
         "strategy": {"name": "reptile"},
         "sampler": {"name": "fixed-size", "cohort": cohort},
         "evaluation": {"every": 0, "final-users": 1, "baselines": [], "fine-tune": {"epochs": 0}},
-        "checkpoint": {
-            "every": max(1, rounds // 2)
-        },  # so that the whole writing of one is in the measured rounds
+        # so that the whole writing of one is in the measured rounds
+        "checkpoint": {"every": max(1, rounds // 2)},
         "engine": {
             "name": engine,
             "nodes": 2 if engine == "ray" and device == "cpu" else 1,

@@ -184,7 +184,8 @@ def _history_scores(
     node: Node, model: HistoryModel, parameters: Mapping[str, Tensor], clients: np.ndarray
 ) -> Tensor:
     """Scores `[clients, items]` under the parameters of one client, `[1, ...]` each."""
-    histories = torch.from_numpy(node.population.histories(clients, model.rated)).to(node.device)
+    known = node.population.histories(clients, model.rated, model.low_rated)
+    histories = torch.from_numpy(known).to(node.device)
     return model.history_scores(parameters, histories.unsqueeze(0))[0]
 
 

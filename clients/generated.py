@@ -50,7 +50,7 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     it.
 
     Raises:
-        ClientError: a client's work failed, or the parameters do not match its data.
+        ClientError: training a client failed, or the parameters do not match its data.
         ExperimentError: the step does not support generated parameters.
     """
     step = _generated_step(node.step(Section.model_validate(order.step)).in_round(order.round))

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrec.metrics.bootstrap import bootstrap_intervals
+from fedrec.report.naming import named
 from fedrec.report.page.results import distributions
 from fedrec.report.summary import deciding_metric, early_stopping_line
 from fedrec.runs.folder import RunFolder
@@ -42,7 +43,7 @@ def draw(result: Result, data: str) -> str:
     values = [table[metric].dropna().to_numpy(dtype=np.float64) for table in systems.values()]
     bars = _bars(list(systems), values)
     top = 92 + ROW * len(systems) + 30
-    charts = [_SVG.findall(chart)[0] for chart in distributions([result])[:2]]
+    charts = [_SVG.findall(chart)[0] for chart in distributions(named([result]))[:2]]
     parts = [
         _text(24, 36, f"{result.experiment.title or result.experiment.name}", "head"),
         _text(24, 60, f"{data}; {metric} of {len(values[0]):,} test users, 95% intervals", "tick"),

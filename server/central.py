@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedrec.baselines.base import Baseline, RatingBaseline
 from fedrec.baselines.private._private import PrivateBaseline
@@ -32,6 +31,7 @@ from fedrec.baselines.protocol import (
 )
 from fedrec.data.cache import KEPT
 from fedrec.data.population import Population, sample_clients
+from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.metrics.rating import rating_errors, rating_errors_by_user
@@ -58,22 +58,20 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     done = run.read_baselines()
     if done is not None:
         return done
-    if (
-        not run.experiment.evaluation.baselines
-    ):  # the server of a deployment has no data to measure on
+    # the server of a deployment has no data to measure on
+    if not run.experiment.evaluation.baselines:
         return {}
-    callback_list.on_stage("fitting baselines")
+    callback_list.on_message("fitting baselines")
     metrics = {}
-    bench = _bench(run.experiment)
-    settings = bench.that_fit(callback_list)
+    evaluator = _evaluator(run.experiment)
+    settings = evaluator.feasible(callback_list)
     for number, (label, options) in enumerate(settings.items(), 1):
         kept = run.read_baseline(label)
         if kept is None:
             callback_list.on_baseline(label, number, len(settings))
-            kept = bench.measure(run, label, options, callback_list)
-        if kept[
-            "metrics"
-        ]:  # a baseline that predicts no ratings has none in an experiment of ratings
+            kept = evaluator.measure(run, label, options, callback_list)
+        # a baseline without rating predictions has no metrics in rating experiments
+        if kept["metrics"]:
             metrics[label] = kept["metrics"]
     run.write_baselines(metrics)
     return metrics
@@ -126,7 +124,7 @@ def refuse_central(experiment: Experiment) -> None:
         )
 
 
-class _Bench(ABC):
+class _Evaluator(ABC):
     """The data and protocol that all baselines of a run are evaluated on.
 
     Args:
@@ -135,10 +133,9 @@ class _Bench(ABC):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        engine = experiment.engine
-        self._device = torch.device("cpu" if engine.device == "auto" else engine.device)
+        self._device = resolve_device(experiment.engine.device)
 
-    def that_fit(self, callback_list: CallbackList) -> Settings:
+    def feasible(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to measure, by label."""
         return self.experiment.evaluation.baseline_settings()
 
@@ -165,7 +162,7 @@ class _Bench(ABC):
         """Fit a baseline and evaluate it."""
 
 
-class _RankingBench(_Bench):
+class _RankingEvaluator(_Evaluator):
     def __init__(self, experiment: Experiment, population: Population) -> None:
         super().__init__(experiment)
         settings = experiment.evaluation
@@ -180,12 +177,12 @@ class _RankingBench(_Bench):
             sampled=settings.sampled_items,
         )
 
-    def that_fit(self, callback_list: CallbackList) -> Settings:
+    def feasible(self, callback_list: CallbackList) -> Settings:
         """Settings of the systems to evaluate, by label; systems for which the data are too large
         are skipped, with a line in the log."""
         training = self._protocol.training
         return settings_that_fit(
-            super().that_fit(callback_list),
+            super().feasible(callback_list),
             training.num_users,
             training.num_items,
             lambda line: _say(line, callback_list),
@@ -206,7 +203,7 @@ class _RankingBench(_Bench):
         return means | (statistics.result() if statistics is not None else {}), users, seconds
 
 
-class _RatingBench(_Bench):
+class _RatingEvaluator(_Evaluator):
     def __init__(self, experiment: Experiment, population: Population) -> None:
         super().__init__(experiment)
         clients = _clients(experiment, population)
@@ -228,12 +225,14 @@ class _RatingBench(_Bench):
 
 def _say(line: str, callback_list: CallbackList) -> None:
     log.warning(line)
-    callback_list.on_stage(line)
+    callback_list.on_message(line)
 
 
-def _bench(experiment: Experiment) -> _Bench:
+def _evaluator(experiment: Experiment) -> _Evaluator:
     population = KEPT.population(experiment)
-    return (_RatingBench if experiment.task == "rating" else _RankingBench)(experiment, population)
+    return (_RatingEvaluator if experiment.task == "rating" else _RankingEvaluator)(
+        experiment, population
+    )
 
 
 def _clients(experiment: Experiment, population: Population) -> np.ndarray:

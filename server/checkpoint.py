@@ -216,7 +216,7 @@ def _refuse_other_shape(about: object) -> None:
     """Refuse metadata that do not describe a state.
 
     Raises:
-        ValueError: it is not.
+        ValueError: they do not.
     """
     if not isinstance(about, dict) or not isinstance(about.get("digest"), str):
         raise ValueError("no digest of the experiment")

@@ -118,7 +118,7 @@ def _said(experiment: Experiment, state: State) -> list[str]:
     if not issubclass(strategy, CohortStrategy):
         return []
     config, step = experiment.settings(STRATEGY), experiment.settings(STEP)
-    return strategy.said(config, step, state.parameters, state.round)
+    return strategy.remarks(config, step, state.parameters, state.round)
 
 
 def _evaluated(
@@ -130,7 +130,7 @@ def _evaluated(
     *,
     fine_tune: bool,
 ) -> pd.DataFrame:
-    callbacks.on_stage("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
+    callbacks.on_message("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
     clients = evaluator.sampled_clients(run.experiment.evaluation.final_users)
     return evaluator.evaluate(
         arrays, number, clients, fine_tune=fine_tune, progress=callbacks.on_evaluation

@@ -50,7 +50,7 @@ class EarlyStopping(RunExtension):
         evaluator: of the run.
 
     Raises:
-        ExperimentError: there are no validation users, or nothing could be watched.
+        ExperimentError: there are no validation users, or the metric is never evaluated.
     """
 
     name = NAME
@@ -105,7 +105,7 @@ class EarlyStopping(RunExtension):
         return {"numbers": numbers, **best}
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """Take back what `memory` gave."""
+        """Restore what `memory` returned."""
         best, number, waited = memory["numbers"].tolist()
         self._best, self._round, self._waited = best, int(number), int(waited)
         self._parameters = under(_PARAMETERS, memory)

@@ -18,8 +18,8 @@ class RunExtension:
     name = ""
     """Name of its table in the result and of its arrays in a checkpoint."""
     costly = False
-    """Whether losing a round costs more than time; then each round is written to disk before the
-    next one starts."""
+    """Whether a lost round costs more than time; then each round is written to disk before the next
+    one starts."""
 
     @property
     def hides_updates(self) -> bool:

@@ -33,6 +33,7 @@ from server.conclusion import conclude
 from server.evaluation import means
 from server.forecast.estimate import estimate
 from server.forecast.training_paths import announce_paths
+from server.forecast.user_features import warn_without_user_features
 from server.setup import Setup
 from server.strategy_checks import refuse_non_finite, refuse_other_parameters, strategy_errors
 from server.strategy_state import as_before, own_memory, restore_strategy, strategy_state
@@ -74,6 +75,8 @@ class Loop:
             RunError: the run folder cannot be written.
         """
         state = self._start()
+        if state.round == 0:
+            warn_without_user_features(self.experiment, state.parameters)
         state = dataclasses.replace(state, parameters=self.federation.shared(state.parameters))
         announce_paths(self.federation.roster, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
@@ -167,7 +170,7 @@ class Loop:
 
     def _tell(self, text: str) -> None:
         log.info(text)
-        self.callbacks.on_stage(text)
+        self.callbacks.on_message(text)
 
     def _round(self, state: State) -> State:
         """One round: configure, send, aggregate, evaluate."""

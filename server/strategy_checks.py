@@ -63,10 +63,10 @@ def strategy_errors(strategy: Strategy, doing: str) -> AbstractContextManager[No
 def refuse_other_parameters(
     strategy: Strategy, number: int, found: ArrayRecord, before: ArrayRecord
 ) -> None:
-    """Refuse aggregated parameters of other names or shapes than those of the round before.
+    """Refuse aggregated parameters whose names or shapes differ from those before the round.
 
     Raises:
-        ComponentError: they are others.
+        ComponentError: they differ.
     """
     shapes = {name: tuple(array.shape) for name, array in before.items()}
     refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", found, shapes)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes to a started run: more rounds, and settings that do not affect training. A run folder
-documents its run, so settings that would have changed its completed rounds are fixed; before the
-first round, all settings may change. The digests of earlier versions stay in run.json, because
-checkpoints contain them.
+documents its run, so settings that would have changed its completed rounds are fixed; until the
+first round is complete, all settings may change, and the run begins anew. The digests of earlier
+versions stay in run.json, because checkpoints contain them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
 
     Raises:
         ExperimentError: a setting is wrong, or may not change any more.
+        RunError: no round is complete, and the ledger has charges of a release.
     """
     texts = list(overrides)
     before, after = run.experiment, load(run.experiment.table(), texts)
     if before.digest() == after.digest():
         return run
-    if not run.has_progress:
+    if not (run.has_rounds if before.rounds else run.has_progress):
         return _anew(run, after)
     for text in texts:
         _refuse_fixed(text)
@@ -65,7 +66,8 @@ def write_amended(run: RunFolder, experiment: Experiment) -> None:
     earlier = [digest for digest in run.digests if digest != experiment.digest()]
     about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
     (run.path / "result.json").unlink(missing_ok=True)
-    # First the file that accepts both versions, so that a crash in between leaves the earlier one.
+    # The file that accepts both versions is written first, so that a crash in between leaves the
+    # earlier one valid.
     write_atomically(run.path / "run.json", json.dumps(about, indent=2) + "\n")
     write_atomically(run.path / "experiment.toml", experiment.toml())
     run.set_status("interrupted", run.status()["round"])
@@ -75,7 +77,7 @@ def discard(path: Path) -> None:
     """Remove a run folder, and nothing else, so that another run can take its place.
 
     Raises:
-        RunError: it is in use, or its ledger says what was really spent.
+        RunError: it is in use, or it holds the ledger of a real release.
     """
     run = RunFolder(path)
     with run.lock():
@@ -85,6 +87,7 @@ def discard(path: Path) -> None:
 
 def _anew(run: RunFolder, experiment: Experiment) -> RunFolder:
     with run.lock():
+        _refuse_to_forget(run)
         shutil.rmtree(run.path)
     return RunFolder.create(experiment, run.path)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiment of `fedrec try` for the user's own table of interactions. Models that represent
-users by features have nothing to learn from data without side features. The linear item-to-item
-model represents a user by its items; it is computed in two federated rounds in which every client
-uploads once each (counts, then products), and compared with popularity and centralised EASE. A
+users by features cannot learn from data without side features. The linear item-to-item model
+represents a user by its items; it is computed in two federated rounds, in each of which every
+client uploads once (counts, then products), and compared with popularity and centralised EASE. A
 fifth of the users are test users, each with a random half of its items held out; a tenth are
 validation users for tuning (`--set evaluation.held-out=validation`) and for early stopping
 (`[early-stopping]`): if popularity scores better on them than the linear model, popularity is kept.
@@ -27,7 +27,7 @@ def own_experiment(
 
     Args:
         path: the table.
-        found: what its columns are.
+        found: its recognised columns.
         epsilon: target of user-level differential privacy, > 0; None: no privacy.
     """
     dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **found.columns}
@@ -60,7 +60,7 @@ def linear_system(epsilon: float | None, items: int) -> dict[str, Any]:
 
     Args:
         epsilon: target, > 0; None: no privacy.
-        items: number of items with weights under noise, where fewer stand more.
+        items: number of items with weights under noise; fewer are more robust to it.
     """
     system: dict[str, Any] = {
         "model": {"name": "item-weights"},

@@ -64,7 +64,7 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
         users: ids as in the data; None: all users.
 
     Raises:
-        DataError: a user is not in the data, or the data are others than those of the run.
+        DataError: a user is not in the data, or the data differ from those of the run.
         ExperimentError: the run has no federated system, or its parameters are made for each user.
     """
     population = _population(result)
@@ -77,7 +77,7 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
 
 
 def recommend(result: Result, users: Sequence[object] | None = None, k: int = 10) -> pd.DataFrame:
-    """The best k items of each user, without items that the user has a row for.
+    """The best k items of each user, without items of the user's rows.
 
     Args:
         result: of a finished run.

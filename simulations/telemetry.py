@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What phones home or installs packages by itself is switched off, unless the user set it."""
+"""Switches off telemetry and automatic installations of Flower and Ray, unless the user has set
+them."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class CohortStrategy(Strategy):
         return (Phase(MAIN, step),)
 
     @classmethod
-    def said(
+    def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
         """Remarks to be reported with the results of a run, one paragraph each; none by default.
@@ -163,7 +163,7 @@ class CohortStrategy(Strategy):
         return []
 
     @property
-    def parts(self) -> dict[str, CohortStrategy]:
+    def by_phase(self) -> dict[str, CohortStrategy]:
         """The strategies that send orders and aggregate, by phase. A strategy that contains others
         overrides this to return all of theirs, at any depth; clip and noise are set on these."""
         return {self.phase(1): self}
@@ -229,9 +229,8 @@ class CohortStrategy(Strategy):
         if losses:
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
         if self.privacy is not None:
-            asked = [
-                self._asked.pop(reply.metadata.src_node_id, 0) for reply in good
-            ]  # a second reply is ignored
+            # a second reply is ignored
+            asked = [self._asked.pop(reply.metadata.src_node_id, 0) for reply in good]
             answers = list(zip(sums, asked, strict=True))
             changes = self.privacy.release(server_round, self._theta, answers)
             denominator = self.privacy.plan.denominator

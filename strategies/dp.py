@@ -10,10 +10,11 @@ its noise is drawn.
 Failures count as zero updates: a client whose update is not finite, a node that does not reply in
 time or sends no numbers. The denominator stays the same, and no other client is sampled instead.
 The server also bounds a node's sum, to the clip norm times the number of its clients in the cohort
-(one, for a phone), so that no node changes the sum by more than its clients may.
+(one, for a phone) and the length of the noise that they add themselves, so that no node changes the
+sum by more than its clients may.
 
 Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning
-rate, and `fedrec.privacy.clipping` for where the clip stands.
+rate, and `fedrec.privacy.clipping` for when updates are clipped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class DpFedAvg:
 
     Args:
         plan: sampler, clip, noise and denominator.
-        phase: the stage of training that this is for.
+        phase: the phase that the plan is for.
         source: where noise comes from.
         charge: charges a round; called before the server draws its noise. If clients add the noise,
             the guard charges instead, before their messages are sent.
@@ -84,9 +85,8 @@ class DpFedAvg:
             sums: what each node answered, with the number of clients that it was asked for, in node
                 order.
         """
-        if (
-            not self.plan.client_noise_scale
-        ):  # else the guard has charged it before the messages were sent
+        # else the guard has charged it before the messages were sent
+        if not self.plan.client_noise_scale:
             self.charge(round_number, self.plan.event(self.phase))
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
@@ -136,9 +136,8 @@ class DpFedAvg:
                 round_number,
                 answered,
             )
-            noisy = add_noise(
-                noisy, missing, self.source, round_number, 0, 0
-            )  # no client has an address of that form
+            # no client has an address of that form
+            noisy = add_noise(noisy, missing, self.source, round_number, 0, 0)
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
@@ -163,8 +162,8 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         asked: int,
     ) -> Mapping[str, Change]:
-        """A node's sum, scaled down to the largest norm that its clients' clipped updates can have;
-        zero if it is invalid."""
+        """A node's sum, scaled down to the largest norm that its clients' uploads can have; zero if
+        it is invalid."""
         if not asked or not all(
             name in total and is_change(total[name], theta[name]) for name in names
         ):
@@ -173,9 +172,8 @@ class DpFedAvg:
             )
             return {name: _nothing(theta[name]) for name in names}
         own = {name: total[name] for name in names}
-        if self.plan.client_noise_scale:
-            return own  # with the clients' noise the norm has no bound
-        return _scaled(own, theta, self.plan.clip.at(self.plan.clip_norm * asked))
+        numbers = sum(theta[name].size for name in names)
+        return _scaled(own, theta, self.plan.clip_of_sum(asked, numbers))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
         adaptive, std = self.plan.config.adaptive_clip, self.plan.count_noise_std
@@ -192,7 +190,7 @@ class DpFedAvg:
 
 
 def _within(said: int, most: int) -> int:
-    """A number of clients that a node states, between 0 and what it can be."""
+    """The number of clients that a node reports, bounded to [0, `most`]."""
     return min(max(said, 0), most)
 
 
@@ -260,7 +258,7 @@ def _total(
 
 
 def _nothing(table: np.ndarray) -> Change:
-    """A change that changes nothing."""
+    """A change of zero."""
     if table.ndim < 2:
         return np.zeros(table.shape)
     return SparseUpdate(table.shape, np.empty(0, dtype=np.int64), np.empty((0, *table.shape[1:])))

@@ -7,8 +7,8 @@ Clients run the step `als` on the model `ials`. With N training clients and mean
     g_i   = 2 N mean(user.gram) y_i - 2 N mean(item.right)_i + 2 lambda y_i
     y_i  <- Adam(y_i, g_i)
 
-g_i is the gradient of the loss of implicit matrix factorization by y_i, at the users' factors that
-were solved for.
+g_i is the gradient of the loss of implicit matrix factorization with respect to y_i, at the users'
+factors that were solved for.
 
 Where this differs from the paper: g_i is computed from the users' second moments and the rows of
 the items that they like, which gives the same sum as one gradient per user and item; the sums of a
@@ -76,7 +76,7 @@ class Fcf(CohortStrategy):
         return with_factors(theta, moved)
 
     def gradient(self, factors: np.ndarray, sums: dict[str, np.ndarray]) -> np.ndarray:
-        """Gradient of the loss by the items' factors, `float64 [items, d]`."""
+        """Gradient of the loss with respect to the items' factors, `float64 [items, d]`."""
         gram = (sums[GRAM] + sums[GRAM].T) / 2  # noise is not symmetric
         return 2 * (factors @ gram - sums[RIGHT] + self.config.regularisation * factors)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of the whole test suite, and what several test files share."""
+"""Hooks of the whole test suite, and shared fixtures."""
 
 import copy
 import gc
@@ -15,12 +15,12 @@ ON_DEMAND = {
     "containers": "make container-test",
     "cluster": "make cluster-test",
 }
-"""Markers of tests that run when they are asked for, and how."""
+"""Markers of tests that run on request only, and the command."""
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests on the raw data are skipped where these are not there, long ones of real processes
-    unless asked for."""
+    """Tests on raw data are skipped if the data are missing, and long tests of real processes
+    unless requested."""
     for marker, command in ON_DEMAND.items():
         for item in items if marker not in config.option.markexpr else ():
             if item.get_closest_marker(marker):
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    """A test that starts a Ray itself does not find the shared one."""
+    """Stop the shared Ray before a test that starts its own."""
     if item.get_closest_marker("ray") and "shared_engine" not in item.fixturenames:
         ENGINES.stop("ray")
 
@@ -45,16 +45,16 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap():
-    """Objects that exist before a file's tests, such as modules and collected tests, stay out of
-    its garbage collections, which take ten times as long with them."""
+    """Exclude objects that exist before a file's tests, such as modules and collected tests, from
+    garbage collections, which would take ten times as long."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_per_run():
-    """A run collects garbage once, to give memory back before it trains: half of the time of a run
-    as small as those of tests. Python's own collections go on."""
+    """Skip the garbage collection by which a run releases memory before training: half of the time
+    of such small runs. Python's own collections continue."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedrec.runtime.heap.gc", types.SimpleNamespace(collect=lambda: 0))
         yield
@@ -62,8 +62,8 @@ def no_collection_per_run():
 
 @pytest.fixture(scope="session", autouse=True)
 def files_without_sync():
-    """Tests do not wait for the disk: a run waits for it 18 times, and no test cuts the power. What
-    is synced, and in which order, is checked by tests that replace `os.fsync` themselves."""
+    """Do not sync files: a run does so 18 times, and no test cuts the power. Tests that replace
+    `os.fsync` themselves check what is synced, and in which order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -91,8 +91,8 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def tiny_experiment():
-    """Gives a fresh table of an experiment with 24 users (18 of them train) that runs in a fraction
-    of a second."""
+    """Makes the table of an experiment with 24 users (18 of them train) that runs in a fraction of
+    a second."""
     return lambda: copy.deepcopy(TINY)
 
 
@@ -135,8 +135,8 @@ def saved_parameters():
 
 @pytest.fixture(scope="session")
 def first_sums():
-    """Gives what a node sends after the first round of its first 18 clients: as whole arrays, and
-    as it is sent."""
+    """Returns the reply of a node after the first round of its first 18 clients, as whole arrays
+    and as sent."""
     import numpy as np
 
     from clients.training.round import train_clients
@@ -215,7 +215,7 @@ def world():
 
 @pytest.fixture(scope="session")
 def torch_privrec():
-    """Builds PrivRec a second time, out of `nn.Embedding` and `nn.Linear`, for one client."""
+    """An independent PrivRec of `nn.Embedding` and `nn.Linear`, for one client."""
     import torch
     from torch import nn
 
@@ -302,8 +302,7 @@ def torch_privrec():
 
 @pytest.fixture(scope="session")
 def leftovers():
-    """Processes whose environment has a mark, looked for until there is none or 20 seconds have
-    passed."""
+    """Processes whose environment contains a mark; waits up to 20 seconds until there is none."""
     import time
     from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One local Ray and one SuperLink for all tests of a process that need one but do not test its
+"""One local Ray and one SuperLink per test process, for tests that need one but do not test its
 start."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ CORES, STORE_BYTES = 4, 2**26
 
 
 class SharedEngines:
-    """Starts each engine when it is first asked for, and stops it at the end, or when a test needs
-    to start one itself."""
+    """Starts each engine when it is first needed, and stops it at the end, or before a test that
+    starts its own."""
 
     def __init__(self):
         self._started = {}
 
     def of(self, engine):
-        """The engine's resources, which are there until `stop`."""
+        """The engine's resources, available until `stop`."""
         if engine not in self._started:
             stack = contextlib.ExitStack()
             found = stack.enter_context({"ray": _ray, "flower": _superlink}[engine]())

@@ -41,10 +41,8 @@ def imports(source: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            if node.module in (
-                "flwr",
-                "flwr.supercore",
-            ):  # the names below are modules of their own
+            # the names below are modules of their own
+            if node.module in ("flwr", "flwr.supercore"):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module or ""
@@ -55,7 +53,7 @@ def imports(source: str) -> Iterator[str]:
 
 
 def violations(file: Path, source: str) -> list[str]:
-    """What a source imports against the rule; `file` is relative to the project's root."""
+    """Imports of a source that violate the rule; `file` is relative to the project's root."""
     found = []
     for name in imports(source):
         top = name.partition(".")[0]
@@ -107,7 +105,7 @@ def imported_modules(source: str, known: Iterable[str]) -> set[str]:
 
 
 def neighbours(sources: dict[str, str], files: dict[str, Path]) -> dict[Path, dict[str, set[str]]]:
-    """For each folder: what each of its files and subfolders imports of its other ones."""
+    """For each folder: which of its other files and subfolders each one imports."""
     found: dict[Path, dict[str, set[str]]] = {}
     for module, source in sources.items():
         for other in imported_modules(source, files):
@@ -120,7 +118,7 @@ def neighbours(sources: dict[str, str], files: dict[str, Path]) -> dict[Path, di
 
 
 def circles(sources: dict[str, str], files: dict[str, Path]) -> list[str]:
-    """What a folder's files and subfolders import in a circle, one line for each folder."""
+    """Import cycles between a folder's files and subfolders, one line for each folder."""
     found = []
     for folder, graph in neighbours(sources, files).items():
         try:
@@ -172,8 +170,8 @@ def test_no_folder_and_no_file_grows_beyond_reading():
 
 
 def test_data_know_no_perturbation():
-    """Clients' data take what a perturbation made of them; which ones there are, the registry
-    knows."""
+    """`fedrec/data` has only the interface of perturbations; the registry finds the
+    implementations."""
     files = list((ROOT / "fedrec" / "data").rglob("*.py"))
     found = [
         (file.name, name) for file in files for name in imports(file.read_text(encoding="utf-8"))
@@ -243,5 +241,5 @@ def test_the_rule_lets_right_imports_pass(file, source):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_package_is_the_one_of_this_checkout(package):
-    """Their names are common words, so another installed package could stand before them."""
+    """Their names are common words, so another installed package could take precedence."""
     assert importlib.import_module(package).__file__ == str(ROOT / package / "__init__.py")

@@ -84,9 +84,8 @@ def clipped(change: fedjax.Params, norm: float) -> fedjax.Params:
 def main(path: str, backend: str) -> None:
     """Do the work and print when the rounds were and how far the parameters went."""
     jax.config.update("jax_num_cpu_devices", 2 if backend == "pmap" else 1)
-    jax.config.update(
-        "jax_pmap_no_rank_reduction", False
-    )  # what FedJAX's pmap backend was written for
+    # what FedJAX's pmap backend was written for
+    jax.config.update("jax_pmap_no_rank_reduction", False)
     work = Arrays(path)
     rounds, cohort = work["cohorts"].shape
     server = fedjax.optimizers.sgd(1.0)
@@ -94,9 +93,8 @@ def main(path: str, backend: str) -> None:
         train = create_train_for_each_client(
             fedjax.model_grad(network(work)), fedjax.optimizers.sgd(LEARNING_RATE)
         )
-    params = jax.device_put(
-        work.initial(), jax.devices()[0]
-    )  # placed like later rounds' means, or one step compiles twice
+    # placed like later rounds' means, or one step compiles twice
+    params = jax.device_put(work.initial(), jax.devices()[0])
     state, key = server.init(params), jax.random.PRNGKey(0)
     clock = RoundClock()
     for number in range(rounds):

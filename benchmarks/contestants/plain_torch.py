@@ -29,9 +29,8 @@ class Net(nn.Module):
         ):
             weight = torch.from_numpy(initial[f"layer{place}.weight"])
             layer = nn.Linear(*weight.shape)
-            layer.weight.data = weight.T.clone(
-                memory_format=torch.contiguous_format
-            )  # the work keeps its own
+            # the work keeps its own
+            layer.weight.data = weight.T.clone(memory_format=torch.contiguous_format)
             layer.bias.data = torch.from_numpy(initial[f"layer{place}.bias"]).clone()
             self.layers.append(layer)
         self.users = [name.replace(".", "_") for name in tables if name.startswith("user.")]

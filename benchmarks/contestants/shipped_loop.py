@@ -2,7 +2,8 @@
 """The same step as most people write it: PyTorch modules with whole tables, `torch.optim.SGD`, one
 user at a time.
 
-There is a module for PrivRec's network and one for matrix factorization; the variational
+There is a module for PrivRec's network and one for matrix factorization. Counts and products of
+users' items are added to one array by numpy; the variational
 autoencoder and self-supervised training take fedrec's own `reference` path, which is such a loop.
 Arguments as for `shipped.py`, without the path.
 """
@@ -14,14 +15,19 @@ import sys
 import time
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
 from clients.hosting.node import Node
+from clients.local.sufficient_statistics import History
+from clients.steps.counts import Counts
+from clients.steps.gram import Gram
 from clients.steps.sgd import Sgd
 from fedrec.experiment.sections import Section
+from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
 from fedrec.protocol.orders import TrainOrder
@@ -165,6 +171,47 @@ class PlainLoop:
         return [{"params": [value], "lr": self.rates[value]} for value in moving]
 
 
+class SumLoop:
+    """Counts or products of one user's items after the other, added to one array.
+
+    Args:
+        node: gives users' data.
+        step: `counts` or `gram`.
+        start: the global parameters.
+    """
+
+    def __init__(self, node: Node, step: Counts | Gram, start: Numbers) -> None:
+        self.node, self.step, self.start = node, step, start
+        products = isinstance(step, Gram)
+        self.name = step.products if products else str(step.config.parameter)
+        bias = torch.from_numpy(start[BIAS][:, 0]) if BIAS in start else None
+        size = len(start[self.name])
+        chosen = torch.arange(size) if bias is None or not products else chosen_items(bias, size)
+        self.rows = np.full(node.population.interactions.num_items, -1)
+        self.rows[chosen.numpy()] = np.arange(size)
+        exponent = step.config.exponent if isinstance(step, Gram) else 0.0
+        self.scale = np.ones(size)
+        if bias is not None and exponent:
+            self.scale = item_scale(bias[chosen], exponent).numpy()
+
+    def round(self, order: TrainOrder) -> tuple[float, Numbers]:
+        """Seconds of a round, and the sums of updates."""
+        begun = time.perf_counter()
+        total = {name: np.zeros_like(value, dtype=np.float64) for name, value in self.start.items()}
+        own = total[self.name]
+        for client in order.clients.tolist():
+            data = self.node.population.client(client)
+            history = History.of(data, self.step.config.low_rated)
+            rows = self.rows[history.items]
+            weights, rows = history.weights[rows >= 0].astype(np.float64), rows[rows >= 0]
+            if isinstance(self.step, Counts):
+                own[rows, 0] += weights
+            else:
+                values = weights * self.scale[rows]
+                own[np.ix_(rows, rows)] += np.outer(values, values)
+        return time.perf_counter() - begun, total
+
+
 def rounds_of(
     name: str, step: str, users: int, rounds: int, **changes: object
 ) -> list[tuple[float, Numbers]]:
@@ -173,6 +220,9 @@ def rounds_of(
     node = node_of(name, "reference")
     arrays, given = initial(node), orders(node, step, users, rounds, **changes)
     made = node.step(Section.model_validate(given[0].step))
+    if isinstance(made, Counts | Gram):
+        sums = SumLoop(node, made, arrays)
+        return [sums.round(order) for order in given]
     if type(made) is not Sgd or not isinstance(node.model, PrivRec | Mf):
         return [trained(node, arrays, order) for order in given]
     names = node.model.initial(torch.Generator()).keys()

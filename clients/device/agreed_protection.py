@@ -46,9 +46,8 @@ def refuse_less_protection(
         if ordered is not None:
             raise _other("a protection that the experiment does not have")
         return
-    if (
-        ordered is None or order.clients is None
-    ):  # the reply to an order for all clients is a plain mean
+    # the reply to an order for all clients is a plain mean
+    if ordered is None or order.clients is None:
         raise _other("none")
     own = privacy.in_phase(phase.name)
     clip = own.clip(contributions_of(phase.step["name"]))

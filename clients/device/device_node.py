@@ -233,8 +233,8 @@ def device_node_of(context: Context) -> DeviceNode:
     if "data" not in config:
         raise RefusalError(
             "this node has no data",
-            expected="a file of its owner's",
-            fix="its owner gives --data FILE",
+            expected="the data file of its owner",
+            fix="start the client with --data FILE",
         )
     experiment = experiment_of(context.run_config).model_dump_json()
     return own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))

@@ -42,7 +42,7 @@ class OwnPopulation(Population):
 
     Args:
         interactions: their interactions; users in this order.
-        partition: what is learned from and what is held out, by place of the user.
+        partition: the training and held-out rows; users by position.
         numbers: `int64 [users]`, ascending: each user's number.
     """
 
@@ -78,8 +78,10 @@ class OwnPopulation(Population):
     def liked(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return super().liked(self._places(clients))
 
-    def histories(self, clients: np.ndarray, rated: bool = False) -> np.ndarray:
-        return super().histories(self._places(clients), rated)
+    def histories(
+        self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
+    ) -> np.ndarray:
+        return super().histories(self._places(clients), rated, low_rated)
 
     def whole_history(self, clients: np.ndarray) -> np.ndarray:
         return super().whole_history(self._places(clients))
@@ -129,7 +131,7 @@ def own_population(
         numbers_of_users: returns a fixed `int64` number for each user name.
 
     Raises:
-        DataError: a file is missing or malformed, or no user has anything to learn from.
+        DataError: a file is missing or malformed, or no user has a training row.
     """
     interactions, names, part = read_own(data, catalogue)
     numbers = numbers_of_users(names)
@@ -152,8 +154,8 @@ def own_population(
 
 
 def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:
-    """Interactions of a node's users, the users' names, and the part of each row if the file has
-    this column. Cached until one of the files changes.
+    """Interactions of a node's users, the users' names, and the part of each row, `[rows]`, if the
+    file has this column. Cached until one of the files changes.
 
     Raises:
         DataError: see `own_population`.

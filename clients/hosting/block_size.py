@@ -16,7 +16,7 @@ _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and
 
 
 def largest_block(device: torch.device, path: str) -> int | None:
-    """Most clients per block; None: as many as fit the memory, for a GPU."""
+    """Largest number of clients per block; None: as many as fit the memory, for a GPU."""
     if device.type != "cpu":
         return None
     return _ONE_BY_ONE if path == "kernel" else _ALL_TOGETHER
@@ -40,8 +40,9 @@ def cut_blocks(
         memory_gib: GiB that one block may take.
         largest: clients per block at most; None: as many as fit the memory.
 
-    Yields: Places in `batches`; every place once. A block has at least one client, even if it
-    exceeds the memory.
+    Yields:
+        Positions in `batches`, each once. A block has at least one client, even if it exceeds the
+        memory.
     """
     width = [batch.items.shape[1] for batch in batches]
     order = sorted(

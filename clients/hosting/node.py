@@ -73,9 +73,8 @@ class Node:
         )
         self.device = resolve_device(experiment.engine.device, experiment.engine.precision)
         if experiment.engine.threads is not None:
-            torch.set_num_threads(
-                experiment.engine.threads
-            )  # so that nodes do not compete for cores
+            # so that nodes do not compete for cores
+            torch.set_num_threads(experiment.engine.threads)
 
     @property
     def steps(self) -> list[Section]:
@@ -135,10 +134,8 @@ class Node:
 
     @property
     def work(self) -> np.ndarray | None:
-        """`int64 [clients]`, number of training rows of each hosted training client, if other nodes
-        may train
-        it: if no private state of a client stays on its node between rounds.
-        """
+        """`int64 [clients]`, number of training rows of each hosted training client; None if other
+        nodes must not train it, because private state of a client stays on its node."""
         keeps = any(self.step(section).keeps for section in self.steps)
         return None if keeps else self.population.learned_counts(self.training)
 

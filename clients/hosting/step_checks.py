@@ -54,10 +54,10 @@ def refuse_wrong_update(
 def refuse_wrong_block(
     step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str
 ) -> None:
-    """Refuse a trained block whose parameters have other shapes than they had.
+    """Refuse a trained block in which parameters changed their shapes.
 
     Raises:
-        ComponentError: they have.
+        ComponentError: they did.
     """
     if not isinstance(trained, Trained):
         if not isinstance(trained, Outcome):
@@ -118,7 +118,7 @@ def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round
     """Refuse sums with NaN or infinity.
 
     Raises:
-        ClientError: they are not; names the step, its file and the clients.
+        ClientError: there are some; names the step, its file and the clients.
     """
     for name, change in reply.total.items():
         values = change.values if isinstance(change, SparseUpdate) else change

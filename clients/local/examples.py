@@ -24,7 +24,7 @@ def labelled(
     """Items `int64 [n]` and labels `float32 [n]`.
 
     Args:
-        data: one client's own.
+        data: of one client.
         schema: its task says what a label is: a rating, or 1 and 0.
         negatives: unobserved items per positive (ranking only).
         low_rated: how rows that are not positive are used (ranking only).
@@ -51,7 +51,7 @@ def shuffled_epochs(
     for a client without examples.
 
     Args:
-        data: one client's own.
+        data: of one client.
         schema: its task says what a label is: a rating, or 1 and 0.
         negatives: unobserved items per positive, drawn once for all epochs.
         epochs: number of epochs; with 0 nothing is drawn.

@@ -26,8 +26,7 @@ class HistoryBatches(Batches):
         kept: `bool [S, N]`, which of them dropout leaves in each step.
         noise: `float32 [S, K]`, standard normal, for the code.
         prior: mean and variance of the client's prior, `float32 [K]` each; None: the standard one.
-        drawn: `int64 [J]`, the items that are examples of their own, where examples are single
-            items.
+        drawn: `int64 [J]`, the items that are examples, if an example is a single item.
         random: the client's stream after all these draws, for noise on the update.
         client: the client's id.
     """

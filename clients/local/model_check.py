@@ -12,13 +12,13 @@ Kind = TypeVar("Kind", bound=Model)
 
 
 def require_model(model: Model, kind: type[Kind], name: str, *, lacks: str) -> Kind:
-    """The experiment's model, which has to be of the kind that a step trains.
+    """The experiment's model, checked to be of the class that a step trains.
 
     Args:
         model: of the experiment.
-        kind: what the step trains.
-        name: under which the registry knows that.
-        lacks: what other models do not have, in words.
+        kind: class of the models that the step trains.
+        name: its name in the registry.
+        lacks: what other models lack, in words.
 
     Raises:
         ExperimentError: it is another one.
@@ -36,15 +36,15 @@ def require_model(model: Model, kind: type[Kind], name: str, *, lacks: str) -> K
 def require_ranking_model(
     model: Model, kind: type[Kind], name: str, *, trains: str, otherwise: str
 ) -> Kind:
-    """The experiment's model, which has to be of the kind that a step trains, with the task of
+    """The experiment's model, checked to be of the class that a step trains, with the task of
     ranking.
 
     Args:
         model: of the experiment.
-        kind: what the step trains.
-        name: under which the registry knows that.
-        trains: what trains which model, in words.
-        otherwise: what else the user may set, in words.
+        kind: class of the models that the step trains.
+        name: its name in the registry.
+        trains: which step trains which model, in words.
+        otherwise: the alternative for the user, in words.
 
     Raises:
         ExperimentError: it is another one, or its task is rating.

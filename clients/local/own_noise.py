@@ -112,15 +112,14 @@ class OwnNoiseStep(Step):
             mean: `[l]`, mean of the clipped gradients.
             bound: their clip norm.
             norms: `[J]`, their norms before.
-            client: whose they are.
+            client: the client's id.
             random: source of the noise, where that is reproducible.
         """
         config = self.config
         normal = _secure if config.noise == "secure" else random.standard_normal
         weight = config.weight(client) if config.weighting == "precision" else 1.0
-        noisy = normal(
-            len(mean)
-        )  # in place from here on, because this takes most of the time of an upload
+        # in place from here on, because this takes most of the time of an upload
+        noisy = normal(len(mean))
         noisy *= config.gradient_multiplier(client) * bound
         noisy += mean.cpu().numpy()
         noisy *= -config.learning_rate * weight
@@ -136,7 +135,7 @@ class OwnNoiseStep(Step):
     def shaped(
         self, uploaded: Mapping[str | None, np.ndarray], network: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """An upload as changes of the network's parameters, and of the bound."""
+        """An upload, `float32 [numbers]`, as changes of the network's parameters and the bound."""
         parts = (
             torch.from_numpy(uploaded[None])
             .to(self.device)

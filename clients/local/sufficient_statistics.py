@@ -6,17 +6,56 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from clients.local.updates import Part, PartialUpdates
-from clients.step import CohortStep, Update
+from clients.step import CohortStep, StepConfig, Update
 from fedrec.cohort.batches import Batches
 from fedrec.cohort.block import Block
 from fedrec.data.client_data import ClientData
+
+
+class SufficientStatisticsConfig(StepConfig):
+    """Settings of what counts in a history; with `epochs = 0` nothing is sent, with any other
+    number once."""
+
+    epochs: int = Field(default=1, ge=0)
+    """0 sends nothing, any other number sends the statistics once."""
+    low_rated: float = Field(default=0.0, ge=0, le=1)
+    """What a rated item that is not positive counts, where a positive one counts 1; 0 leaves them
+    out."""
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What one client likes, and how much.
+
+    Attributes:
+        items: `int64 [n]`, ascending, distinct.
+        weights: `float32 [n]`, in (0, 1].
+    """
+
+    items: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, data: ClientData, low_rated: float) -> History:
+        """The positive items of a client with weight 1, and its other rated items with another one,
+        in [0, 1]; 0 leaves these out."""
+        likes = np.ones(len(data.positives), dtype=np.float32)
+        if not low_rated:
+            return cls(data.positives, likes)
+        others = data.low_rated
+        items = np.concatenate([data.positives, others])
+        weights = np.concatenate([likes, np.full(len(others), low_rated, dtype=np.float32)])
+        order = np.argsort(items)
+        return cls(items[order], weights[order])
 
 
 class SufficientStatistics(CohortStep):
@@ -27,6 +66,9 @@ class SufficientStatistics(CohortStep):
     otherwise. With `epochs = 0` nothing is sent, with any other number once.
     """
 
+    Config = SufficientStatisticsConfig
+    config: SufficientStatisticsConfig
+
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if "parts" in vars(cls) and "contributions" not in vars(cls):
@@ -34,13 +76,13 @@ class SufficientStatistics(CohortStep):
 
     @abstractmethod
     def parts(
-        self, parameters: Mapping[str, Tensor], histories: Sequence[np.ndarray]
+        self, parameters: Mapping[str, Tensor], histories: Sequence[History]
     ) -> list[dict[str, Part]]:
         """What each history adds to the parameters, by name; other parameters stay unchanged.
 
         Args:
             parameters: the global ones, without cohort dimension, unchanged.
-            histories: liked items of each client, `int64 [n]`, distinct.
+            histories: of each client.
         """
 
     def update(
@@ -49,15 +91,19 @@ class SufficientStatistics(CohortStep):
         """What one client adds to the global `parameters` (without cohort dimension, unchanged);
         nothing is drawn."""
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        items = data.positives if self.config.epochs else data.positives[:0]
-        for name, part in self.parts(parameters, [items])[0].items():
+        if not self.config.epochs:
+            return Update(delta, 0, math.nan)
+        history = History.of(data, self.config.low_rated)
+        for name, part in self.parts(parameters, [history])[0].items():
             part.add_to(delta[name], 1.0)
-        return Update(delta, len(items), math.nan)
+        return Update(delta, len(history.items), math.nan)
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """The whole history as one batch; nothing is drawn."""
-        likes = np.ones(len(data.positives), np.float32)
-        return Batches.whole([(data.positives, likes)] if self.config.epochs else [])
+        if not self.config.epochs:
+            return Batches.whole([])
+        history = History.of(data, self.config.low_rated)
+        return Batches.whole([(history.items, history.weights)])
 
     def train_block(
         self,
@@ -67,8 +113,12 @@ class SufficientStatistics(CohortStep):
     ) -> PartialUpdates:
         """What every client of a block adds."""
         busy = [place for place, steps in enumerate(block.steps) if steps]
+        items, weights, sizes = (
+            table[0].cpu().numpy() if block.active else np.empty((0, 0))
+            for table in (block.items, block.labels, block.sizes)
+        )
         histories = [
-            block.items[0, place, : int(block.sizes[0, place])].cpu().numpy() for place in busy
+            History(items[place, : sizes[place]], weights[place, : sizes[place]]) for place in busy
         ]
         found = dict(zip(busy, self.parts(parameters, histories), strict=True))
         changes = [found.get(place, {}) for place in range(len(block))]

@@ -21,7 +21,7 @@ class Updates:
         start: the global parameters, without cohort dimension.
         block: the clients.
         changes: `float32 [C, ...]` per parameter, each client's update.
-        last_losses: mean loss of each client; NaN where it tells none.
+        last_losses: mean loss of each client; NaN if it reports none.
     """
 
     start: Mapping[str, Tensor]
@@ -49,15 +49,15 @@ class Updates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are no
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for name in (name for name in self.changes if name in totals):
             for place, share in enumerate(shares.tolist()):
                 if share:  # a client of weight 0 must not add NaN
                     totals[name].add_(self.changes[name][place], alpha=share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Not available: these updates have no compact tables.
+        """Not available for item tables `[items, d]`: these updates have no compact tables.
 
         Raises:
             KeyError: always, as no parameter is a compact table here.
@@ -104,7 +104,7 @@ class PartialUpdates:
         start: the global parameters, without cohort dimension.
         block: the clients.
         changes: by client the parts of the parameters that it changes; none of the others.
-        last_losses: mean loss of each client; NaN where it tells none.
+        last_losses: mean loss of each client; NaN if it reports none.
     """
 
     start: Mapping[str, Tensor]
@@ -132,8 +132,8 @@ class PartialUpdates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are no
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for own, share in zip(self.changes, shares.tolist(), strict=True):
             for name, part in own.items():
                 if name in totals and share:
@@ -171,7 +171,7 @@ class FactoredUpdates:
         block: the clients.
         factors: by layer x `[C, in]` and g `[C, out]`, `float32`: the weight changes by `x^T g`,
             the bias by g.
-        last_losses: mean loss of each client; NaN where it tells none.
+        last_losses: mean loss of each client; NaN if it reports none.
     """
 
     start: Mapping[str, Tensor]
@@ -200,13 +200,12 @@ class FactoredUpdates:
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        """Add share times update of every client to the `float64` totals of parameters that are no
-        item tables."""
+        """Add share times update of every client to the totals of parameters that are not item
+        tables, `float64` in their shapes; `shares` is `float64 [C]`."""
         for layer, (inputs, outputs) in self.factors.items():
             own = shares.to(outputs.device)[:, None]
-            weighted = torch.where(
-                own != 0, own * outputs.double(), 0.0
-            )  # a client of weight 0 must not add NaN
+            # a client of weight 0 must not add NaN
+            weighted = torch.where(own != 0, own * outputs.double(), 0.0)
             if f"{layer}.weight" in totals:
                 totals[f"{layer}.weight"].addmm_(
                     torch.where(own != 0, inputs.double(), 0.0).T, weighted
@@ -215,6 +214,11 @@ class FactoredUpdates:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """Not available for item tables `[items, d]`: these updates have no compact tables.
+
+        Raises:
+            KeyError: always, as no parameter is a compact table here.
+        """
         raise KeyError(name)
 
     def parameters_of(self, place: int) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another step, except for the canaries of an audit: they upload what was planted.
+"""The step of audits: canaries upload fixed updates, all other clients run another step.
 
-A canary is a client as any other to everything around this step (sampler, clip, sum, noise), which
-is what an audit tests. The other clients do exactly what they do without an audit, in blocks where
-their step can.
+Sampler, clip, sum and noise treat a canary like any other client, and these are what an audit
+tests. The other clients do exactly the same as without an audit, in blocks if their step supports
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CanaryConfig(StepConfig):
     base: str = "sgd"
     """Name of the other step."""
     canaries: CanaryPlan
-    """Who the canaries are, and what they upload."""
+    """The canaries, and what they upload."""
 
     @model_validator(mode="after")
     def _settings_of_the_other_step_are_right(self) -> Self:
@@ -53,13 +53,15 @@ class CanaryConfig(StepConfig):
 
 
 class Canary(Step):
-    """Plants the canaries' updates; all other clients run another step. For `fedrec audit`.
+    """Uploads fixed updates for the canaries; all other clients run another step. For `fedrec
+    audit`.
 
     Raises:
         ExperimentError: a setting of the other step is wrong.
     """
 
     Config = CanaryConfig
+    simulations_only = True
     paper = "Steinke et al. 2023; Andrew et al. 2023"
     config: CanaryConfig
 
@@ -97,7 +99,7 @@ class Canary(Step):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains beside those of the `model`."""
+        """Fresh parameters that this step trains with those of the `model`."""
         return self.base.added_parameters(model, generator)
 
     def private_names(self, names: list[str]) -> list[str]:
@@ -107,17 +109,17 @@ class Canary(Step):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return self.base.private_patterns
 
     @property
     def uploads(self) -> int | None:
-        """In how many rounds a client may take part at most; its device refuses more. None: in any
-        number."""
+        """Largest number of rounds that a client may take part in, which its device enforces; None:
+        any number."""
         return self.base.uploads
 
     @property
     def keeps(self) -> bool:
-        """Whether something stays on the device: some parameters (unless a subclass knows better,
-        whether it says which), or the number of rounds that it took part in."""
+        """Whether state stays on the device: private parameters, or the number of rounds that it
+        took part in."""
         return self.base.keeps

@@ -2,12 +2,12 @@
 """Self-supervised training of the item embedding on a client's own sessions (PrivRec section 2.4.2,
 equations 8 to 10).
 
-No label and no feature of the user is used: stage one of the two-stage training. Besides the item
-embedding only the encoders of sessions and items (`session.*`) learn; every other parameter stays
-as it is, weight decay included.
+No label and no feature of the user is used: stage one of the two-stage training. Only the item
+embedding and the encoders of sessions and items (`session.*`) are trained; no other parameter
+changes, not even by weight decay.
 
-Where this differs from the paper: see `fedrec/pretext/views.py` and `contrast.py`. Learning rate,
-batch size and epochs of stage one are not given there.
+Where this differs from the paper: see `fedrec/pretext/views.py` and `contrast.py`. The paper does
+not give learning rate, batch size and epochs of stage one.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Contrastive(CohortStep):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters of the encoders, which this step trains beside those of the `model`."""
+        """Fresh parameters of the encoders, which this step trains with those of the `model`."""
         return self.task.initial(model, generator)
 
     def _trained(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

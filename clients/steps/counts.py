@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client likes, as it is: 1 for each of its positive items, on the items' biases.
+"""A client's rated items, without training: 1 for each positive item, and with `low-rated` a
+smaller weight for each of its other rated items, as a change of the items' biases.
 
 The sum over clients counts how popular each item is. Clipped and noised like any other update it is
-a differentially private histogram, and `popularity-start` makes starting values of it. Nothing is
-trained. Counts have no signs, so replacing a client moves their clipped sum by sqrt(2) S at most
+a differentially private histogram, and `popularity-start` computes initial biases from it. Nothing
+is trained. Counts have no signs, so replacing a client moves their clipped sum by sqrt(2) S at most
 (`fedrec.privacy.adjacency`).
 """
 
@@ -11,27 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from clients.local.sufficient_statistics import SufficientStatistics
+from clients.local.sufficient_statistics import (
+    History,
+    SufficientStatistics,
+    SufficientStatisticsConfig,
+)
 from clients.local.updates import Part
-from clients.step import StepConfig
 from fedrec.errors import ExperimentError
 
 
-class CountsConfig(StepConfig):
-    """Settings of counting; with `epochs = 0` nothing is counted, with any other number once."""
+class CountsConfig(SufficientStatisticsConfig):
+    """Settings of counting."""
 
     parameter: str = "item.bias"
     """The table `[items, 1]` that the counts are sent as a change of."""
 
 
 class Counts(SufficientStatistics):
-    """Sends the indicator vector of a client's positive items.
+    """Sends the vector of a client's weights, the indicator of its positive items by default.
 
-    A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n.
+    A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n then.
     """
 
     Config = CountsConfig
@@ -39,17 +42,17 @@ class Counts(SufficientStatistics):
     config: CountsConfig
 
     def parts(
-        self, parameters: Mapping[str, Tensor], histories: Sequence[np.ndarray]
+        self, parameters: Mapping[str, Tensor], histories: Sequence[History]
     ) -> list[dict[str, Part]]:
-        """1 for each item of each history.
+        """The weight of each item of each history.
 
         Raises:
             ExperimentError: the model has no such table.
         """
-        return [self._counted(parameters, items) for items in histories]
+        return [self._counted(parameters, history) for history in histories]
 
-    def _counted(self, parameters: Mapping[str, Tensor], items: np.ndarray) -> dict[str, Part]:
-        """1 for each item, as a part of the biases; with `epochs = 0` there are no items."""
+    def _counted(self, parameters: Mapping[str, Tensor], history: History) -> dict[str, Part]:
+        """The weight of each item, as a part of the biases."""
         name = self.config.parameter
         if name not in parameters or parameters[name].shape != (self.model.schema.num_items, 1):
             raise ExperimentError(
@@ -58,5 +61,5 @@ class Counts(SufficientStatistics):
                 got=", ".join(parameters),
                 fix="set model.item-bias = true",
             )
-        rows = torch.from_numpy(items)
-        return {name: Part(rows, None, torch.ones(len(items), 1, dtype=torch.float64))}
+        weights = torch.from_numpy(history.weights).double()
+        return {name: Part(torch.from_numpy(history.items), None, weights[:, None])}

@@ -4,21 +4,21 @@
 
 Algorithm 3 with another model: the device draws J of its examples, takes the gradient of each one's
 loss with respect to the shared parameters, clips each, by a constant or by algorithm 2, takes their
-mean and adds Gaussian noise to every coordinate. For what `mode` is worth see
+mean and adds Gaussian noise to every coordinate. For the guarantee of each `mode` see
 `clients.steps.dpvae`; it trains the autoencoder of that table.
 
 Parameters that stay on the device (`private-parameters`) are fitted there first, for `epochs`
-passes over the client's examples while the shared ones stand still. They are never sent, so they
-cost no privacy. With `upload = false` nothing else is done, which is how a device adapts before it
-is evaluated: `evaluation.fine-tune = {upload = false}`.
+passes over the client's examples while the shared ones stay fixed. They are never sent, so they
+cost no privacy. With `upload = false` nothing else is done; devices adapt in this way before they
+are evaluated: `evaluation.fine-tune = {upload = false}`.
 
 Where this differs from the paper:
 
-- It says neither what an example is nor what is decomposed. Here an example is a labelled item, a
-  positive or a drawn negative (or a rating), and users' factors are private, as in federated matrix
-  factorization.
-- Its regularisation of 0.02 is left out. It would add a vector that is public, as the shared
-  parameters are.
+- The paper does not define an example, nor which model is decomposed. Here an example is a labelled
+  item, a positive or a drawn negative (or a rating), and users' factors are private, as in
+  federated matrix factorization.
+- The regularisation of 0.02 is left out. It would add a public vector, because the shared
+  parameters are public.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class DpSgd(OwnNoiseStep):
 
     @property
     def uploads(self) -> int | None:
-        """In how many rounds a client may take part at most; its device refuses more. None: in any
-        number."""
+        """Largest number of rounds that a client may take part in, which its device enforces; None:
+        any number."""
         return super().uploads if self.config.upload else None
 
     def private_names(self, names: list[str]) -> list[str]:
@@ -96,13 +96,13 @@ class DpSgd(OwnNoiseStep):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return self.config.private_parameters
 
     @property
     def keeps(self) -> bool:
-        """Whether something stays on the device: some parameters (unless a subclass knows better,
-        whether it says which), or the number of rounds that it took part in."""
+        """Whether state stays on the device: private parameters, or the number of rounds that it
+        took part in."""
         return bool(self.config.private_parameters) or self.uploads is not None
 
     def update(

@@ -4,13 +4,13 @@
 
 The device draws J of its interactions, takes the gradient of each one's part of minus the evidence
 lower bound, clips each over all parameters together, takes their mean, and adds Gaussian noise to
-every coordinate. The server sees nothing else. `mode` decides what that is worth:
+every coordinate. The server sees nothing else. The guarantee depends on `mode`:
 
-- `sound`: a bound S that no user's data decide. A user's upload has norm at most S before the
-  noise, whatever its data; what n uploads cost is in `fedrec.privacy.personal.noise`. With
-  `participations` the noise is such that so many uploads together cost epsilon_k, and the device
-  makes no more; without, epsilon_k is that of one upload alone, by the paper's formula. The loss
-  stays on the device.
+- `sound`: the bound S does not depend on any user's data. A user's upload has norm at most S before
+  the noise, whatever its data; the cost of n uploads is in `fedrec.privacy.personal.noise`. With
+  `participations` the noise is set so that this number of uploads together costs epsilon_k, and the
+  device makes no more; without, epsilon_k is the cost of one upload, by the paper's formula. The
+  loss stays on the device.
 - `paper`: algorithm 3 to the letter, S by algorithm 2 from the user's gradients. No finite
   guarantee: the clip norm comes from private data.
 
@@ -18,17 +18,17 @@ Where this differs from the paper:
 
 - Line 4 draws z from the prior, with which the encoder would never learn; z is drawn from the
   encoder, as in its section 2.3.
-- What an example x_kj is, is not said; here it is one interaction, with the whole history at the
-  encoder. The divergence counts 1 / N for each of a user's N interactions, so that the mean over
-  all examples is 1 / N of the bound.
-- A user with fewer than J interactions takes all; one without any uploads noise alone, as its
-  silence would tell.
-- `clip = "user"` clips the mean of the examples' gradients instead of each. What a user can change
-  is S either way, but clipped gradients of different interactions are nearly orthogonal, so that
-  their mean is shorter than S by a factor of up to sqrt(J), for the same noise.
-- `weighting = "precision"` multiplies an upload by the precision of its noise, which is public, so
-  that the mean is the one of least variance; the paper's plain mean is drowned by the users who ask
-  for an epsilon near zero.
+- The paper does not define an example x_kj; here it is one interaction, and the encoder gets the
+  whole history. Each of a user's N interactions carries 1 / N of the divergence, so that the mean
+  over all examples is 1 / N of the bound.
+- A user with fewer than J interactions takes all; one without any uploads only noise, because no
+  upload would reveal that.
+- `clip = "user"` clips the mean of the examples' gradients instead of each. A user's influence is
+  bounded by S either way, but clipped gradients of different interactions are nearly orthogonal, so
+  that their mean is shorter than S by a factor of up to sqrt(J), for the same noise.
+- `weighting = "precision"` multiplies an upload by the precision of its noise, which is public,
+  which minimises the variance of the mean; in the paper's plain mean, the noise of users who ask
+  for an epsilon near zero dominates.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class DpVaeConfig(OwnNoiseConfig):
     """Settings of training under the user's own noise."""
 
     epochs: int = Field(default=1, ge=0, le=1)
-    """1: one upload per round, as algorithm 3 has it; 0 trains nothing."""
+    """1: one upload per round, as in algorithm 3; 0 trains nothing."""
     beta: float = Field(default=0.5, ge=0)
     """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
     anneal_rounds: int = Field(default=0, ge=0)
-    """Rounds over which beta rises linearly from 0; 0 starts with all of it."""
+    """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
 
 
 class DpVae(CohortStep, OwnNoiseStep):
@@ -198,8 +198,8 @@ class DpVae(CohortStep, OwnNoiseStep):
     def _losses(
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder
     ) -> tuple[Tensor, Tensor]:
-        """Losses of what is clipped on its own, `[C, J]` (or `[C, 1]`), and which of them there
-        are, `bool` of the same shape."""
+        """Losses whose gradients are clipped separately, `[C, J]` (or `[C, 1]`), and a mask of
+        those that exist, `bool` of the same shape."""
         log_chances, distances = block.parts(self.vae, network, recorder)
         numbers = torch.tensor(
             [max(1, len(member.history)) for member in block.members], device=distances.device

@@ -3,8 +3,8 @@
 
     L = lambda_DSSM * L_DSSM + L_SSL,  L_SSL = lambda_IM * L_IM + lambda_SM * L_SM
 
-Where this differs from the paper: it does not say what a batch holds. Here a batch of labelled
-examples is what it is in local SGD, and an epoch's session views are dealt evenly over the epoch's
+Where this differs from the paper: the paper does not define a batch. Here batches of labelled
+examples are those of local SGD, and the session views of an epoch are distributed evenly over its
 batches.
 """
 
@@ -105,7 +105,7 @@ class Joint(Sgd):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters of the encoders, which this step trains beside those of the `model`."""
+        """Fresh parameters of the encoders, which this step trains with those of the `model`."""
         return self.task.initial(model, generator)
 
     def _joint_epochs(

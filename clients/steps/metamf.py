@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's part in meta matrix factorization (Lin et al. 2020): predict, and give gradients back.
+"""A client's part in meta matrix factorization (Lin et al. 2020): predict, and return gradients.
 
 The device gets the parameters that the server generated for it, predicts its own ratings, and
-answers with the gradient of its mean loss with respect to these parameters. It takes no step by
-itself: next time it gets others.
+replies with the gradient of its mean loss with respect to these parameters. It does not train them:
+in the next round it gets new ones.
 
 Where this differs from the paper: all examples of a client are one batch. For ranking, unobserved
-items are drawn as negatives outside the training positives, anew in each round.
+items are drawn as negatives outside the training positives, new ones in each round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MetaMfStepConfig(StepConfig):
     """Settings of a client's part in meta matrix factorization."""
 
     epochs: int = Field(default=1, ge=0, le=1)
-    """1 in training; 0 gives no gradient, which is how the generated parameters are evaluated."""
+    """1 in training; 0: no gradient, to evaluate the generated parameters."""
     negatives: int = Field(default=4, ge=0)
     """Unobserved items per positive (ranking only), drawn uniformly outside the training
     positives."""
@@ -62,10 +62,10 @@ class MetaMf(GeneratedStep):
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
         }
-        batch, wanted = (
+        batch, targets = (
             torch.from_numpy(array).to(self.device).unsqueeze(0) for array in (items, labels)
         )
-        loss = self.model.loss(self.model.predict(leaves, (), batch), wanted).sum()
+        loss = self.model.loss(self.model.predict(leaves, (), batch), targets).sum()
         found = torch.autograd.grad(
             loss, list(leaves.values()), allow_unused=True, materialize_grads=True
         )

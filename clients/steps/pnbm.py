@@ -5,11 +5,11 @@ that it rated.
 The loss of a user's ratings is a function of its own block of S alone, n x n for n rated items, so
 that is what the client changes: the rows and columns of S (or the rows of A and B) of its items,
 and nothing else. Under differential privacy the whole block is clipped in L2 and the sum gets noise
-on all of S, as any update does; that a user's examples lie in different rows of S buys nothing,
-because one rating is a neighbour in all of them.
+on all of S, as any update does. That a user's examples are in different rows of S does not reduce
+the sensitivity, because one rating is a neighbour in all of them.
 
-Where this differs from the paper: it trains in one place, on batches of ratings of all users, and
-puts noise on each entry.
+Where this differs from the paper: the paper trains centrally, on batches of ratings of all users,
+and adds noise to each entry.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 """A client's own ratings, mapped to [-1, 1], and 1 for each rated item.
 
 Summed over clients these are sums and numbers of ratings. Clipped and noised like any other update
-they are differentially private, and `means-start` makes item means of them. Nothing is trained. No
-two clients' updates point away from each other, so replacing one moves their clipped sum by sqrt(2)
-S at most (`fedrec.neighbourhood.means`).
+they are differentially private, and `means-start` computes item means from them. Nothing is
+trained. No two clients' updates point away from each other, so replacing one moves their clipped
+sum by sqrt(2) S at most (`fedrec.neighbourhood.means`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class RatingSumsConfig(StepConfig):
     once."""
 
     scale: tuple[float, float] = (1.0, 5.0)
-    """Lowest and highest rating; public. A rating outside is taken for the nearer end."""
+    """Lowest and highest rating; public. Ratings outside are clamped to it."""
     most_ratings: int | None = Field(default=None, ge=1)
-    """Of more ratings so many are sent, drawn at random; default: all."""
+    """Largest number of ratings that a client sends; of more, a random sample is sent. Default:
+    all."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> Self:
@@ -68,7 +69,7 @@ class RatingSums(Step):
             )
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         items, ratings = data.positives, data.amounts(rated=True)
-        if self.config.epochs and len(items):  # none leaves everything as it is, as with any step
+        if self.config.epochs and len(items):  # 0 changes nothing, as in any step
             drawn = np.arange(len(items))
             if self.config.most_ratings is not None and len(items) > self.config.most_ratings:
                 drawn = np.sort(random.choice(len(items), self.config.most_ratings, replace=False))

@@ -8,11 +8,11 @@ for many clients at once (`fedrec.cohort`), and `train_in_kernel` in native code
 Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so
 they are settings. The paper turns ratings of 3 and below into negatives; here `low-rated` chooses,
 and unobserved items are drawn as further negatives, because ranking is against items the user never
-saw. There, all parameters move in every step with one learning rate. By `rates` and
-`late-parameters` some may move faster, slower or only after the others have adapted: a network that
-may move the embedding of each item at will learns its positives by heart instead of their common
-taste (ANIL, Raghu et al. 2020, and FedRep, Collins et al. 2021, treat body and head of a network
-differently likewise).
+saw. In the paper, all parameters move in every step with one learning rate. With `rates` and
+`late-parameters` some can move faster, slower or only after the others have adapted: a network that
+is free to move the embedding of each item memorises its positives instead of learning what they
+have in common (ANIL, Raghu et al. 2020, and FedRep, Collins et al. 2021, also treat body and head
+of a network differently).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SgdConfig(DescentConfig):
     """Unobserved items per positive (ranking only), drawn uniformly outside the training
     positives."""
     negatives_policy: Literal["round", "epoch"] = "round"
-    """`round`: one pool per round; `epoch`: drawn anew for each epoch, touching more of the
+    """`round`: drawn once per round; `epoch`: drawn again for each epoch, which touches more of the
     catalogue."""
     low_rated: Literal["ignore", "negative"] = "ignore"
     """What a training row that is not positive counts as (ranking only)."""
@@ -111,8 +111,7 @@ class Sgd(CohortStep):
         return replace(found, start=parameters)
 
     def kernel_refusal(self) -> str | None:
-        """Why native code cannot take this step, in a few words; None: it can, and
-        `train_in_kernel` does it."""
+        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return kernel_refusal(self.model, self.config.sgd(), self.device)
 
     def train_in_kernel(
@@ -121,9 +120,9 @@ class Sgd(CohortStep):
         block: Block,
         own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
+        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         from fedrec.cohort.kernel.training import (
-            train_block,  # Numba, which who trains otherwise need not wait for
+            train_block,  # imports Numba, which the other paths do not need
         )
 
         declared, trained = self.model.declared_kernel(), recommender_part(parameters)
@@ -141,13 +140,13 @@ class Sgd(CohortStep):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return self.config.private_parameters
 
     @property
     def keeps(self) -> bool:
-        """Whether something stays on the device: some parameters (unless a subclass knows better,
-        whether it says which), or the number of rounds that it took part in."""
+        """Whether state stays on the device: private parameters, or the number of rounds that it
+        took part in."""
         return bool(self.config.private_parameters)
 
     def _settings(self, names: list[str]) -> SgdSettings:
@@ -161,7 +160,7 @@ class Sgd(CohortStep):
         )
 
     def _held(self, sgd: SgdSettings, epoch: int) -> frozenset[str]:
-        """The parameters that stand still in an epoch, from 0."""
+        """The parameters that are fixed in an epoch, from 0."""
         return sgd.late if epoch < self.config.epochs - sgd.late_epochs else frozenset()
 
     def _late(self, names: list[str]) -> frozenset[str]:
@@ -191,10 +190,10 @@ class Sgd(CohortStep):
         self, users: tuple[Tensor, ...], items: np.ndarray, labels: np.ndarray
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         """The loss of one client on a batch, as a function of its parameters."""
-        batch, wanted = (
+        batch, targets = (
             torch.tensor(items[None], device=self.device),
             torch.tensor(labels[None], device=self.device),
         )
         return lambda parameters: self.model.loss(
-            self.model.predict(parameters, users, batch), wanted
+            self.model.predict(parameters, users, batch), targets
         )

@@ -2,9 +2,9 @@
 """Local training of the variational autoencoder on the client's own history (Fang et al. 2022,
 equations 7 and 19).
 
-A client is one example: its whole history. In each epoch it draws dropout and code anew and takes
-one gradient step on minus the evidence lower bound. With one epoch the update is a gradient, and
-the server's optimiser does the rest; that is batch training with the cohort as the batch.
+A client is one example: its whole history. In each epoch it draws new dropout and a new code and
+takes one gradient step on minus the evidence lower bound. With one epoch the update is a gradient,
+and the server's optimiser does the rest; that is batch training with the cohort as the batch.
 
 Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here
 beta rises linearly over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for
@@ -51,7 +51,7 @@ class VaeStepConfig(StepConfig):
     beta: float = Field(default=0.5, ge=0)
     """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
     anneal_rounds: int = Field(default=0, ge=0)
-    """Rounds over which beta rises linearly from 0; 0 starts with all of it."""
+    """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
     per_item: bool = False
     """Whether a client's loss is divided by the number of its items."""
     priors: PriorsConfig | None = None

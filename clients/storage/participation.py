@@ -60,8 +60,7 @@ class Participation:
 
         Args:
             run: the run.
-            round_number: the round; one that is run again counts again, as it releases something
-                again.
+            round_number: the round; a repeated round counts again, because it is another release.
             clients: their numbers, `int64 [clients]`.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
                 none.

@@ -37,7 +37,7 @@ class PrivateState:
         return self.load_all([client], before_round)[0]
 
     def load_all(self, clients: Sequence[int], before_round: int) -> list[dict[str, np.ndarray]]:
-        """The same of several clients."""
+        """The same for several clients."""
         if not self.file.exists():
             return [{} for _ in clients]
         found = []
@@ -61,14 +61,14 @@ class PrivateState:
             client: the client's id.
             round_number: the round that produced the arrays.
             arrays: the private arrays.
-            keep: the state of so many rounds, this one the last, remains to be read.
+            keep: number of rounds, up to this one, whose state is kept.
         """
         self.save_all({client: arrays}, round_number, keep=keep)
 
     def save_all(
         self, arrays: Mapping[int, Mapping[str, np.ndarray]], round_number: int, *, keep: int
     ) -> None:
-        """The same of several clients, of all or of none."""
+        """The same for several clients, in one transaction."""
         with self._connect() as connection:
             for client, own in arrays.items():
                 key = (int(client), int(round_number))

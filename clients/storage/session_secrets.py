@@ -30,7 +30,7 @@ class SessionSecrets:
         self.file, self._kept = file, PrivateFile(file)
 
     def channel(self, fresh: bytes) -> bytes:
-        """The private channel key; `fresh` becomes it if there is none."""
+        """The private channel key; if there is none yet, `fresh` is stored as the key."""
         with self._connect() as connection:
             connection.execute(
                 "INSERT INTO channel SELECT ? WHERE NOT EXISTS (SELECT * FROM channel)", (fresh,)
@@ -39,7 +39,7 @@ class SessionSecrets:
         return key
 
     def begin(self, session: bytes, secrets: Mapping[str, bytes]) -> None:
-        """Begin a session, of which the shares are sent; any other one is deleted.
+        """Begin a session, whose shares are sent; any other session is deleted.
 
         Raises:
             ClientError: it was begun before, so its keys have sealed other shares.

@@ -37,7 +37,7 @@ class UploadLedger:
     def take(
         self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
     ) -> np.ndarray:
-        """Count an upload of each client in a round, of those that may still make one.
+        """Count one upload in a round for each client that may still upload.
 
         Args:
             clients: `int64 [clients]`.

@@ -18,6 +18,8 @@ from fedrec.components.errors import named
 from fedrec.errors import ClientError, FedrecError
 from fedrec.rng import stream
 
+_CLIENTS_AT_ONCE = 16_384  # clients whose batches, some 7 KB each, are in memory together
+
 
 def train_in_blocks(
     node: Node,
@@ -29,7 +31,8 @@ def train_in_blocks(
     round_: int,
     before_round: int | None = None,
 ) -> Iterator[tuple[list[int], Outcome]]:
-    """Train clients in blocks.
+    """Train clients in blocks. Only so many clients' data are in memory together that a round may
+    have a million.
 
     Args:
         node: the node.
@@ -50,6 +53,24 @@ def train_in_blocks(
         ClientError: the work on a block failed; names its clients.
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
+    for start in range(0, len(clients), _CLIENTS_AT_ONCE):
+        part = clients[start : start + _CLIENTS_AT_ONCE]
+        given = (node, step, path, parameters, part, stream_name, round_, before_round)
+        for places, trained in _blocks_of(*given):
+            yield [start + place for place in places], trained
+
+
+def _blocks_of(
+    node: Node,
+    step: CohortStep,
+    path: TrainingPath,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    stream_name: str,
+    round_: int,
+    before_round: int | None,
+) -> Iterator[tuple[list[int], Outcome]]:
+    """The same of clients whose data are in memory together."""
     data = node.population.clients(clients)
     train = step.train_in_kernel if path.name == "kernel" else step.train_block
     batches = []

@@ -16,7 +16,7 @@ def keep_private(node: Node, kept: Mapping[int, Mapping[str, np.ndarray]], round
     """Save the private parameters of some clients after a round; nothing if there are none.
 
     Raises:
-        ClientError: the node has nowhere to keep them.
+        ClientError: the node has no private state.
     """
     if not kept:
         return

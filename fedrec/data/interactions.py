@@ -18,9 +18,9 @@ from fedrec.errors import DataError
 class Interactions:
     """Interactions between users and items, validated and immutable.
 
-    Users and items are dense indices `0..users-1` and `0..items-1`; `user_ids` and `item_ids` give
-    back the names of the source. Rows keep the order of the source. The same pair may occur in
-    several rows (repeated use).
+    Users and items are dense indices `0..users-1` and `0..items-1`; `user_ids` and `item_ids` are
+    the names in the source. Rows keep the order of the source. The same pair may occur in several
+    rows (repeated use).
 
     Attributes:
         name: the dataset's name.
@@ -138,17 +138,16 @@ class Interactions:
         """SHA-256 over the set of (user id, item id, rating) rows: the same for any row order,
         times and machine."""
         ratings = self.ratings if self.ratings is not None else np.zeros(1, np.float32)
-        bits = (
-            (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
-        )  # adding zero makes -0 and 0 one number
+        # adding zero makes -0 and 0 one number
+        bits = (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
         rows = _mixed(_hashed(self.user_ids)[self.users])
         rows = _mixed(rows ^ _hashed(self.item_ids)[self.items])
         rows = np.sort(_mixed(rows ^ bits))
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
 
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
-        """Some of the rows (row numbers, or a slice), in that order; users and items keep their
-        numbers."""
+        """Some of the rows (row numbers `int64 [n]`, or a slice), in that order; users and items
+        keep their numbers."""
         columns = {
             name: getattr(self, name)
             for name in ("users", "items", "ratings", "times", "published_test")

@@ -42,10 +42,8 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         and isinstance(chosen, Mapping)
         and chosen.get("name") != value
     ):
-        return {
-            **table,
-            path[0]: {"name": value},
-        }  # settings belong to their component
+        # settings belong to their component
+        return {**table, path[0]: {"name": value}}
     return _with(table, path, value, text)
 
 

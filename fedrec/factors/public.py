@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of items from their public features alone: a Gaussian prior on what a user likes.
+"""Embeddings of items from their public features only: a Gaussian prior on users' preferences.
 
 A user's utility for item i is a sum of effects of the item's categories, so that over users its
 covariance is a kernel between items, and the embeddings e_i are a factor of that kernel: e_i . e_j
@@ -15,42 +15,47 @@ sums and products):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
+from pydantic import Field
 
+from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
 
 _KEPT = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
 
 
+class PublicPriorConfig(Config):
+    """Settings of the prior over what users like, given the items' public features."""
+
+    ordered: dict[str, float] = Field(default_factory=dict)
+    """Features of the items whose categories have an order, that of their labels, with length
+    scales in categories, > 0; the others have none."""
+    feature_variance: float = Field(default=0.2, ge=0)
+    """Prior variance of a user's liking of a category; 0 leaves unordered features out."""
+    ordered_variance: float = Field(default=0.5, ge=0)
+    """The same of an ordered category."""
+    interaction_variance: float = Field(default=0.3, ge=0)
+    """The same of an unordered and an ordered category together."""
+
+
 def feature_embeddings(
-    features: FeatureTable,
-    *,
-    ordered: Mapping[str, float],
-    variance: float,
-    ordered_variance: float,
-    interaction_variance: float,
-    interactions: int = 32,
+    features: FeatureTable, config: PublicPriorConfig, interactions: int = 32
 ) -> np.ndarray:
     """Embeddings whose products are the prior covariance of a user's utilities.
 
     Args:
         features: public ones of the items.
-        ordered: names of the features whose categories have an order, that of their labels, and
-            their length scales in categories, > 0.
-        variance: of a category's effect.
-        ordered_variance: of an ordered category's effect.
-        interaction_variance: of the effect of a category and an ordered one together.
-        interactions: at most so many columns for the interactions, the leading ones.
+        config: the prior.
+        interactions: largest number of columns for the interactions; the leading ones are kept.
 
     Returns:
         `float64 [items, width]`.
 
     Raises:
-        ExperimentError: an ordered feature is none of the items'.
+        ExperimentError: an ordered feature is not an item feature.
     """
+    ordered = config.ordered
     names = {feature.name for feature in features.features}
     unknown = sorted(set(ordered) - names)
     if unknown:
@@ -64,14 +69,14 @@ def feature_embeddings(
     by_place = [one for one in features.features if one.name in ordered]
     smooth = [_smooth(one, ordered[one.name]) for one in by_place]
     columns = [np.zeros((features.rows, 0))]
-    columns += [variance**0.5 * table for table in plain]
-    columns += [ordered_variance**0.5 * table for table in smooth]
+    columns += [config.feature_variance**0.5 * table for table in plain]
+    columns += [config.ordered_variance**0.5 * table for table in smooth]
     finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
     for table in plain:
         unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
         for other in finer:
             pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
-            columns.append(interaction_variance**0.5 * _leading(pairs, interactions))
+            columns.append(config.interaction_variance**0.5 * _leading(pairs, interactions))
     return np.concatenate(columns, axis=1)
 
 

@@ -1,24 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a noisy Gram matrix says beyond popularity and beyond public features.
+"""The part of a noisy Gram matrix that popularity and public features do not explain.
 
-If users liked items independently of each other, in proportion to popularity, the entries of the
-Gram matrix off its diagonal would be y_i y_j, with y proportional to popularity. If a user's
-utilities have the covariance e_i . e_j besides, they are y_i y_j (1 + e_i . e_j), to first order.
-So from a noisy Gram matrix G and public embeddings f_i
+If users liked items independently of each other and in proportion to popularity, the off-diagonal
+entries of the Gram matrix would be y_i y_j, with y proportional to popularity. If users' utilities
+also have the covariance e_i . e_j, they are y_i y_j (1 + e_i . e_j), to first order. So from a
+noisy Gram matrix G and public embeddings f_i
 
     R = G - y y^T - Y F F^T Y,    Y = diag(y),    R_ii = 0
 
-is what public knowledge does not explain, and noise. Its eigenvalues above the noise edge, shrunk
-to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric matrices in
-operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V sqrt(values), where
-k damps rare items, whose rows of G are nearly noise. All of this is post-processing of one release.
+contains what public features do not explain, and noise. Its eigenvalues above the noise edge,
+shrunk to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric matrices
+in operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V sqrt(values),
+where k damps rare items, whose rows of G are nearly noise. All of this is post-processing of one
+release.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
+
+from fedrec.config import Config
+
+
+class LearnedConfig(Config):
+    """Settings of the coordinates that are learned from the Gram matrix."""
+
+    learned_variance: float = Field(default=1.0, ge=0)
+    """Factor on the prior variance along the learned coordinates; 0 leaves them out."""
+    damping: float = Field(default=0.7, ge=0)
+    """Of learned coordinates of rare items, in units of the mean expected root of an entry."""
+
+
+def placed_embeddings(
+    gram: Tensor,
+    chosen: Tensor,
+    scale: Tensor,
+    shares: Tensor,
+    public: Tensor,
+    config: LearnedConfig,
+    *,
+    edge: float,
+    factors: int,
+) -> Tensor:
+    """Learned coordinates of the whole catalogue's embeddings, 0 for items that are not chosen.
+
+    Args:
+        gram: noisy and symmetric, of the chosen items in their scale, `float64 [m, m]`; unchanged.
+        chosen: the items of its rows, `int64 [m]`.
+        scale: what each of them is multiplied by in it, > 0, `float64 [m]`.
+        shares: popularities of all items, > 0, with sum 1, `float64 [items]`.
+        public: public coordinates of all items, `float64 [items, width]`.
+        config: variance and damping.
+        edge: see `learned_embeddings`.
+        factors: see `learned_embeddings`.
+
+    Returns:
+        `float64 [items, factors]`, leading coordinates last.
+    """
+    learned = learned_embeddings(
+        gram,
+        expected_profile(gram, shares[chosen] * scale),
+        (public - shares @ public)[chosen],
+        edge=edge,
+        factors=factors,
+        damping=config.damping,
+    )
+    placed = learned.new_zeros(len(shares), factors)
+    if learned.shape[1]:
+        placed[chosen, -learned.shape[1] :] = config.learned_variance**0.5 * learned
+    return placed
 
 
 def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
@@ -30,7 +83,7 @@ def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
         popularity: `float64 [m]`, > 0, in the scale of the Gram matrix's items.
 
     Returns:
-        `float64 [m]`; of length 1e-6 where noise leaves no positive multiple.
+        `float64 [m]`; of length 1e-6 if no positive multiple fits because of noise.
     """
     products = torch.outer(popularity, popularity).fill_diagonal_(0)
     scale = float((gram * products).sum() / products.square().sum().clamp(min=1e-300))
@@ -40,7 +93,7 @@ def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
 def learned_embeddings(
     gram: Tensor, profile: Tensor, public: Tensor, *, edge: float, factors: int, damping: float
 ) -> Tensor:
-    """Further coordinates of items' embeddings, from what public ones leave unexplained.
+    """Additional coordinates of item embeddings, from the part that public ones do not explain.
 
     Args:
         gram: noisy and symmetric, `float64 [m, m]`; unchanged.
@@ -48,25 +101,26 @@ def learned_embeddings(
         public: F, `float64 [m, width]`, centred.
         edge: largest eigenvalue of noise alone, see
             `fedrec.baselines.factorisation._gram.noise_edge`; 0 without noise.
-        factors: most coordinates.
+        factors: largest number of coordinates.
         damping: k in units of the mean of y, >= 0.
 
     Returns:
-        `float64 [m, at most factors]`, leading ones last; no column where all is noise.
+        `float64 [m, at most factors]`, leading ones last; without columns if everything is below
+        the noise edge.
     """
     explained = profile[:, None] * public
     rest = gram - torch.outer(profile, profile) - explained @ explained.T
     rest.fill_diagonal_(0)
     values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
-    above = values > max(edge, 0.0)
-    values, vectors = values[above][-factors:], vectors[:, above][:, -factors:]
+    kept = min(int((values > max(edge, 0.0)).sum()), factors)
+    values, vectors = values[len(values) - kept :], vectors[:, len(values) - kept :]
     clean = (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2
     damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
     return damped[:, None] * vectors * clean.sqrt()
 
 
 def expected_counts(noisy: np.ndarray, std: float) -> np.ndarray:
-    """What counts are to be expected to be, given that they have Gaussian noise.
+    """Posterior mean of counts with Gaussian noise.
 
     The prior is exponential, with the mean of the noisy counts: most items are rare. Then a count
     is distributed as a normal number that is > 0 and has mean noisy - std^2 / mean.

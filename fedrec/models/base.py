@@ -2,7 +2,7 @@
 """The interface of models: parameters as a dictionary, and a forward pass with a leading cohort
 dimension.
 
-A model holds no parameters. It makes the initial ones and maps `(parameters, users, items)` to
+A model is stateless. It creates initial parameters and maps `(parameters, users, items)` to
 predictions, where every parameter has a leading dimension C, one slice per client. Training one
 client after the other is the case C = 1.
 """
@@ -26,9 +26,7 @@ from fedrec.nn.layers import weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 
-_SCORED_AT_ONCE = (
-    4096  # clients times items pushed through a model at once; their activations stay in cache
-)
+_SCORED_AT_ONCE = 4096  # clients times items per forward pass; their activations stay in cache
 
 
 class Model(ABC):
@@ -40,14 +38,22 @@ class Model(ABC):
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses
             few of their rows, so local training may pass compact tables, with the row of each item
             in `rows`.
+        products: name of a parameter `[m, m]` as whose change clients send the products of m chosen
+            items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
+        simulations_only: whether it exists for attacks and audits; real nodes refuse it.
+        by_features: whether the shared parameters represent users by their features (`user.NAME`)
+            and by nothing else.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
+    products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
+    simulations_only: ClassVar[bool] = False
+    by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config, self.schema = config, schema
@@ -109,9 +115,8 @@ class Model(ABC):
         `[C, num_items]`."""
         some = next(iter(parameters.values()))
         clients, items = some.shape[0], torch.arange(self.schema.num_items, device=some.device)
-        found = some.new_empty(
-            clients, len(items)
-        )  # concatenating parts at the end would need more memory
+        # concatenating parts at the end would need more memory
+        found = some.new_empty(clients, len(items))
         at_once = max(1, _SCORED_AT_ONCE // clients)
         for start in range(0, len(items), at_once):
             part = items[start : start + at_once]
@@ -124,8 +129,7 @@ class Model(ABC):
 class HistoryModel(Model):
     """A recommender that represents a user by its history instead of features.
 
-    It has no prediction for an item alone; steps that train it give it whole histories, and so does
-    evaluation.
+    It has no prediction for single items; training steps and evaluation pass whole histories.
     """
 
     @property
@@ -134,14 +138,20 @@ class HistoryModel(Model):
         default."""
         return False
 
+    @property
+    def low_rated(self) -> float:
+        """What an item has in histories that a user rated and that is not positive, >= 0; 0, as
+        unknown items have, by default."""
+        return 0.0
+
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue.
 
         Args:
             parameters: each `[C, ...]`.
-            histories: `float32 [C, B, num_items]`, what B users of each slice are known to like: 1,
-                or a weight > 0; 0 elsewhere.
+            histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
+                or a weight > 0 (see `rated` and `low_rated`); 0 elsewhere.
 
         Returns:
             `[C, B, num_items]`.
@@ -154,7 +164,7 @@ class HistoryModel(Model):
         items: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Always refused.
+        """Not available.
 
         Raises:
             ExperimentError: a user's features do not determine a prediction here.
@@ -165,3 +175,21 @@ class HistoryModel(Model):
             got="items one by one",
             fix="set step.name = 'vae'",
         )
+
+
+class ProductsModel(HistoryModel):
+    """A recommender that is computed from products of the items in users' histories alone.
+
+    Raises:
+        ExperimentError: the task is to predict ratings.
+    """
+
+    def __init__(self, config: Config, schema: Schema) -> None:
+        super().__init__(config, schema)
+        if schema.task != "ranking":
+            raise ExperimentError(
+                f"{type(self).__name__} ranks items and predicts no ratings",
+                expected="task = 'ranking'",
+                got=f"task = {schema.task!r}",
+                fix="set task = 'ranking', or model.name = 'mf'",
+            )

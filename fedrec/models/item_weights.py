@@ -2,9 +2,9 @@
 """A linear item-to-item model: a user's score of an item is the sum of its weights to the items
 that the user likes (SLIM, Ning and Karypis 2011; EASE, Steck 2019).
 
-It has no parameters of users and needs no features of users or items, so it serves anybody with a
-history. The weights are of the `items` most popular items, by the items' biases; all others are
-ranked below these, by their biases. As long as no item has weights, all are ranked by their biases.
+It has no user parameters and needs no features, so it can score any user with a history. Only the
+`items` most popular items, by the items' biases, have weights; all others are ranked below these,
+by their biases. Before any item has weights, all are ranked by their biases.
 
     s_uj = sum over i in the history of u of B_ij
 
@@ -19,20 +19,10 @@ from torch import Tensor
 
 from fedrec.config import Config
 from fedrec.data.schema import Schema
-from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel, Parameters
+from fedrec.factors.chosen_items import BIAS, chosen_items
+from fedrec.models.base import Parameters, ProductsModel
 
 WEIGHTS = "item.weights"
-BIAS = "item.bias"
-
-
-class ItemScaleConfig(Config):
-    """Setting that a step which sends products of items shares with the strategy that solves for
-    the weights."""
-
-    exponent: float = Field(default=0.0, ge=0)
-    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
-    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
 
 
 class ItemWeightsConfig(Config):
@@ -43,26 +33,16 @@ class ItemWeightsConfig(Config):
     its square: 4,000 items take 64 MB."""
 
 
-class ItemWeights(HistoryModel):
-    """Weights between items.
-
-    Raises:
-        ExperimentError: the task is to predict ratings.
-    """
+class ItemWeights(ProductsModel):
+    """Weights between items."""
 
     Config = ItemWeightsConfig
     paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
+    products = WEIGHTS
     config: ItemWeightsConfig
 
     def __init__(self, config: ItemWeightsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        if schema.task != "ranking":
-            raise ExperimentError(
-                "the linear item-to-item model ranks items and predicts no ratings",
-                expected="task = 'ranking'",
-                got=f"task = {schema.task!r}",
-                fix="set task = 'ranking', or model.name = 'mf'",
-            )
         self.size = min(config.items, schema.num_items)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -95,25 +75,6 @@ class ItemWeights(HistoryModel):
         scores = found.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
         scores[:, chosen] = found
         return torch.where(known.any(1, keepdim=True), scores, popularity)
-
-
-def chosen_items(bias: Tensor, count: int) -> Tensor:
-    """`int64 [count]`, ascending: the items of the largest biases `[items]`, the first among
-    equals."""
-    if count == len(bias):
-        return torch.arange(count, device=bias.device)
-    return torch.argsort(bias, descending=True, stable=True)[:count].sort().values
-
-
-def item_scale(bias: Tensor, exponent: float) -> Tensor:
-    """Weight of each item in its own and other items' products, `float64 [items]`, with mean 1.
-
-    Args:
-        bias: logarithms of the items' shares of likers, `[items]`.
-        exponent: >= 0; items count by their shares to the power of minus this.
-    """
-    scale = torch.exp(-exponent * bias.double())
-    return scale / scale.mean()
 
 
 def _between(bias: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ _TRUST = {
 
 
 def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
-    """Sentences to be reported with an epsilon of a plan.
+    """Sentences to report with an epsilon of a plan.
 
     Args:
-        plan: what was done.
+        plan: the plan.
         backend: accountant, when it is not the plan's own.
     """
     return [
@@ -44,7 +44,7 @@ def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
 
 
 def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
-    """Those sentences without which the number misleads, see `caveats`."""
+    """The sentences without which the number would be misleading, see `caveats`."""
     if backend == "paper":
         yield (
             "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client"
@@ -100,11 +100,12 @@ def _about_the_system(plan: Plan) -> Iterator[str]:
 
 
 def _about_the_rest(plan: Plan) -> Iterator[str]:
-    if "*" not in plan.config.stages:
+    if "*" not in plan.config.private_phases:
         yield (
-            f"Only the stages {', '.join(plan.config.stages) or '(none)'} run under noise. A stage"
-            " without makes the total infinite for those whose data it learns from; item sequences"
-            " are users' data, and so is what items have in common because of them."
+            "Only the following phases run under noise:"
+            f" {', '.join(plan.config.private_phases) or '(none)'}. A phase without noise makes the"
+            " total infinite for those whose data it learns from; item sequences are users' data,"
+            " and so is what items have in common because of them."
         )
     yield (
         "Not accounted: losses, metrics and numbers of examples that clients report, early"

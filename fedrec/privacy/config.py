@@ -90,8 +90,8 @@ class PrivacyConfig(Config):
     parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
     """Patterns of the parameters that are trained and released with noise; all others are
     frozen."""
-    stages: tuple[str, ...] = ("*",)
-    """Patterns of phases with noise; any other phase makes the total epsilon infinite."""
+    private_phases: tuple[str, ...] = ("*",)
+    """Patterns of the phases under noise; any other phase makes the total epsilon infinite."""
     phases: dict[str, PhaseConfig] = Field(default_factory=dict)
     """Settings of single phases by name (of `two-stage`, `popularity-start`, `means-start`)."""
 
@@ -153,8 +153,8 @@ class PrivacyConfig(Config):
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:
-        """The settings of one phase of a run: these, with what `phases` says of it; its noise
-        factor apart."""
+        """The settings of one phase of a run, with its changes in `phases`, except the noise
+        factor."""
         own = self.phases.get(phase, PhaseConfig())
         changes = {"clip_norm": own.clip_norm, "parameters": own.parameters}
         return self.model_copy(
@@ -172,8 +172,8 @@ class PrivacyConfig(Config):
         return self.phases.get(phase, PhaseConfig()).noise_factor
 
     def noise_mix(self, phases: Iterable[str]) -> dict[float, int]:
-        """Number of rounds under noise by their noise factor, which noise is calibrated for; one
-        round of factor 1 where no round is under noise.
+        """Number of rounds under noise by their noise factor, for calibration; one round of factor
+        1 if no round is under noise.
 
         Args:
             phases: the phase of each round of the experiment.
@@ -181,6 +181,6 @@ class PrivacyConfig(Config):
         factors = (self.noise_factor(phase) for phase in phases if self.covers(phase))
         return dict(Counter(factors)) or {1.0: 1}
 
-    def covers(self, stage: str) -> bool:
-        """Whether a stage runs under noise."""
-        return any(fnmatchcase(stage, pattern) for pattern in self.stages)
+    def covers(self, phase: str) -> bool:
+        """Whether a phase runs under noise."""
+        return any(fnmatchcase(phase, pattern) for pattern in self.private_phases)

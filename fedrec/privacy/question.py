@@ -34,10 +34,10 @@ class Question(Config):
     delta: float | None = Field(default=None, ge=0, lt=1)
     """A probability, 0 <= delta < 1; default: the smaller of N^-1.1 and 1e-5."""
     sampler: Literal["fixed-size", "poisson"] = "fixed-size"
-    """How cohorts are drawn: fixed (without replacement) goes with replace-one, poisson with
+    """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
     add-remove."""
     adjacency: Adjacency = "replace-one"
-    """replace-one (with fixed) or add-remove (with poisson)."""
+    """replace-one (with fixed-size) or add-remove (with poisson)."""
     backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
     """Accountant."""
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
@@ -58,11 +58,11 @@ class Question(Config):
 
     @property
     def failing(self) -> float:
-        """The delta that was given, or the default."""
+        """The given or default delta."""
         return default_delta(self.clients) if self.delta is None else self.delta
 
     def plan(self) -> Plan:
-        """The plan of such rounds, with clip norm 1.
+        """The plan of these rounds, with clip norm 1.
 
         Raises:
             ExperimentError: there is no bound for such rounds, or no noise reaches the target.

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import ExperimentError
 from fedrec.metrics.bootstrap import bootstrap_intervals
 from fedrec.metrics.paired_tests import PairedTest, holm, paired_tests
+from fedrec.report.naming import settings_table, system_names
 from fedrec.report.rows import is_private
 from fedrec.runs.result import Result
 
 _LEVELS: list = ["seed", "client"]
-_APART = ("seed", "title", "callbacks", "checkpoint", "engine")
 _SAME = ("dataset", "split", "task", "positive-above")
 
 
@@ -31,7 +32,7 @@ class System:
     """One system over all its seeds.
 
     Attributes:
-        label: what it is called.
+        label: name in tables.
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
         private: whether it has a finite epsilon in every run.
@@ -45,7 +46,7 @@ class System:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All systems of some runs beside one of them.
+    """All systems of some runs compared with one of them.
 
     Attributes:
         metric: what is compared.
@@ -61,7 +62,7 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, and beside the reference the fields of `PairedTest`, with `t_holm` and
+        `private`, and for all but the reference the fields of `PairedTest`, with `t_holm` and
         `wilcoxon_holm`."""
         labels = list(self.tests)
         corrected = {
@@ -128,7 +129,7 @@ def compare(
 
 
 def _differences(system: System, reference: System) -> np.ndarray:
-    """Of each user, averaged over its seeds."""
+    """Differences of each user, averaged over seeds."""
     differences = (system.users - reference.users).dropna()
     if differences.index.nunique() < 2:
         raise ExperimentError(
@@ -147,13 +148,13 @@ def _by_user(values: pd.Series) -> pd.Series:
 def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
     parts: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
-    for result, name in zip(results, _names(results), strict=True):
+    for result, name in zip(results, system_names(results), strict=True):
         tables = {label: table for label, table in result.baseline_users.items()}
         own = {name: result.users} if result.experiment.federated else {}
         for label, table in (own | tables).items():
             if metric not in table:
                 continue
-            real = result.experiment.name if label == name else label
+            real = marked(result.experiment) if label == name else label
             private[label] = private.get(label, True) and is_private(result, real)
             parts.setdefault(label, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
     if not parts:
@@ -170,37 +171,6 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, System]:
     }
 
 
-def _names(results: Sequence[Result]) -> list[str]:
-    """A label per run: the experiment's name, equal for runs that differ in their seed alone."""
-    settings = [_decisive(result) for result in results]
-    names = []
-    for result, own in zip(results, settings, strict=True):
-        name = result.experiment.name
-        others = [
-            settings[place] for place, other in enumerate(results) if other.experiment.name == name
-        ]
-        twice = sum(
-            other.experiment.seed == result.experiment.seed and settings[place] == own
-            for place, other in enumerate(results)
-        )
-        same = all(other == own for other in others)
-        names.append(name if same and twice == 1 else f"{name} ({result.folder.name})")
-    return names
-
-
-def _table(result: Result) -> dict:
-    """The experiment as a table, with the defaults of settings that are newer than the run."""
-    try:
-        return result.experiment.resolve().table()
-    except ExperimentError:  # a component that is not installed here, or no longer has a setting
-        return result.experiment.table()
-
-
-def _decisive(result: Result) -> dict:
-    """The settings on which results depend."""
-    return {key: value for key, value in _table(result).items() if key not in _APART}
-
-
 def _default_metric(results: Sequence[Result]) -> str:
     columns = [str(column) for column in results[0].users] or [
         str(column) for table in results[0].baseline_users.values() for column in table
@@ -212,11 +182,11 @@ def _default_metric(results: Sequence[Result]) -> str:
 
 
 def _refuse_different(results: Sequence[Result]) -> None:
-    tables = [_table(result) for result in results]
+    tables = [settings_table(result) for result in results]
     for result, table in zip(results[1:], tables[1:], strict=True):
         for key in _SAME:
-            if table.get(key) != tables[0].get(key):
-                expected, got = _differing(tables[0].get(key), table.get(key))
+            if _tested_on(table, key) != _tested_on(tables[0], key):
+                expected, got = _differing(_tested_on(tables[0], key), _tested_on(table, key))
                 raise ExperimentError(
                     f"{result.folder.name} cannot be compared with {results[0].folder.name}",
                     expected=f"the same {key}: {expected}",
@@ -232,8 +202,16 @@ def _refuse_different(results: Sequence[Result]) -> None:
             )
 
 
+def _tested_on(table: dict, key: str) -> Any:
+    """A section, less what changes what clients learn from and not what they are tested on."""
+    section = table.get(key)
+    if key == "split" and isinstance(section, dict):
+        return {name: value for name, value in section.items() if name != "leaky-negatives"}
+    return section
+
+
 def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """How two sections differ, as texts: their names, or the settings that are not the same."""
+    """The differences of two sections, as texts: their names, or the settings that differ."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return repr(one), repr(other)
     keys = ["name"] if one.get("name") != other.get("name") else [*dict.fromkeys([*one, *other])]

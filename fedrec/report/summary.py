@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedrec.attacks.leaky_negatives import marked
 from fedrec.report.rows import is_private, system_rows
 from fedrec.report.table import comparison_table
 
@@ -19,19 +18,13 @@ _NOT_PRIVATE = " (not private)"
 
 
 def summary_table(result: Result) -> Table:
-    """All systems of a run; where any is private, the others are marked."""
+    """All systems of a run; if any is private, the others are marked."""
     rows = system_rows(result)
     private = {label: is_private(result, label) for label in rows}
     if any(private.values()):
         rows = {
             label if private[label] else label + _NOT_PRIVATE: row for label, row in rows.items()
         }
-    name = result.experiment.name
-    shown_as = marked(result.experiment) if result.experiment.federated else name
-    rows = {
-        shown_as + label[len(name) :] if label.startswith(name) else label: row
-        for label, row in rows.items()
-    }
     known = next(iter(rows.values()), {})
     shown = [name for name in known if name.startswith(_SHOWN)]
     shown += [name for name in ("ndcg@10",) if name in known]
@@ -42,7 +35,7 @@ def summary_table(result: Result) -> Table:
 
 
 def summary_notes(result: Result) -> list[str]:
-    """Whether the system is better than popularity, and what to try where it is not."""
+    """Whether the system is better than popularity, and suggestions if it is not."""
     name = deciding_metric(result)
     if name is None or not result.experiment.federated:
         return []
@@ -50,8 +43,8 @@ def summary_notes(result: Result) -> list[str]:
 
 
 def early_stopping_line(result: Result) -> str:
-    """The round that was kept, why, and whether training ended early; empty where nobody
-    watched."""
+    """The selected round, the reason, and whether training ended early; empty without early
+    stopping."""
     found = result.early_stopping
     best = found.get("best-round")
     if not found or best is None:
@@ -70,7 +63,7 @@ def early_stopping_line(result: Result) -> str:
 
 
 def deciding_metric(result: Result) -> str | None:
-    """The metric that systems are judged by: Hits@10, or the first hit rate there is."""
+    """The main metric: Hits@10, or the first available hit rate."""
     hits = [metric for metric in result.metrics if metric.startswith("hits@")]
     return "hits@10" if "hits@10" in hits else next(iter(hits), None)
 

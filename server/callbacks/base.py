@@ -38,8 +38,8 @@ class Callback:
         """Estimated time and memory of the run, called before the first round if there is an
         estimate."""
 
-    def on_stage(self, text: str) -> None:
-        """Something other than a training round begins, such as the fitting of baselines."""
+    def on_message(self, text: str) -> None:
+        """A line for the user: what begins next other than a round, or why the run ends early."""
 
     def on_baseline(self, label: str, number: int, total: int) -> None:
         """Centralised system `number` of `total` (from 1) is fitted next and then evaluated

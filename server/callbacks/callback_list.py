@@ -70,9 +70,9 @@ class CallbackList(Callback):
         estimate."""
         self._tell("on_estimate", estimate)
 
-    def on_stage(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Something other than a training round begins, such as the fitting of baselines."""
-        self._tell("on_stage", text)
+        self._tell("on_message", text)
 
     def on_baseline(self, label: str, number: int, total: int) -> None:
         """Centralised system `number` of `total` (from 1) is fitted next and then evaluated

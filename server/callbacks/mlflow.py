@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.config import Config
 from fedrec.runs.directory import runs_directory
 from fedrec.runs.folder import RunFolder
@@ -75,7 +76,7 @@ class Mlflow(Callback):
             self._run = json.loads(file.read_text(encoding="utf-8"))["run"]
             self._client.update_run(self._run, status="RUNNING")
             return
-        name = self.config.experiment or run.experiment.name
+        name = self.config.experiment or marked(run.experiment)
         known = self._client.get_experiment_by_name(name)
         place = self._client.create_experiment(name) if known is None else known.experiment_id
         self._run = self._client.create_run(place, run_name=run.path.name).info.run_id
@@ -98,7 +99,7 @@ class Mlflow(Callback):
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        if not self._run:  # of centralised systems alone, which has no rounds
+        if not self._run:  # centralised systems only: no rounds were logged
             return
         systems = {
             "final": result.metrics,

@@ -42,7 +42,8 @@ class Progress(Callback):
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
         self._rounds, self._first, self._started = rounds, first_round, time.monotonic()
-        self._say(f"{run.experiment.name}: rounds {first_round} to {rounds}, folder {run.path}")
+        left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no round left"
+        self._say(f"{run.experiment.name}: {left}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
 
     def on_estimate(self, estimate: Estimate) -> None:
@@ -57,7 +58,7 @@ class Progress(Callback):
             " counted)"
         )
 
-    def on_stage(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Something other than a training round begins, such as fitting baselines."""
         self._say(text)
 
@@ -73,7 +74,7 @@ class Progress(Callback):
         number = int(row["round"])
         if self._bars is not None:
             self._bars.update(self._task, completed=number, figures=_figures(row))
-        elif self._is_told(number):
+        elif self._has_own_line(number):
             elapsed = time.monotonic() - self._started
             left = elapsed / (number - self._first + 1) * (self._rounds - number)
             times = f"elapsed {elapsed:.0f} s, left {left:.0f} s"
@@ -97,12 +98,12 @@ class Progress(Callback):
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was; safe to call twice."""
+        """Restore the terminal; safe to call twice."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
 
-    def _is_told(self, number: int) -> bool:
+    def _has_own_line(self, number: int) -> bool:
         """Whether a round gets a line of its own where there is no terminal: one in ten, the first
         and the last."""
         return number in (self._first, self._rounds) or number % _ROUNDS_BETWEEN_LINES == 0

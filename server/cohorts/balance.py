@@ -14,8 +14,7 @@ _BLOCK = 32  # clients that are trained together
 _LEADS = 6  # number of ways of grouping long clients that are tried
 # fixed cost of a client, in examples (measured on a CPU)
 _CLIENT_COST = 40
-# what a step of a block costs by itself, in units of what each client in it adds (measured on a
-# CPU)
+# fixed cost of a step of a block, in units of the cost per client in it (measured on a CPU)
 _STEP_COST = 0.1
 
 
@@ -31,8 +30,8 @@ def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
         alone.
     """
     order = np.argsort(-work, kind="stable").tolist()
-    # In few blocks it can pay to keep the long clients together: the others' steps are then over
-    # early.
+    # With few blocks it can be faster to keep the long clients together, because the other blocks
+    # then finish early.
     leads = _LEADS if len(order) <= nodes * _BLOCK else 1
     plans = [_shared_out(order, work.tolist(), nodes, lead) for lead in range(1, leads + 1)]
     _, shares = min(plans, key=lambda plan: plan[0])

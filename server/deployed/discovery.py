@@ -51,7 +51,7 @@ class Discovery:
 
     Args:
         grid: reaches the nodes.
-        file: where the roster is kept; read first, if it is there.
+        file: of the roster; read first, if it exists.
         timeout: seconds that a node has to answer.
         most: clients that a node may host; a node that announces more is ignored.
         sleep: waits.
@@ -78,9 +78,7 @@ class Discovery:
         )
         self._known: dict[int, Presence] = _read(file)
         self._silent: dict[int, int] = {}
-        self._trouble: dict[
-            int, str
-        ] = {}  # what was wrong with the last answer of a node that is not known
+        self._trouble: dict[int, str] = {}  # the last error of each node that has not joined
 
     @property
     def roster(self) -> Roster:
@@ -91,7 +89,7 @@ class Discovery:
         )
 
     def wait_for(self, nodes: int) -> Roster:
-        """The roster once so many nodes are known.
+        """The roster, once this many nodes have joined.
 
         Raises:
             EngineError: they did not join in time.

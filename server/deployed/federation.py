@@ -89,8 +89,8 @@ def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
     privacy = experiment.privacy
     if privacy is not None and privacy.placement != "local" and grid.most_clients is None:
         raise ExperimentError(
-            "nobody knows how many clients a node of this deployment may claim, and noise is sized"
-            " by their number",
+            "noise depends on the number of clients, and this deployment does not limit how many a"
+            " node may claim",
             expected="most-clients in deployment.toml",
             got="none",
             fix=(

@@ -6,9 +6,9 @@ with new `arrays` and `metrics["num-examples"]`, as in Flower's documentation. T
 Flower's and translates the replies into fedrec's format: the update is `theta_local -
 theta_global`, the metrics are those of one user.
 
-It clips nothing and adds no noise. Under central differential privacy the server bounds a node's
-sum all the same, by the clip norm times the clients that it was asked for, which is one; noise that
-clients would have to add is refused.
+Such an app neither clips nor adds noise. Under central differential privacy the server still bounds
+the node's sum, by the clip norm of its one client; experiments whose clients add the noise are
+refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _EXAMPLES = "num-examples"
 
 
 class ForeignClientGrid(WrappedGrid):
-    """Flower's grid, over nodes of fedrec's and of other ClientApps.
+    """Flower's grid over nodes that run fedrec's or another ClientApp.
 
     Args:
         grid: Flower's.
@@ -157,9 +157,8 @@ def _sum_of(
     """The update of a node in the form of a sum over one client."""
     found = zero_copy_arrays(next(iter(content.array_records.values()), to_record({})))
     if set(found) != set(theta) and len(found) == len(theta):
-        found = dict(
-            zip(theta, found.values(), strict=True)
-        )  # a record made of a list names its arrays 0, 1, 2, ...
+        # a record made of a list names its arrays 0, 1, 2, ...
+        found = dict(zip(theta, found.values(), strict=True))
     shapes = [
         {name: tuple(value.shape) for name, value in table.items()} for table in (theta, found)
     ]

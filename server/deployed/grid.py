@@ -26,8 +26,8 @@ log = logging.getLogger("fedrec")
 _FIRST_POLL, _LAST_POLL, _GROWTH = 0.1, 2.0, 1.3
 _LONGEST_PAUSE = 16
 _AT_ONCE = 4
-"""Number of messages that are announced together. From then on their nodes poll for the pieces: a
-hundred polling nodes keep the SuperLink from receiving the pieces."""
+"""Number of messages that are announced at a time. A node polls for the pieces of its message once
+it is announced, and a hundred polling nodes keep the SuperLink from receiving these pieces."""
 _EXPIRED = (3, 4)
 """Flower's error codes for a message or reply that did not arrive in time; errors of a node have
 other codes."""
@@ -114,8 +114,8 @@ class DeployedGrid(WrappedGrid):
         silent: list[int] = []
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
-            # The last question is asked after the deadline: one reply, pulled piece by piece, may
-            # have held up others.
+            # Poll once more after the deadline: pulling one reply in pieces may have delayed
+            # others.
             late = deadline is not None and self._clock() >= deadline
             for reply in self.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)

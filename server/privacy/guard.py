@@ -49,7 +49,7 @@ class Guard(RunExtension):
     Args:
         run: the run folder; holds the ledger.
         config: the experiment's `[privacy]` table.
-        strategy: the strategy; each of its parts gets its own plan.
+        strategy: the strategy; each of its phases gets its own plan.
 
     Raises:
         ExperimentError: the settings do not fit together, or clients do not all count the same.
@@ -66,7 +66,7 @@ class Guard(RunExtension):
         self.plans = self.phases.plans
         self._beside: list[str] = []
         self._counted, self._spent = 0, 0.0  # cost of the charges so far
-        for phase, part in strategy.parts.items():
+        for phase, part in strategy.by_phase.items():
             if config.covers(phase):
                 source = source_of(config.mode, experiment.seed)
                 part.protect(DpFedAvg(self.plans[phase], phase, source, self.ledger.charge))
@@ -146,8 +146,8 @@ class Guard(RunExtension):
         if len(found) < 2 or not all(map(math.isfinite, found.values())):
             return []
         return [
-            f"By RDP (autodp) it is epsilon {found['autodp']:.4g}, by the tightest valid accountant"
-            f" (pld) {found['pld']:.4g}; the run kept its budget by {self.config.backend}."
+            f"RDP (autodp) gives epsilon {found['autodp']:.4g}, the tightest valid accountant (pld)"
+            f" {found['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
         ]
 
     def _populations(self) -> dict[str, int]:
@@ -156,7 +156,7 @@ class Guard(RunExtension):
         file = self.run.path / "populations.json"
         if not file.exists():
             counts = {
-                phase: len(part.cohorts.clients) for phase, part in self.strategy.parts.items()
+                phase: len(part.cohorts.clients) for phase, part in self.strategy.by_phase.items()
             }
             write_atomically(file, json.dumps(counts))
         try:
@@ -214,7 +214,7 @@ class Guard(RunExtension):
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [
             (phase, part.privacy)
-            for phase, part in self.strategy.parts.items()
+            for phase, part in self.strategy.by_phase.items()
             if part.privacy is not None
         ]
 

@@ -37,10 +37,10 @@ class PhasePlans:
 
     Attributes:
         config: the experiment's `[privacy]` table.
-        plans: plan of each phase, in the order of the strategy's parts.
-        order: phase of each round of the experiment, the first one first. volunteers: for each
-            phase without noise, a description of the clients who agreed to it and are its only
-            participants.
+        plans: plan of each phase, in the order of the strategy's phases.
+        order: phase of each round of the experiment, from round 1.
+        volunteers: for each phase without noise, a description of the clients who agreed to it and
+            are its only participants.
     """
 
     config: PrivacyConfig
@@ -69,7 +69,7 @@ class PhasePlans:
             ExperimentError: the settings do not fit together, or there is no such phase.
         """
         _refuse_unknown_phases(config, strategy)
-        _refuse_hidden_parts(strategy)
+        _refuse_hidden_strategies(strategy)
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
         mix = config.noise_mix(order)
         plans = {
@@ -84,7 +84,7 @@ class PhasePlans:
                 mix=mix,
                 contributions=contributions_of(part.step["name"]),
             )
-            for phase, part in strategy.parts.items()
+            for phase, part in strategy.by_phase.items()
         }
         volunteers = {
             phase: who for phase, who in strategy.volunteers.items() if not config.covers(phase)
@@ -156,7 +156,7 @@ class PhasePlans:
         for phase, who in self.volunteers.items():
             said.insert(
                 1,
-                f"Phase {phase} has no noise and learns from {who}: nothing is guaranteed to them.",
+                f"Phase {phase} has no noise and trains on {who}, who have no guarantee.",
             )
         uncovered = self._uncovered
         for phase, value in report.phases.items():
@@ -169,7 +169,7 @@ class PhasePlans:
                 )
         return said
 
-    def doings(self) -> Iterator[str]:
+    def phase_lines(self) -> Iterator[str]:
         """A line for each phase, and one for the rounds that the budget does not cover."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():
@@ -177,12 +177,11 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; " + (
                 _noise(plan)
                 if noisy
-                else "no noise, so nothing is guaranteed to those whose data it learns from."
+                else "no noise, so there is no guarantee for those whose data it trains on."
             )
         if paid < len(self.order):
             yield (
-                f"The budget of epsilon {self.budget:g} pays for {paid} of {len(self.order)}"
-                " rounds."
+                f"The budget of epsilon {self.budget:g} covers {paid} of {len(self.order)} rounds."
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
@@ -275,22 +274,22 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
 
 def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:
     for phase in config.phases:
-        if phase not in strategy.parts:
+        if phase not in strategy.by_phase:
             raise ExperimentError(
                 f"there is no phase {phase!r}",
                 expected="phases of the strategy in privacy.phases",
                 got=repr(phase),
-                fix=did_you_mean(phase, strategy.parts),
+                fix=did_you_mean(phase, strategy.by_phase),
             )
 
 
-def _refuse_hidden_parts(strategy: CohortStrategy) -> None:
-    """Refuse a part that delegates its rounds to inner strategies: clip and noise are set on the
-    strategy that sends the orders, and would not reach the inner ones."""
-    for phase, part in strategy.parts.items():
-        if list(part.parts.values()) != [part]:
+def _refuse_hidden_strategies(strategy: CohortStrategy) -> None:
+    """Refuse a strategy that delegates its rounds to inner strategies: clip and noise are set on
+    the strategy that sends the orders, and would not reach the inner ones."""
+    for phase, part in strategy.by_phase.items():
+        if list(part.by_phase.values()) != [part]:
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
-                expected="parts() of the outer strategy, with those of all inner strategies",
+                expected="by_phase of the outer strategy, with those of all inner strategies",
                 got=type(part).__name__,
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rounds in which the server learns the sum over the nodes, but no node's summand
+"""Training rounds in which the server learns the sum over the nodes, but no node's contribution
 (Bonawitz et al. 2017).
 
 The strategy sees one node that trains the whole cohort and replies with one sum; so strategies, the
@@ -53,6 +53,7 @@ from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareRep
 from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
 from fedrec.protocol.zero_copy import zero_copy_arrays
 from fedrec.secure import fixed_point, vector
+from fedrec.secure.common_order import digest_of
 from fedrec.secure.session import Session
 from server.cohorts.roster import Roster
 from server.exchange.replies import answers
@@ -100,7 +101,7 @@ def refuse_non_additive(strategy: Strategy) -> None:
         ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
             aggregates by itself.
     """
-    parts = list(strategy.parts.values()) if isinstance(strategy, CohortStrategy) else [strategy]
+    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
     for part in parts:
         inherited = CohortStrategy.configure_train, CohortStrategy.aggregate_train
         additive = isinstance(part, CohortStrategy) and not isinstance(part, GeneratingStrategy)
@@ -178,7 +179,12 @@ class SecureSums:
         )
         bits = self._bits(order, counts)
         session = Session(
-            channels, self.settings.quorum(len(nodes)), bits, counts, proofs if any(proofs) else ()
+            channels,
+            self.settings.quorum(len(nodes)),
+            bits,
+            counts,
+            digest_of(order, theta),
+            proofs if any(proofs) else (),
         )
         heard += self._deal(session, nodes)
         orders = {

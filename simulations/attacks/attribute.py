@@ -33,7 +33,7 @@ Source = Literal["profiles", "recommendations", "updates"]
 
 @dataclass(frozen=True)
 class AttributeOptions:
-    """What the attacker sees and does.
+    """The attacker's view and methods.
 
     Attributes:
         attribute: name of a user feature.
@@ -63,7 +63,7 @@ class AttributeAttack:
     """Results of the attack.
 
     Attributes:
-        options: what the attacker sees and does.
+        options: the attacker's view and methods.
         categories: labels of the classes, as in `success.classes`.
         success: on the training clients whose attribute is known.
         recommends: metrics of the attacked system; empty for attacks on profiles, which need no
@@ -86,7 +86,7 @@ def attack_attribute(
     output: Path,
     callbacks: Sequence[Callback] = (),
 ) -> AttributeAttack:
-    """Train the system where one is needed (unless it is in `output` already) and attack it.
+    """Train the system if the attack needs one (unless it is in `output` already), and attack it.
 
     Raises:
         ExperimentError: the attribute is unknown or has several values per user, or a class has too
@@ -215,8 +215,8 @@ def _updates(
 def _generated_updates(
     node: Node, parameters: Mapping[str, np.ndarray], users: np.ndarray, options: AttributeOptions
 ) -> Iterator[np.ndarray]:
-    """The same where the server generates each client's parameters: what comes back are gradients
-    of these."""
+    """The same if the server generates each client's parameters: the uploads are gradients with
+    respect to these."""
     import torch
 
     from clients.generated import requested_items, train_each

@@ -3,8 +3,8 @@
 test the claim.
 
 The audited experiment is the given one with four wrappers: a dataset with k more users, a split in
-which they train, a model with k more rows per item table, and a step that plants their updates.
-Sampler, strategy, messages, clip and noise are untouched: they are what is tested. The release of a
+which they train, a model with k more rows per item table, and a step that sets their updates.
+Sampler, strategy, messages, clip and noise are unchanged: they are what is tested. The release of a
 round is computed from the global parameters before and after it, so any strategy can be audited
 that adds `server-lr` times a noisy mean of updates to them.
 """
@@ -54,11 +54,11 @@ def audit_experiment(
 
     Args:
         experiment: the experiment, resolved.
-        claim: what is audited; None: what the experiment's `[privacy]` table says.
-        output: folder of the runs; runs that are there already are taken.
+        claim: the audited claim; None: that of the experiment's `[privacy]` table.
+        output: folder of the runs; finished runs in it are reused.
         canaries: k, in each run.
         seeds: number of runs.
-        overshoot: canaries upload so many times S, which the clip must bring down to S.
+        overshoot: norm of the canaries' uploads in units of S, which the clip must reduce to S.
         significance: chance that the audit wrongly FAILs.
         callbacks: called on each event of the runs.
 
@@ -84,7 +84,7 @@ def audit_experiment(
 
 
 def with_canaries(experiment: Experiment, plan: CanaryPlan, seed: int) -> Experiment:
-    """The experiment with canary clients, and an evaluation that costs nothing."""
+    """The experiment with canary clients and a minimal evaluation."""
     step = section(experiment, "step")
     changes = {
         "dataset": {
@@ -118,7 +118,7 @@ class Watch(Callback):
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
 
         Raises:
-            RunError: the run is a resumed one, whose earlier releases were not recorded.
+            RunError: the run is resumed, and its earlier releases were not recorded.
         """
         if first_round > 1:
             raise RunError(
@@ -131,8 +131,7 @@ class Watch(Callback):
     def on_update(
         self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
     ) -> None:
-        """A round's training moved the global parameters; not to be altered. Not called on the
-        flower engine."""
+        """Parameters before and after a round; read-only. Not called on the flower engine."""
         table = reserved_table(self._tables, {name: value.shape for name, value in after.items()})
         change = (
             after[table][-self._plan.count :].astype(np.float64)
@@ -147,8 +146,7 @@ class Watch(Callback):
 
 
 def server_rate(experiment: Experiment) -> Callable[[int], float]:
-    """What the strategy multiplies a round's noisy mean with, by the number of the round, from
-    1."""
+    """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
     strategy, settings = resolve(STRATEGY, experiment.strategy.name), experiment.settings(STRATEGY)
     if not issubclass(strategy, CohortStrategy):
         return lambda round_number: 1.0
@@ -156,10 +154,10 @@ def server_rate(experiment: Experiment) -> Callable[[int], float]:
 
 
 def expected_cohort(experiment: Experiment, clients: int) -> float:
-    """Mean number of clients in each of an experiment's rounds, out of `clients`.
+    """Mean cohort size of an experiment with `clients` clients.
 
     Raises:
-        ExperimentError: the sampler does not know it, or `clients` are too few for it.
+        ExperimentError: the sampler does not define it, or `clients` is too small for it.
     """
     sampler = resolve(SAMPLER, experiment.sampler.name)
     drawn = sampler(experiment.settings(SAMPLER), np.arange(clients), experiment.seed)
@@ -182,7 +180,7 @@ def resolve_tables(experiment: Experiment) -> Sequence[str]:
 def _observe(
     experiment: Experiment, plan: CanaryPlan, folder: Path, callbacks: Sequence[Callback]
 ) -> Observations:
-    """What an audited run showed."""
+    """The observations of an audited run."""
     watch = Watch(plan, experiment, folder / _FILE)
     run = run_once(experiment, folder, [watch, *callbacks])
     released = _released(folder / _FILE, plan.count)
@@ -190,7 +188,7 @@ def _observe(
         raise ExperimentError(
             "the run has no rounds to audit",
             expected="at least one round",
-            got="a budget that pays for none",
+            got="a budget that covers none",
             fix="raise privacy.budget or the noise",
         )
     clients = Population.of(run.experiment).partition.training_clients
@@ -198,15 +196,14 @@ def _observe(
         experiment.settings(SAMPLER), clients, experiment.seed
     )
     canaries = plan.first + np.arange(plan.count)
-    cohorts = [
-        sampler.sample(number) for number in range(1, len(released) + 1)
-    ]  # the budget may have ended the run early
+    # the budget may have ended the run early
+    cohorts = [sampler.sample(number) for number in range(1, len(released) + 1)]
     taking_part = np.array([np.isin(canaries, cohort) for cohort in cohorts])
     return Observations(released, taking_part, plan.signs())
 
 
 def _released(file: Path, canaries: int) -> np.ndarray:
-    """What the rounds of an audited run released, `float64 [rounds, canaries]`.
+    """The releases of the rounds of an audited run, `float64 [rounds, canaries]`.
 
     Raises:
         RunError: the file is not there, or was not written by an audit.
@@ -239,7 +236,7 @@ def _refuse(experiment: Experiment) -> None:
             fix="--engine serial",
         )
     strategy = resolve(STRATEGY, experiment.strategy.name)
-    if issubclass(strategy, CohortStrategy) and strategy.parts is not CohortStrategy.parts:
+    if issubclass(strategy, CohortStrategy) and strategy.by_phase is not CohortStrategy.by_phase:
         raise ExperimentError(
             f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
             expected="a strategy whose rounds are alike",

@@ -25,7 +25,7 @@ class Claim:
         noise_std: standard deviation of the noise in each coordinate of the mean update.
         delta: of the claimed epsilon.
         epsilon: the claim under replace-one, for all rounds and the population with canaries; None:
-            that of as many Gaussian releases without amplification by sampling.
+            that of the same number of Gaussian releases without amplification by sampling.
         denominator: M, what the sum is divided by; None: the sampler's cohort.
     """
 
@@ -47,12 +47,12 @@ class Claim:
 
 
 def claim_of(experiment: Experiment, clients: int, rounds: int | None = None) -> Claim:
-    """What the `[privacy]` table of an experiment claims.
+    """The claim of the `[privacy]` table of an experiment.
 
     Args:
         experiment: the experiment, resolved.
         clients: number of clients that may be drawn, canaries included.
-        rounds: number of rounds that took place, where a budget ended the run; None: all.
+        rounds: number of completed rounds, if a budget ended the run; None: all.
 
     Raises:
         ExperimentError: it has no such table, or one that canaries cannot test.

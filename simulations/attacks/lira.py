@@ -55,7 +55,7 @@ class LiraAttack:
     """Results of the attack.
 
     Attributes:
-        options: what the attacker has and does.
+        options: the attacker's data and methods.
         success: on members and others of the target system.
         recommends: metrics of the target system.
     """

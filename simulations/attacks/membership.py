@@ -66,7 +66,7 @@ class MembershipAttack:
     """Results of the attack.
 
     Attributes:
-        options: what the attacker has and does.
+        options: the attacker's data and methods.
         success: on members and others of the target system.
         descriptions: number of distinct descriptions among the attacked users; equal ones cannot be
             distinguished.
@@ -174,8 +174,7 @@ def _lists(
 ) -> np.ndarray:
     """`int64 [users, length]`: recommendation lists of users under a system."""
     alone = options.lists == "fine-tuned" or options.exclude_known
-    # Side by side, users with equal features are scored once: those of a block are looked at
-    # together.
+    # Users with equal features are made adjacent, because those of a block are scored once.
     order = np.arange(len(users)) if alone else _by_features(population, users)
     lists = np.empty(
         (len(users), min(options.length, population.interactions.num_items)), dtype=np.int64
@@ -194,6 +193,6 @@ def _lists(
 
 
 def _by_features(population: Population, users: np.ndarray) -> np.ndarray:
-    """`int64 [users]`: places in an order in which users with equal features follow each other."""
+    """`int64 [users]`: positions in an order in which users with equal features are adjacent."""
     codes = population.feature_codes(users)
     return np.lexsort(np.concatenate(codes, axis=1).T) if codes else np.arange(len(users))

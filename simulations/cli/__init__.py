@@ -41,38 +41,54 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("try")(own_data.try_)
-app.command("resume")(run.resume)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("demo")(demo.demo)
-app.command("recommend")(recommend.recommend)
-app.command("sweep")(sweep.sweep)
-app.command("reproduce")(reproduce.reproduce)
-app.command("list")(listing.list_components)
-app.command("new")(new.new)
+app.command("run", short_help="Run an experiment.")(run.run)
+app.command("try", short_help="Train a federated recommender on your own table.")(own_data.try_)
+app.command("resume", short_help="Continue a run or a sweep.")(run.resume)
+app.command("compare", short_help="Compare systems by paired tests over users.")(compare.compare)
+app.command("report", short_help="Write an HTML report of runs.")(report.report)
+app.command("demo", short_help="Train with and without differential privacy; no data needed.")(
+    demo.demo
+)
+app.command("recommend", short_help="Recommend new items with the model of a finished run.")(
+    recommend.recommend
+)
+app.command("sweep", short_help="Run an experiment with many settings and seeds.")(sweep.sweep)
+app.command("reproduce", short_help="Reproduce a table or figure of a paper.")(reproduce.reproduce)
+app.command("list", short_help="List components and experiments, or the settings of one.")(
+    listing.list_components
+)
+app.command("new", short_help="Create a small package with a component of your own.")(new.new)
 app.add_typer(datasets.app, name="data", help="List, fetch, import and inspect datasets.")
 app.add_typer(
     accounting.app,
     name="privacy",
-    help="Differential privacy: epsilon of a run, noise for a target, explanations.",
+    help="Epsilon of a run, noise for a target, explanations.",
 )
-datasets.app.command("glove-subset")(glove.glove_subset)
-accounting.app.command("users")(personal.users)
+datasets.app.command("glove-subset", short_help="Extract the GloVe vectors of users' metadata.")(
+    glove.glove_subset
+)
+accounting.app.command("users", short_help="Compute each user's epsilon.")(personal.users)
 app.add_typer(membership.app, name="attack", help="Membership and attribute inference attacks.")
-membership.app.command("attribute")(attribute.attribute)
-membership.app.command("run")(named.run)
-app.command("audit")(audit.audit)
+membership.app.command("attribute", short_help="Infer an attribute of users from profiles.")(
+    attribute.attribute
+)
+membership.app.command("run", short_help="Run an attack of your own.")(named.run)
+app.command("audit", short_help="Test the privacy claim of an experiment with canary clients.")(
+    audit.audit
+)
 app.add_typer(
     deploy.app,
     name="deploy",
-    help="Deployments on real clients: create, start, inspect, run experiments, stop.",
+    help="Deploy on real clients: create, start, run experiments, stop.",
 )
 app.command("client")(client.client)
-app.command("perturb")(perturb.perturb)
-app.command("synthesise")(synthesise.synthesise)
-app.command("doctor")(doctor.doctor)
+app.command("perturb", short_help="Apply an experiment's perturbation without training.")(
+    perturb.perturb
+)
+app.command(
+    "synthesise", short_help="Write synthetic training rows, and measure what they reveal."
+)(synthesise.synthesise)
+app.command("doctor", short_help="Check the installation.")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"
 

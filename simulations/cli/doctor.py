@@ -108,7 +108,7 @@ def _kernel() -> str:
 
 
 def _shared_memory() -> str:
-    """Ray stores its objects there."""
+    """Ray's object store needs space in /dev/shm."""
     if not Path("/dev/shm").exists():
         return "no /dev/shm; Ray will use files"
     free = shutil.disk_usage("/dev/shm").free / 2**20

@@ -17,7 +17,7 @@ from typer.models import ArgumentInfo
 def command_of(app: typer.Typer) -> click.Command:
     """The command line of an application, with a help text for each argument that declares one, and
     without the backslashes that typer writes before brackets for rich's markup."""
-    typer.core.HAS_RICH = False  # nothing here prints markup, so nothing would take them away
+    typer.core.HAS_RICH = False  # no markup is printed here, so nothing would remove them
     command = typer.main.get_command(app)
     _restore(command)
     return command
@@ -44,4 +44,5 @@ def _declared(function: Callable[..., Any]) -> dict[str | None, str | None]:
 
 
 def _left_to_typer(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Of click, which would write arguments with a help text a second time."""
+    """As click's, but without arguments that have a help text, which it would print a second
+    time."""

@@ -39,7 +39,7 @@ class AttackContract(Contract):
         return Attacked(node.training, node.population, parameters, scores)
 
     def test_suspicion_is_one_finite_number_per_user(self) -> None:
-        """And the threshold is a number."""
+        """`[users]`, finite; the threshold is a number."""
         attacked, attack = self.attacked(), self._attack()
         found = attack.suspicion(attacked)
         right = (
@@ -54,7 +54,7 @@ class AttackContract(Contract):
         """Two objects give the same numbers."""
         attacked = self.attacked()
         first, again = (self._attack().suspicion(attacked) for _ in range(2))
-        assert_that(np.array_equal(first, again), "two objects suspect otherwise")
+        assert_that(np.array_equal(first, again), "two objects give different numbers")
 
     def test_it_attacks_a_trained_system(self, tmp_path: Path) -> None:
         """As `fedrec attack run` does."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all contracts share: a small experiment with the component in it, and the checks of its name
+"""The base of all contracts: a small experiment with the component in it, and checks of its name
 and settings."""
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ SMALL: dict[str, Any] = {
 
 
 class Contract:
-    """Base of the contracts. A subclass names the component and, where they are needed, settings.
+    """Base of the contracts. A subclass names the component and, if needed, settings.
 
     Attributes:
         component: the class, or a name that `fedrec list` shows.
         settings: its settings, as in TOML.
-        experiment: whole sections of the small experiment that this component needs otherwise, such
-            as the model of a step that trains one model only.
+        experiment: whole sections of the small experiment that this component needs to differ, such
+            as the model of a step that trains only one model.
         random: whether its result depends on the seed.
     """
 
@@ -102,7 +102,7 @@ class Contract:
             "the name leads to another class",
         )
 
-    def test_every_setting_says_what_it_means(self) -> None:
+    def test_every_setting_has_a_description(self) -> None:
         """Each field of the configuration has a docstring."""
         config = getattr(self.cls, "Config", None)
         fields = config.model_fields if config is not None else {}
@@ -120,16 +120,17 @@ class Contract:
             self.config(**{"no-such-setting": 1})
 
     def test_settings_survive_being_written_and_read(self) -> None:
-        """What a run folder keeps of the settings gives the same settings again."""
+        """The settings as saved in a run folder are read back unchanged."""
         config = self.config()
         if isinstance(config, Config):
             assert_that(
-                type(config).parse(config.table()) == config, f"{config!r} reads back otherwise"
+                type(config).parse(config.table()) == config,
+                f"{config!r} is not read back unchanged",
             )
 
 
 class RunContract(Contract):
-    """Base of the contracts of components that whole runs depend on."""
+    """Base of the contracts of components that a whole run depends on."""
 
     def test_a_run_is_a_function_of_its_seed(self, tmp_path: Path) -> None:
         """One seed gives the same bits, also to a run that is interrupted after two of four rounds
@@ -178,8 +179,7 @@ def assert_that(true: bool, otherwise: str) -> None:
 
 @contextmanager
 def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
-    """What happens within must be refused with an error that explains itself and contains a
-    word."""
+    """The body must raise an error that states what was expected and contains a word."""
     try:
         yield
     except kind as error:
@@ -203,8 +203,8 @@ def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def assert_close(
     one: Mapping[str, Any], other: Mapping[str, Any], what: str, rtol: float = 1e-4
 ) -> None:
-    """Fail unless named arrays are equal up to rounding, which grows with the largest number of an
-    array."""
+    """Fail unless named arrays are equal up to rounding, which is relative to the largest number of
+    an array."""
     for name in other:
         found, wanted = (
             np.asarray(one[name], dtype=np.float64),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.baselines.base import Baseline, Histories, RatingBaseline
-from fedrec.baselines.evaluation import evaluate_baselines
+from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
+from fedrec.baselines.evaluation import evaluate_baselines, evaluate_rating_baselines
 from fedrec.components.errors import Unchanged
 from fedrec.components.registry import BASELINE
 from fedrec.data.population import Population
@@ -38,15 +38,12 @@ class BaselineContract(Contract):
         assert_that(not bool(torch.isnan(found).any()), "a score is NaN")
 
     def test_fitting_twice_gives_the_same_scores(self) -> None:
-        """Two objects, and one object that is fitted again."""
-        histories = _histories()
-        first, other = self._fitted(histories), self._fitted(histories)
-        scores = first.scores(histories).clone()
-        assert_that(torch.equal(other.scores(histories), scores), "two objects give other scores")
-        first.fit(histories)
-        assert_that(
-            torch.equal(first.scores(histories), scores), "fitted again, it gives other scores"
-        )
+        """Two objects, and one object that is fitted again; of a predictor of ratings the same
+        predictions."""
+        first, other = self.cls(self.config()), self.cls(self.config())
+        scores = _learned(first)
+        assert_that(torch.equal(_learned(other), scores), "two objects give other scores")
+        assert_that(torch.equal(_learned(first), scores), "fitted again, it gives other scores")
 
     def test_a_users_scores_do_not_depend_on_the_block(self) -> None:
         """Alone and among others a user gets the same scores."""
@@ -59,8 +56,8 @@ class BaselineContract(Contract):
                 {"scores": alone[0]}, {"scores": together[user]}, f"user {user} alone against all"
             )
 
-    def test_users_whom_it_does_not_know_are_scored(self) -> None:
-        """A user who was not there when it was fitted, and one of whom nobody knows who it is."""
+    def test_unknown_users_are_scored(self) -> None:
+        """A user who was not among the fitted ones, and one without an id."""
         histories = _histories()
         baseline = self._fitted(histories.block(0, 4))
         anonymous = replace(histories, users=None)
@@ -78,7 +75,7 @@ class BaselineContract(Contract):
                     f"unknown user {user} alone against all",
                 )
 
-    def test_histories_stay_as_they_were(self) -> None:
+    def test_histories_are_unchanged(self) -> None:
         """Neither fitting nor scoring changes them."""
         histories = _histories()
         untouched = Unchanged({"items": histories.items, "offsets": histories.offsets}, np.copy)
@@ -87,9 +84,14 @@ class BaselineContract(Contract):
 
     def test_it_is_evaluated_under_the_protocol(self) -> None:
         """As `evaluation.baselines` names it."""
-        self._skip_ratings()
         name = self.section()["name"]
         settings = {key: value for key, value in self.section().items() if key != "name"}
+        if issubclass(self.cls, RatingBaseline):
+            split = {"name": "ratio"}
+            population = Population.of(self.small(task="rating", positive_above=None, split=split))
+            found = evaluate_rating_baselines({name: settings}, population, held_out="test")
+            assert_that(0 < found[name]["rmse"] < 5, f"metrics {found}")
+            return
         population = Population.of(self.small())
         found = evaluate_baselines({name: settings}, population, held_out="test", ks=(5,))
         assert_that(0 <= found[name]["hits@5"] <= 1, f"metrics {found}")
@@ -103,6 +105,22 @@ class BaselineContract(Contract):
     def _skip_ratings(self) -> None:
         if issubclass(self.cls, RatingBaseline):
             pytest.skip("predicts ratings and ranks nothing; this contract is about rankings")
+
+
+def _learned(baseline: Baseline) -> torch.Tensor:
+    """What a baseline answers after it was fitted: scores `[users, items]`, or predictions of all
+    ratings `[users items]`."""
+    if not isinstance(baseline, RatingBaseline):
+        baseline.fit(_histories())
+        return baseline.scores(_histories()).clone()
+    rows, random = _histories(), np.random.default_rng(4)
+    values = random.integers(1, 6, len(rows.items)).astype(np.float64)
+    ratings = Ratings(rows.num_users, rows.num_items, rows.rows(), rows.items, values)
+    baseline.fit_ratings(ratings)
+    everything = np.divmod(np.arange(rows.num_users * rows.num_items), rows.num_items)
+    found = torch.from_numpy(baseline.predict(ratings, *everything))
+    assert_that(not bool(torch.isnan(found).any()), "a prediction is NaN")
+    return found
 
 
 def _histories() -> Histories:

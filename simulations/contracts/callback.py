@@ -24,7 +24,7 @@ class CallbackContract(Contract):
         """The sections that put the component into an experiment."""
         return {"callbacks": [self.section()]}
 
-    def test_a_watched_run_ends_where_an_unwatched_one_does(self, tmp_path: Path) -> None:
+    def test_the_results_of_the_run_are_unchanged(self, tmp_path: Path) -> None:
         """It may end a run early, and changes nothing else."""
         watched = self._run(tmp_path / "watched", rounds=3)
         unwatched = self._run(tmp_path / "unwatched", rounds=len(watched.rounds), callbacks=None)
@@ -34,7 +34,7 @@ class CallbackContract(Contract):
         )
         assert_that(watched.metrics == unwatched.metrics, "the run ends with other metrics")
 
-    def test_after_a_round_it_says_whether_to_stop(self) -> None:
+    def test_after_a_round_it_returns_whether_to_stop(self) -> None:
         """`after_round` gives a truth value, and changes no row but its own copy."""
         callback: Callback = self.cls(self.config())
         row = {"round": 1, "loss": 0.5, "hits@5": 0.25}

@@ -23,7 +23,7 @@ class DatasetContract(Contract):
     data.
 
     Attributes:
-        has_files: whether it reads files; then a `path` that is not there must be refused.
+        has_files: whether it reads files; then a missing `path` must be refused.
     """
 
     kind = DATASET
@@ -40,8 +40,8 @@ class DatasetContract(Contract):
         return read_interactions(self.small())
 
     def test_it_has_users_items_and_rows(self) -> None:
-        """Indices, ids and features fit together (`Interactions` checks them), and there is
-        something to learn."""
+        """Indices, ids and features are consistent (`Interactions` checks them), and there are rows
+        to train on."""
         data = self.read()
         assert_that(
             min(len(data), data.num_users, data.num_items) > 1,
@@ -63,7 +63,7 @@ class DatasetContract(Contract):
         )
 
     def test_files_are_only_read(self) -> None:
-        """The raw data are what they were before."""
+        """The raw files are unchanged."""
         if not self.has_files:
             pytest.skip("has no files")
         path = self._path()
@@ -72,14 +72,14 @@ class DatasetContract(Contract):
         assert_that(before == _digests(path), f"reading changes the files below {path}")
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
-        """A path that is not there is answered with that path."""
+        """The error for a missing path names the path."""
         if not self.has_files:
             pytest.skip("has no files")
         gone = tmp_path / "gone"
-        with refused(DataError, str(gone), "a path that is not there"):
+        with refused(DataError, str(gone), "a missing path"):
             self.cls(self.kind.name, self.config(path=str(gone))).read()
 
-    def test_clients_can_learn_from_it(self, tmp_path: Path) -> None:
+    def test_clients_can_be_trained_on_it(self, tmp_path: Path) -> None:
         """A round of training and an evaluation on a few of its users."""
         from simulations import runner
 

@@ -33,7 +33,7 @@ class ModelContract(RunContract):
     kind = MODEL
 
     def models(self) -> Iterator[Model]:
-        """The model for each task that it does not refuse."""
+        """The model for each task that it supports."""
         ranking = Population.of(self.small()).schema()
         made = 0
         for task in ("ranking", "rating"):
@@ -68,7 +68,7 @@ class ModelContract(RunContract):
                 assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
 
     def test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix(self) -> None:
-        """`[C, B]`, finite, and each slice what it is alone."""
+        """`[C, B]`, finite, and each slice equals that of the client alone."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 3, 5)
             found = model.predict(slices, users, items)
@@ -106,7 +106,7 @@ class ModelContract(RunContract):
                 {"predictions": found}, {"predictions": wanted}, "compact tables against whole ones"
             )
 
-    def test_what_it_declares_for_the_kernel_is_what_it_is(self) -> None:
+    def test_its_kernel_declaration_is_correct(self) -> None:
         """A declared kernel names all parameters of the model, and its item tables."""
         for model in self._item_models():
             declared = model.declared_kernel()
@@ -164,8 +164,8 @@ class ModelContract(RunContract):
             assert_that(any(bool(v.any()) for v in moving), "no parameter has a gradient")
             assert_that(all(bool(v.isfinite().all()) for v in moving), "a gradient is not finite")
 
-    def test_parameters_are_not_changed_and_survive_the_wire(self) -> None:
-        """Predicting changes nothing; parameters that were sent predict the same."""
+    def test_parameters_are_not_changed_and_survive_serialization(self) -> None:
+        """Predicting changes nothing, and parameters after serialization predict the same."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 2, 4)
             untouched = Unchanged(slices, Tensor.clone)
@@ -176,12 +176,12 @@ class ModelContract(RunContract):
             received = {name: torch.from_numpy(value) for name, value in sent.items()}
             assert_that(
                 torch.equal(model.predict(received, users, items), wanted),
-                "sent parameters predict otherwise",
+                "serialized parameters predict differently",
             )
 
-    def test_clients_together_learn_what_they_learn_one_by_one(self, tmp_path: Path) -> None:
-        """Training in the kernel, where the model declares one, and in blocks equals the per-client
-        reference, in what is sent and in what the step keeps on the device."""
+    def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
+        """Training in the kernel, if the model declares one, and in blocks equals the per-client
+        reference, in the update and in the private state."""
         sums: list[dict[str, Any]] = []
         for path in ("auto", "blocks", "reference"):
             node = Node(self.small(f"engine.path={path}"), 0, 1, tmp_path / path)
@@ -202,7 +202,7 @@ class ModelContract(RunContract):
 
 
 def _kept(node: Node) -> dict[str, np.ndarray]:
-    """What the clients of a node keep of their private parameters after the first round."""
+    """The private parameters of a node's clients after the first round."""
     if node.private is None or not node.step(node.experiment.step).keeps:
         return {}
     kept = node.private.load_all([int(client) for client in node.training], 2)

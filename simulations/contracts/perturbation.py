@@ -19,7 +19,7 @@ class PerturbationContract(RunContract):
 
     kind = PERTURBATION
 
-    def test_what_comes_out_can_be_learned_from(self) -> None:
+    def test_perturbed_rows_can_be_trained_on(self) -> None:
         """Rows of the same users and items, each with an origin among the training rows or none."""
         data, found = self._data(), self._perturbed(0)
         assert_that(len(found.rows) > 0, "nothing is left to learn from")
@@ -39,14 +39,14 @@ class PerturbationContract(RunContract):
             not self.random or not _same(first.rows, other.rows), "the seed makes no difference"
         )
 
-    def test_the_data_stay_as_they_were(self) -> None:
+    def test_the_data_are_unchanged(self) -> None:
         """Nothing is changed in place."""
         data = self._data()
         untouched = Unchanged(_columns(data.rows), np.copy)
         self.cls(self.config(), 0).perturb(data)
         assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
 
-    def test_it_says_what_it_is_worth(self) -> None:
+    def test_it_states_its_guarantee(self) -> None:
         """At least one sentence is reported with the results of a run."""
         words = self.cls(self.config(), 0).words()
         right = (
@@ -56,9 +56,9 @@ class PerturbationContract(RunContract):
         )
         assert_that(right, f"words() gives {words!r}")
 
-    def test_clients_learn_from_it_and_are_tested_on_the_truth(self) -> None:
-        """In an experiment: what is learned from is its result, what is held out is what was held
-        out."""
+    def test_clients_train_on_it_and_are_tested_on_real_rows(self) -> None:
+        """In an experiment, clients train on its result, and the held-out rows are the real
+        ones."""
         population, plain = (
             Population.of(self.small()),
             Population.of(self.small().model_copy(update={"perturb": None})),

@@ -27,7 +27,8 @@ class SamplerContract(RunContract):
         return self.cls(self.config(), clients, seed)
 
     def test_cohorts_are_distinct_clients_in_order(self) -> None:
-        """`int64 [clients]`, ascending, distinct, some of the clients; everybody can be drawn."""
+        """`int64 [clients]`, ascending, distinct, a subset of the clients; every client can be
+        drawn."""
         sampler, drawn = self.sampler(), []
         for number in range(1, ROUNDS + 1):
             cohort = sampler.sample(number)
@@ -39,14 +40,15 @@ class SamplerContract(RunContract):
             )
             assert_that(
                 bool(np.isin(cohort, CLIENTS).all()),
-                f"round {number}: somebody who is no client: {cohort}",
+                f"round {number}: unknown clients: {cohort}",
             )
             drawn.append(cohort)
         missing = np.setdiff1d(CLIENTS, np.concatenate(drawn))
         assert_that(not len(missing), f"in {ROUNDS} rounds these were never drawn: {missing}")
 
     def test_a_cohort_is_a_function_of_seed_and_round(self) -> None:
-        """Asked anew, or in another order, or by another object: the same; another seed, others."""
+        """The same when sampled again, in another order or by another object; another seed gives
+        other cohorts."""
         forward = [self.sampler().sample(number) for number in (1, 2, 3, 4)]
         backward, other = self.sampler(), self.sampler(seed=1)
         again = [backward.sample(number) for number in (4, 3, 2, 1)][::-1]
@@ -60,16 +62,16 @@ class SamplerContract(RunContract):
         same = all(map(lambda pair: np.array_equal(*pair), pairs))
         assert_that(not self.random or not same, "the seed makes no difference")
 
-    def test_more_than_there_are_is_refused(self) -> None:
-        """A cohort of more clients than there are is answered with the number of clients."""
+    def test_a_cohort_above_the_number_of_clients_is_refused(self) -> None:
+        """The error for a cohort that is too large names the number of clients."""
         if "cohort" not in self.cls.Config.model_fields:
             return
         with refused(ExperimentError, "40", "a cohort of 41 of 40 clients"):
             self.cls(self.config(cohort=41), CLIENTS.copy(), 0)
 
     def test_privacy_knows_it_or_refuses_it(self) -> None:
-        """Its amplification is accounted for by its name; a sampler that the plan does not know is
-        refused."""
+        """Accounting knows it by its name and computes amplification; a sampler that the plan does
+        not know is refused."""
         section = self.section()
         config = PrivacyConfig(clip_norm=1.0, noise_multiplier=1.0)
         try:

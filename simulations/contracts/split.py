@@ -17,7 +17,7 @@ class SplitContract(RunContract):
 
     kind = SPLIT
 
-    def test_parts_are_rows_of_the_data_and_somebody_is_tested(self) -> None:
+    def test_parts_are_rows_of_the_data_and_some_are_held_out(self) -> None:
         """Rows and clients in range, no row in two parts, held-out rows, and clients that train."""
         data, partition = read_interactions(self.small()), self._split(0)
         rows = np.concatenate(
@@ -33,7 +33,7 @@ class SplitContract(RunContract):
         )
         assert_that(
             len(partition.train_rows) > 0 and len(partition.test_rows) > 0,
-            "nothing to learn, or to test",
+            "no rows to train on, or none to test on",
         )
 
     def test_it_is_a_function_of_the_seed(self) -> None:
@@ -42,7 +42,7 @@ class SplitContract(RunContract):
         assert_that(_same(first, again), "one seed gives two splits")
         assert_that(not self.random or not _same(first, other), "the seed makes no difference")
 
-    def test_the_data_stay_as_they_were(self) -> None:
+    def test_the_data_are_unchanged(self) -> None:
         """Splitting changes nothing in place."""
         data = read_interactions(self.small())
         arrays = {

@@ -34,11 +34,12 @@ class StepContract(RunContract):
     kind = STEP
 
     def node(self, path: str = "auto", private: Path | None = None) -> Node:
-        """A node that hosts everyone."""
+        """A node that hosts all clients."""
         return Node(self.small(f"engine.path={path}"), 0, 1, private)
 
     def test_an_update_has_the_parameters_shapes_and_is_finite(self) -> None:
-        """`delta` holds every parameter, `examples` counts, and somebody learns something."""
+        """`delta` holds every parameter, `examples` counts, and some client's update is not
+        zero."""
         node, start = self._node_and_start()
         moved = False
         for client in node.training.tolist()[:FEW]:
@@ -57,8 +58,8 @@ class StepContract(RunContract):
         assert_that(moved, "no client's update moves anything: choose settings under which it does")
 
     def test_an_update_is_a_function_of_the_random_stream(self) -> None:
-        """The same stream gives the same bits; another one another update; nothing is kept between
-        calls."""
+        """The same stream gives the same bits, another stream another update; there is no state
+        between calls."""
         node, start = self._node_and_start()
         step, differ = node.step(node.experiment.step).in_round(1), False
         for client in node.training.tolist()[:FEW]:
@@ -74,7 +75,7 @@ class StepContract(RunContract):
             "the stream makes no difference: set random = False if that is meant",
         )
 
-    def test_what_a_step_is_given_stays_as_it_was(self) -> None:
+    def test_its_inputs_are_unchanged(self) -> None:
         """Parameters and data are not changed in place."""
         node, start = self._node_and_start()
         for client in node.training.tolist()[:FEW]:
@@ -99,7 +100,7 @@ class StepContract(RunContract):
             )
 
     def test_a_client_without_data_is_no_error(self) -> None:
-        """Somebody who has installed the app and done nothing yet."""
+        """A new user without any interaction."""
         node, start = self._node_and_start()
         none, real = np.empty(0, np.int64), node.population.client(int(node.training[0]))
         times = None if real.times is None else none
@@ -109,7 +110,7 @@ class StepContract(RunContract):
             all(bool(torch.isfinite(v).all()) for v in delta.values()), "the update is not finite"
         )
 
-    def test_clients_together_give_what_they_give_one_by_one(self, tmp_path: Path) -> None:
+    def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
         """The fastest path, and blocks, equal the per-client reference, for every client of the
         small dataset."""
         fast, blocks, slow = (
@@ -119,13 +120,13 @@ class StepContract(RunContract):
             isinstance(s, CohortStep)
             for s, _ in fast.step(fast.experiment.step).assign(fast.training)
         ):
-            pytest.skip("trains one client after the other anyway")
+            pytest.skip("trains one client after the other")
         wanted = self._sums(slow, slow.training)
         assert_close(self._sums(fast, fast.training), wanted, "the fastest path against one by one")
         assert_close(self._sums(blocks, blocks.training), wanted, "blocks against one by one")
 
     def test_the_sum_is_the_sum_of_the_clients(self, tmp_path: Path) -> None:
-        """No client's update depends on who else is in the round."""
+        """No client's update depends on the other clients of the round."""
         node = self.node(private=tmp_path)
         clients = node.training[:FEW]
         alone = [self._sums(node, np.array([client])) for client in clients.tolist()]
@@ -133,8 +134,8 @@ class StepContract(RunContract):
         assert_close(self._sums(node, clients), wanted, "the sum against the clients' own updates")
 
     def test_a_client_moves_the_private_sum_by_the_clip_norm_at_most(self, tmp_path: Path) -> None:
-        """Sensitivity: S when a client is left out, 2 S (or sqrt(2) S, if the step says so) when it
-        is replaced."""
+        """Sensitivity: S when a client is left out, 2 S (or sqrt(2) S, if the step is
+        `non-negative`) when it is replaced."""
         node = self.node(private=tmp_path)
         clients, norm = node.training[:FEW], Clip(CLIP_NORM, 2).measure
         everyone = self._sums(node, clients, CLIP_NORM)
@@ -153,7 +154,7 @@ class StepContract(RunContract):
             )
 
     def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
-        """They are zero in what is sent, and lie in a file that only its owner can read."""
+        """They are zero in the update, and stored in a file that only its owner can read."""
         node = self.node(private=tmp_path)
         names = node.step(node.experiment.step).private_names(list(node.initial()))
         if not names:
@@ -170,7 +171,7 @@ class StepContract(RunContract):
             )
 
     def test_a_wrong_setting_is_named(self) -> None:
-        """The error names the key and what is right."""
+        """The error names the key and the valid values."""
         with refused(ExperimentError, "epochs", "epochs = -1"):
             self.config(epochs=-1)
 

@@ -29,7 +29,8 @@ from strategies.dp import DpFedAvg
 
 CLIENTS, CLIP_NORM = 6, 2.0
 SHAPES = {"item.id": (9, 3), "item.bias": (9, 1), "layer.weight": (4, 2), "layer.bias": (2,)}
-ODD: dict[str, Any] = {  # updates of one client that try to get more than their share
+# updates of one client that try to move the sum by more than the clip norm allows
+ODD: dict[str, Any] = {
     "as the others": lambda: _update(4),
     "huge": lambda: _update(4, 1e30),
     "huge the other way": lambda: _update(4, -1e30),
@@ -46,7 +47,7 @@ class StrategyContract(RunContract):
     kind = STRATEGY
 
     def test_a_run_moves_finite_parameters_and_keeps_their_shapes(self, tmp_path: Path) -> None:
-        """After two rounds they have their names, shapes and types, and are not what they were."""
+        """After two rounds names, shapes and types are the same, and the values are not."""
         from clients.hosting.node import Node
 
         result = self.run(tmp_path / "run")
@@ -58,20 +59,21 @@ class StrategyContract(RunContract):
             after = result.parameters[name]
             assert_that(
                 after.shape == before.shape and after.dtype == before.dtype,
-                f"{name!r} has another form",
+                f"{name!r} has another shape or type",
             )
             assert_that(bool(np.isfinite(after).all()), f"{name!r} is not finite")
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
         assert_that(moved, "two rounds move nothing")
 
-    def test_cohorts_give_what_clients_give_one_by_one(self, tmp_path: Path) -> None:
-        """Training in blocks ends where the per-client reference ends."""
+    def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
+        """Training in blocks ends with the parameters of the per-client reference."""
         fast = self.run(tmp_path / "fast", "engine.path=auto").parameters
         slow = self.run(tmp_path / "slow", "engine.path=reference").parameters
         assert_close(fast, slow, "blocks against one by one", rtol=1e-3)
 
-    def test_who_shares_a_node_makes_no_difference(self, tmp_path: Path) -> None:
-        """One node and three end alike; Flower's own strategies see nodes and not clients."""
+    def test_the_distribution_over_nodes_makes_no_difference(self, tmp_path: Path) -> None:
+        """One node and three nodes give the same parameters; Flower's own strategies see nodes, not
+        clients."""
         if not issubclass(self.cls, CohortStrategy):
             pytest.skip("one of Flower's own, which sees nodes and not clients")
         one = self.run(tmp_path / "one", "engine.nodes=1").parameters
@@ -83,8 +85,8 @@ class StrategyContract(RunContract):
         )
 
     def test_privacy_is_bounded_or_refused(self, tmp_path: Path) -> None:
-        """Whatever one client is replaced with, the sum moves by 2 S at most and the denominator
-        stays; or the strategy is refused under differential privacy, with the reason."""
+        """Replacing one client by any other moves the sum by at most 2 S and does not change the
+        denominator; or the strategy is refused under differential privacy, with the reason."""
         if not issubclass(self.cls, CohortStrategy):
             sections = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
             with pytest.raises(ExperimentError, match="cannot be made private"):
@@ -149,8 +151,8 @@ class StrategyContract(RunContract):
         return {name: whole[name] for name in SHAPES}, given[0].clients
 
     def _private(self, nodes: int) -> tuple[CohortStrategy, list[Aggregate]]:
-        """The strategy under a clip norm without noise, and a list that fills with what its rule is
-        given."""
+        """The strategy under a clip norm without noise, and a list to which the aggregates of its
+        rule are appended."""
         given: list[Aggregate] = []
         strategy: CohortStrategy = self.cls(self.config(), Everyone(nodes), {"name": "sgd"})
         plan = Plan.of(
@@ -160,7 +162,7 @@ class StrategyContract(RunContract):
             CLIENTS,
             10,
         )
-        for phase, part in strategy.parts.items():
+        for phase, part in strategy.by_phase.items():
             part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
             part.apply = _recording(part.apply, given)  # type: ignore[method-assign]
         return strategy, given
@@ -179,19 +181,22 @@ class Everyone:
         self.clients, self.nodes = np.arange(CLIENTS), nodes
 
     def sample(self, round_number: int) -> np.ndarray:
+        """All clients, `int64 [clients]`."""
         return self.clients
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Each node's number and clients, of some clients `int64 [n]`."""
         for node in range(self.nodes):
             group = clients[clients % self.nodes == node]
             if len(group):
                 yield 100 + node, group
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """All clients."""
+        """All clients, `int64 [clients]`."""
         return self.clients
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
+        """These cohorts, whatever the clients `int64 [n]`."""
         return self
 
 

@@ -43,7 +43,7 @@ class ClientPlan:
         state: folder of the private state: private parameters, spent budgets, logs.
         host: address on which the executor reaches the SuperNode.
         bind: address that the SuperNode listens on for it; default: the same.
-        port: port on which they meet.
+        port: of the connection between both.
         config: further settings of the node, for Flower's node configuration.
     """
 
@@ -60,7 +60,7 @@ class ClientPlan:
         """Refuse invalid settings; the SuperNode needs no data, and the executor no key.
 
         Raises:
-            EngineError: the join folder lacks something, or other users can read its key.
+            EngineError: the join folder lacks a file, or other users can read its key.
             DataError: there is no such data file.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
@@ -68,7 +68,7 @@ class ClientPlan:
         for name in ("node.key", "ca.crt") if part != "executor" else ():
             if not (self.join / name).is_file():
                 raise EngineError(
-                    f"{self.join} is not a folder to join with",
+                    f"{self.join} is not the folder of a node",
                     expected="node.key and ca.crt, as `fedrec deploy init` made them",
                     got=f"no {name}",
                     fix="ask the operator for this node's folder",
@@ -139,12 +139,12 @@ def plan_of(
     Args:
         join: the folder.
         superlink: HOST:PORT of the deployment's gateway.
-        data: the data; default: `data.csv` in the folder, if it is there.
-        state: folder of what is kept; default: `state` in the folder.
+        data: the data file; default: `data.csv` in the folder, if it exists.
+        state: folder of the private state; default: `state` in the folder.
         host: address on which the executor reaches the SuperNode.
         bind: address that the SuperNode listens on for it; default: the same.
-        port: port on which they meet.
-        settings: such as `most-rounds=100`; beside those in the folder's `node.toml`.
+        port: of the connection between both.
+        settings: such as `most-rounds=100`, in addition to those in the folder's `node.toml`.
     """
     join = join.expanduser().resolve()
     found = join / "data.csv" if data is None and (join / "data.csv").is_file() else data
@@ -187,7 +187,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
 
 
 def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
-    """Flags of the SuperNode: TLS, its own key, and an executor apart from it."""
+    """Flags of the SuperNode: TLS, its own key, and a separate executor."""
     meeting = plan.state / "meeting"
     return (
         *("--superlink", plan.superlink),

@@ -26,7 +26,7 @@ from simulations.deployment.processes.commands import (
 
 IMAGE = "fedrec:0.1.0"
 NGINX = "nginxinc/nginx-unprivileged:1.27.3-alpine3.20"
-# who owns the deployment folder, whose keys are 0600
+# the owner of the deployment folder, whose keys have mode 0600
 _USER = "${FEDREC_UID:-10001}:${FEDREC_GID:-10001}"
 _USER_OPTIONS = "uid=${FEDREC_UID:-10001},gid=${FEDREC_GID:-10001}"
 ELSEWHERE = "${FEDREC_DEPLOYMENT:?run fedrec deploy compose}"
@@ -95,7 +95,7 @@ _HEADER = """\
 #   docker compose run --rm operator deploy register /deployment
 #   docker compose run --rm operator deploy run /deployment EXPERIMENT
 #
-# Written by `fedrec deploy init`, with a `.env` that says as whom containers run. The copy at the
+# Written by `fedrec deploy init`, with a `.env` that names the containers' user. The copy at the
 # top of the project is for two nodes; `fedrec deploy compose DEPLOYMENT --into .` writes a `.env`
 # for it.
 """
@@ -125,8 +125,8 @@ def _ours(**settings: Any) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "init": True,
-        # A node that was killed is refused until its last sign of life is old, and exits each time:
-        # no limit.
+        # A killed node is refused until its last heartbeat has timed out, and exits each time: no
+        # limit of restarts.
         "restart": "unless-stopped",
         **settings,
     }
@@ -258,9 +258,8 @@ def _node(number: int, deployment: str) -> dict[str, dict[str, Any]]:
     executor = _ours(
         command=[*command, "--part", "executor"],
         networks=[name],
-        environment={
-            "FEDREC_CACHE": str(_STATE / "cache")
-        },  # native code is compiled once, not at each start
+        # native code is compiled once, not at each start
+        environment={"FEDREC_CACHE": str(_STATE / "cache")},
         secrets=[{"source": f"{name}-{KEY}", "target": f"/join/{KEY}"}],
         volumes=[
             f"{name}-state:{_STATE}",

@@ -17,11 +17,11 @@ from simulations.deployment.layout import Deployment, refuse_unwritable
 from simulations.deployment.pki.keys import private_folder, write_private
 
 CONTAINER_USER = 10001
-"""User and group that containers run as where root owns the deployment; the image's own user."""
+"""User and group of containers if root owns the deployment; the image's own user."""
 
 
 def container_user() -> tuple[int, int]:
-    """User and group that containers of a deployment that is made by this process run as."""
+    """User and group of the containers of a deployment that this process creates."""
     return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
 
 
@@ -29,7 +29,7 @@ def write_compose(deployment: Deployment, place: Path | None = None) -> Path:
     """Write `docker-compose.yml`, and the `.env` that each command of docker compose reads.
 
     Args:
-        deployment: what the containers are for.
+        deployment: the deployment.
         place: folder of the two files; default: the deployment folder.
 
     Returns:

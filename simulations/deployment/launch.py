@@ -2,8 +2,8 @@
 """An experiment on a deployment: the same TOML file, run by the registered nodes.
 
 The run folder is on the machine of the ServerApp. The nodes get the resolved experiment in Flower's
-run configuration, and read their own data, never what its `[dataset]` names. Centralised baselines
-need everybody's data and are left out.
+run configuration, and read their own data, never its `[dataset]`. Centralised baselines need the
+data of all clients and are left out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
     """Submit a run folder, new or interrupted, to the SuperLink; returns Flower's id of the run.
 
     Raises:
-        EngineError: the SuperLink did not take it.
+        EngineError: the SuperLink did not accept it.
     """
     config = {
         "resolved": json.dumps(folder.experiment.table(), sort_keys=True),
@@ -108,7 +108,7 @@ def wait(deployment: Deployment, folder: RunFolder, run: int, *, poll: float = 1
     """Wait for the end of a run.
 
     Raises:
-        EngineError: the run failed, or its ServerApp was lost; what it had reported is in the run
+        EngineError: the run failed, or its ServerApp was lost; reported rounds are in the run
             folder.
     """
     ended = _end_of(deployment, run, poll)

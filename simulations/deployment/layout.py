@@ -64,7 +64,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     """The table in a TOML file.
 
     Raises:
-        RunError: it is none.
+        RunError: it cannot be read.
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ class Deployment:
 
     @property
     def server(self) -> Path:
-        """Folder of what the server's processes need."""
+        """Folder of the files of the server's processes."""
         return self.path / "server"
 
     @property
@@ -180,8 +180,8 @@ class Deployment:
 
     @property
     def superlink(self) -> str:
-        """HOST:PORT of the SuperLink, on this machine only; in a container, what `FEDREC_SUPERLINK`
-        says."""
+        """HOST:PORT of the SuperLink, on this machine only; in a container, from
+        `FEDREC_SUPERLINK`."""
         return os.environ.get("FEDREC_SUPERLINK") or f"127.0.0.1:{self.settings.superlink_port}"
 
     @property

@@ -97,9 +97,8 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
             folder.name: control.register((folder / "node.pub").read_bytes(), folder.name)
             for folder in folders
         }
-        with contextlib.suppress(
-            OSError
-        ):  # in a container the folder may be read-only, and this file is not needed
+        # in a container the folder may be read-only, and this file is not needed
+        with contextlib.suppress(OSError):
             deployment.registered.touch()
         return found
     finally:
@@ -188,9 +187,8 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
     control, online = Control(deployment.superlink, deployment.authority), 0
     try:
         while True:
-            with contextlib.suppress(
-                httpx.TransportError
-            ):  # the SuperLink is busy when many nodes connect at the same time
+            # the SuperLink is busy when many nodes connect at the same time
+            with contextlib.suppress(httpx.TransportError):
                 online = sum(node.status == "online" for node in control.nodes())
             if online >= count:
                 return
@@ -214,8 +212,8 @@ def _table(deployment: Deployment) -> dict:
 
 
 def run_nodes_here(deployment: Deployment) -> None:
-    """Run the deployment's nodes on this machine until a stop signal; what the process `nodes`
-    does."""
+    """Run the deployment's nodes on this machine until a stop signal; the main function of process
+    `nodes`."""
     from simulations.deployment import client
 
     processes = []

@@ -2,10 +2,10 @@
 """The flower engine: the same experiment through `flwr run`, on Flower's own simulation.
 
 `flwr run` hands the app bundle to a SuperLink, which by default is a daemon that outlives the
-command, keeps the environment of its first start, is shared by everyone on the machine, and
-installs the project's dependencies anew for each run. Here every run has its own SuperLink on a
-free port, with its own home folder, that ends with the run. `flwr run` may exit with 0 although the
-run failed, so the run folder determines how it ended.
+command, keeps the environment of its first start, is shared by all users of the machine, and
+reinstalls the project's dependencies for each run. Here every run has its own SuperLink on a free
+port, with its own home folder, that ends with the run. `flwr run` may exit with 0 although the run
+failed, so the run folder determines how it ended.
 
 The SuperLink listens on loopback, but without authentication, which Flower does not have for
 operators. During the run, other users of the same machine can start runs on it, whose code is
@@ -34,10 +34,11 @@ from fedrec.errors import EngineError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
+from simulations.engines import process_groups
 from simulations.engines.ray_alone import settings_of_a_local_ray
 from simulations.telemetry import disable_telemetry
 
-_SUPERLINK_START_SECONDS = 60.0
+_SUPERLINK_START_SECONDS, _STOP_SECONDS = 60.0, 10.0
 _PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations")
 
 
@@ -138,16 +139,17 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFol
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children (the ServerApp, Flower's Ray)."""
+    """End a SuperLink and what it has started (its executor, the ServerApp, Flower's Ray), which
+    are in a session of their own and would go on with the run."""
+    groups = process_groups.below(process.pid)
     for sign in (signal.SIGTERM, signal.SIGKILL):
+        process_groups.signal_all(groups, sign)
         try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=10)
+            process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             continue
+        if process_groups.ended(groups, _STOP_SECONDS):
+            break
     process.wait()
 
 
@@ -199,19 +201,18 @@ def app_folder(folder: Path) -> Path:
 
 
 def _environment(home: Path, port: int) -> dict[str, str]:
-    """The environment of Flower's processes: quiet, with a home and a connection of this run
-    alone."""
+    """The environment of Flower's processes: without telemetry, with a home and a connection for
+    this run only."""
     home.mkdir(parents=True)
     connection = (
         '[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress ='
         f' "127.0.0.1:{port}"\ninsecure = true\n'
     )
     (home / "config.toml").write_text(connection, encoding="utf-8")
-    # Flower's processes start each other by name, which a Python that is called by its path does
-    # not have on its PATH.
+    # Flower's processes start each other by name, and a Python that is called by its path does not
+    # have them on its PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # What the user has set for Ray is for a cluster; the Ray that Flower starts is this run's
-    # alone.
+    # The user's settings for Ray are for a cluster; Flower starts a Ray for this run only.
     environment = {**os.environ, **settings_of_a_local_ray(), "FLWR_HOME": str(home), "PATH": path}
     disable_telemetry(environment)
     if "FEDREC_DATA" in environment:  # these processes have another working directory
@@ -238,7 +239,7 @@ def _free_port() -> int:
 
 
 def _last_error(run: RunFolder) -> str:
-    """The error that ended the run, as its log has it; empty when it ended without."""
+    """The error that ended the run, from its log; empty if there was none."""
     file = run.log_file
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     starts = [place for place, line in enumerate(lines) if line[24:30] == "ERROR "]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the actors of a Ray grid, and starts again those that died before they ran.
+"""Starts the actors of a Ray grid, and restarts those that died before they ran.
 
-A cluster learns that a machine is gone from checks that fail for some seconds. Until then it goes
-on to place actors there; these never run, and die when the machine is declared dead.
+A cluster detects the loss of a machine by checks that fail for some seconds. Until then it still
+places actors there; these never run, and die when the machine is declared dead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 log = logging.getLogger("fedrec")
-_TRIES = 3  # of each actor: one for a machine that is gone, one for another that goes meanwhile
+_TRIES = 3  # per actor: one for a lost machine, one for another that is lost meanwhile
 _PATIENCE = 120.0  # seconds per try; Ray declares a machine dead after some 20
 
 
@@ -22,7 +22,7 @@ class Placement:
     Args:
         start: starts the actor of the node at a place, without waiting for it.
         nodes: number of nodes.
-        tries: how often an actor is started, at most.
+        tries: largest number of starts per actor.
         patience: seconds to wait for the actors in each try.
     """
 
@@ -41,29 +41,29 @@ class Placement:
     def started(self) -> list[Any]:
         """The actors, in the order of the nodes, once all have started.
 
-        The first call waits, later ones do not. An actor that still died before it ran after the
-        last try, that failed by itself while it started, or that has no core after all patience,
-        stays in the list: a message to it gets Ray's error as its answer, or waits for the core.
+        The first call waits, later ones do not. An actor that died before it ran in the last try
+        too, that failed while it started, or that has no core after `patience`, stays in the list:
+        a message to it is answered with Ray's error, or waits for the core.
         """
         for _ in range(self._tries - 1):
             self._starting = self._died_before_they_ran()
             if not self._starting:
                 break
-            log.warning("Ray nodes %s died before they ran: they are started again", self._starting)
+            log.warning("Ray nodes %s died before they ran; restarting them", self._starting)
             for place in self._starting:
                 self.actors[place] = self._start(place)
         self._starting = []
         return self.actors
 
     def stop(self) -> None:
-        """End all actors, so that a Ray that goes on has their cores for the next run."""
+        """End all actors, so that a Ray that stays has their cores for the next run."""
         import ray
 
         for actor in self.actors:
             ray.kill(actor)
 
     def _died_before_they_ran(self) -> list[int]:
-        """Places of those of the starting actors that never ran and never will."""
+        """Places of the starting actors that died before they ran."""
         import ray
 
         ready = {self.actors[place].__ray_ready__.remote(): place for place in self._starting}

@@ -40,9 +40,8 @@ from simulations.telemetry import disable_telemetry
 log = logging.getLogger("fedrec")
 _INLINE = 2**16  # bytes; smaller arrays are sent with the call
 _STARTS = 2  # of a local Ray, whose processes may start slowly on a busy machine
-_OBJECT_STORE_BYTES = (
-    256 * 2**20
-)  # GiB for parameters in flight; by default Ray takes 30 % of the memory
+# GiB for parameters in flight; by default Ray takes 30 % of the memory
+_OBJECT_STORE_BYTES = 256 * 2**20
 
 
 class Answer(NamedTuple):
@@ -64,7 +63,7 @@ class NodeActor:
         place: the node's place among the nodes.
         node_config: as Flower gives it.
         run_config: as Flower gives it.
-        population: all clients' data; its arrays lie in Ray's object store, once per machine.
+        population: all clients' data; its arrays are in Ray's object store, once per machine.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class NodeActor:
         KEPT.hold(from_run_config(run_config), population)
 
     def handle(self, packed: bytes, *shared: ArrayRecord) -> Answer:
-        """Answer one message, `_packed`; its large arrays come beside it, out of the object
+        """Answer one message, `_packed`; its large arrays come separately, from the object
         store."""
         metadata, rest, names, memory = pickle.loads(packed)
         message = rebuilt(
@@ -130,7 +129,7 @@ class RayGrid(LocalGrid):
         messages = list(messages)
         if [message.metadata.message_type for message in messages] == [INITIAL]:
             return self._here.send_and_receive(messages, timeout=timeout)
-        self._placement.started()  # is no part of the time that nodes have for an answer
+        self._placement.started()  # not part of the time that nodes have to reply
         return super().send_and_receive(messages, timeout=timeout)
 
     def _submit(self, batch: list[Message]) -> None:
@@ -192,8 +191,8 @@ class RayGrid(LocalGrid):
 
 
 def _packed(message: Message, without: list[str], memory: reply_buffers.Place | None) -> bytes:
-    """Metadata and content of a message, the names of the records that it is without, and memory
-    for its answer.
+    """Metadata and content of a message, the names of the records that were taken out, and memory
+    for its reply.
 
     Ray's own serialisation takes twice as long, because it also handles objects that other
     processes cannot import.
@@ -246,7 +245,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
             placement.stop()
     finally:
         if not ours or engine.ray_address is not None:
-            # An object store that goes on without this process gives the memory to other objects.
+            # An object store that outlives this process reuses the memory for other objects.
             KEPT.drop(run.experiment)
         if ours:
             ray.shutdown()

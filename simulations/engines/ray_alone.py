@@ -25,8 +25,8 @@ _TOKEN_BYTES = 32
 
 @functools.cache
 def _token() -> str:
-    """The token of this process: Ray reads it once, so that a second local Ray must have that of
-    the first."""
+    """The token of this process: Ray reads it once, so a second local Ray must use that of the
+    first."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 

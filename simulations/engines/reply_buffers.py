@@ -38,7 +38,7 @@ class Spot(NamedTuple):
 Place: TypeAlias = tuple[str, str, tuple[int, ...]]
 """Of memory, see `SharedArray.place`."""
 Spots: TypeAlias = dict[str, list[Spot]]
-"""By record, where its arrays lie."""
+"""By record, the positions of its arrays."""
 
 
 class ReplyBuffer:
@@ -71,9 +71,8 @@ class ReplyBuffer:
     def take_back(self, spots: Spots) -> dict[str, ArrayRecord]:
         """The records that a node wrote, read-only; the buffer is in use as long as one of them
         is."""
-        whole = self._bytes.view(
-            np.ndarray
-        )  # every array keeps this one alive, and nothing else does
+        # every array keeps this one alive, and nothing else does
+        whole = self._bytes.view(np.ndarray)
         whole.flags.writeable = False
         self._assigned, self._read = False, weakref.ref(whole)
         return {
@@ -97,9 +96,8 @@ class BufferPool:
         for buffer in self._buffers:
             if buffer.free and buffer.size >= size + _SPARE:
                 return buffer
-        self._buffers = [
-            buffer for buffer in self._buffers if not buffer.free
-        ]  # the free ones are too small
+        # the free ones are too small
+        self._buffers = [buffer for buffer in self._buffers if not buffer.free]
         if len(self._buffers) == _MOST:
             return None
         self._buffers.append(ReplyBuffer(size + _SPARE))

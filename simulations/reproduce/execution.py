@@ -2,9 +2,9 @@
 """Execution of a study: finished tasks are not repeated, and an interrupted task continues in
 its run folders.
 
-study.json           paper, item, whether quick
-tasks/NAME-seedN/    run folders of a task, and found.json once it is done
-TABLE.csv, TABLE.md  what the paper prints beside what was found
+    study.json           paper, item, whether quick
+    tasks/NAME-seedN/    run folders of a task, and found.json once it is done
+    TABLE.csv, TABLE.md  the paper's numbers beside ours
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StudyFolder:
     Args:
         path: new, empty, or of the same study.
         study: the study.
-        quick: whether everything is small.
+        quick: whether to run the small version.
 
     Raises:
         RunError: there is something else at `path`.
@@ -94,16 +94,16 @@ class StudyFolder:
 def reproduce(
     folder: StudyFolder, seeds: int, *, only: str = "", say: Say = lambda _: None
 ) -> list[tuple[Job, list[Found]]]:
-    """Do the remaining jobs of a study; returns the results of all jobs.
+    """Run the remaining jobs of a study; returns the results of all jobs.
 
     Args:
         folder: of the study.
         seeds: number of seeds.
-        only: do only tasks whose name contains this text.
+        only: run only tasks whose name contains this text.
         say: called with lines about the progress.
 
     Raises:
-        FedrecError: a run failed; what was done before is kept.
+        FedrecError: a run failed; earlier results are kept.
     """
     with folder.lock():
         jobs = [(task, job) for task, job in folder.jobs(seeds) if only in task.name]

@@ -48,7 +48,7 @@ def run_task(
         metrics: our metric -> the paper's.
         seconds: about how long it takes.
         seeded: whether the seed matters.
-        sample: whether `--quick` does it.
+        sample: whether `--quick` includes it.
     """
 
     def work(job: Job) -> list[Found]:
@@ -62,7 +62,8 @@ def finished(job: Job, source: str | Mapping[str, Any], overrides: Sequence[str]
     run.
 
     Raises:
-        RunError: another run is in the job's folder, as of an earlier version of its settings.
+        RunError: another run is in the job's folder, for example with settings of an earlier
+            version.
     """
     path, table = job.folder / "run", read(source, overrides)
     if job.quick:
@@ -83,8 +84,7 @@ def finished(job: Job, source: str | Mapping[str, Any], overrides: Sequence[str]
 
 
 def _often_saved(experiment: Experiment) -> Experiment:
-    """The same experiment, whose checkpoints are a twentieth of the rounds apart at most, so that a
-    study that is killed loses little."""
+    """The same experiment with at least twenty checkpoints, so that a killed study loses little."""
     every = min(experiment.checkpoint.every, max(1, experiment.rounds // _CHECKPOINTS))
     checkpoint = experiment.checkpoint.model_copy(update={"every": every})
     return experiment.model_copy(update={"checkpoint": checkpoint})

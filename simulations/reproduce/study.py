@@ -56,9 +56,9 @@ class Task:
     Attributes:
         name: also the name of its folder.
         seconds: about how long it takes for one seed, on two cores.
-        work: does it, and returns the results.
+        work: function that runs it and returns the results.
         seeded: whether the results depend on the seed.
-        sample: whether `--quick` does it; one of several similar tasks is enough.
+        sample: whether `--quick` includes it; one of several similar tasks is enough.
     """
 
     name: str
@@ -75,11 +75,12 @@ class Study:
     Attributes:
         paper: `privrec`, `dp-vae`, `targeted-dp`, `pnbm` or `upc-sdg`.
         item: such as `table2` or `figure1`.
-        title: what it shows.
+        title: its caption in short.
         datasets: folders below the data directory that it needs; none for arithmetic.
-        tasks: what there is to do.
+        tasks: in the order of execution.
         differs: differences from the paper, a sentence each.
         seeds: default number of seeds.
+        published: only rows of the paper's table whose data set begins so.
     """
 
     paper: str
@@ -89,6 +90,7 @@ class Study:
     tasks: tuple[Task, ...]
     differs: tuple[str, ...] = ()
     seeds: int = 1
+    published: str = ""
 
     @property
     def name(self) -> str:
@@ -96,5 +98,5 @@ class Study:
         return f"{self.paper} {self.item}"
 
     def seconds(self, seeds: int) -> float:
-        """About how long it takes as a whole, on two cores."""
+        """Estimated duration of the whole study, on two cores."""
         return sum(task.seconds * (seeds if task.seeded else 1) for task in self.tasks)

@@ -80,8 +80,10 @@ def cells_of(row: Mapping[Any, Any]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """A number with four decimals; a dash where there is none."""
-    return "-" if math.isnan(value) else "inf" if math.isinf(value) else f"{value:.4f}"
+    """A number with four decimals, a large whole one with none; a dash where there is none."""
+    if math.isnan(value) or math.isinf(value):
+        return "-" if math.isnan(value) else "inf"
+    return f"{value:,.0f}" if abs(value) >= 100 and value == round(value) else f"{value:.4f}"
 
 
 def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ description = "A {kind} for fedrec"
 requires-python = ">=3.11"
 dependencies = ["fedrec"]
 
-# This line is what `fedrec list` finds, and what makes `{name}` a name in experiments.
+# This line makes `{name}` a name in experiments and in `fedrec list`.
 [project.entry-points."fedrec.{kind}"]
 {name} = "{module}.{kind}:{cls}"
 
@@ -104,14 +104,14 @@ baselines = [{baselines}]
 name = "serial"
 """
 
-SERVER_APP = '''"""fedrec's server as a Flower app, with this package beside it."""
+SERVER_APP = '''"""fedrec's server as a Flower app, together with this package."""
 
 from server.app import app
 
 __all__ = ["app"]
 '''
 
-CLIENT_APP = '''"""fedrec's clients as a Flower app, with this package beside it."""
+CLIENT_APP = '''"""fedrec's clients as a Flower app, together with this package."""
 
 from clients.app import app
 

@@ -39,8 +39,7 @@ def write_package(kind_name: str, name: str, folder: Path) -> Path:
         The package's folder.
 
     Raises:
-        ExperimentError: the kind is unknown, the name is taken or is no name, or the folder is
-            there already.
+        ExperimentError: the kind is unknown, the name is taken or invalid, or the folder exists.
     """
     kind = next((kind for kind in KINDS if kind.name == kind_name), None)
     if kind is None:
@@ -127,7 +126,7 @@ def _module_of(name: str) -> str:
     """The Python package of that name.
 
     Raises:
-        ExperimentError: it is no name that Python, pip and Flower take.
+        ExperimentError: it is not a valid name for Python, pip and Flower.
     """
     module = name.replace("-", "_")
     if (
@@ -136,7 +135,7 @@ def _module_of(name: str) -> str:
         or keyword.iskeyword(module)
     ):
         raise ExperimentError(
-            f"{name!r} is no name for a package",
+            f"{name!r} is not a valid name of a package",
             expected=(
                 "at most 32 lower-case letters, digits and single hyphens, a letter first, no word"
                 " of Python"
@@ -153,7 +152,7 @@ def _refuse_taken(name: str, module: str, built_in: list[str], target: Path) -> 
     elif importlib.util.find_spec(module) is not None:
         got, fix = f"a package {module!r} that can be imported already", "choose another name"
     elif target.exists():
-        got, fix = f"{target} is there already", "choose another name, or --into another folder"
+        got, fix = f"{target} exists already", "choose another name, or --into another folder"
     else:
         return
     raise ExperimentError(f"the name {name!r} is taken", expected="a new name", got=got, fix=fix)

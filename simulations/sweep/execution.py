@@ -61,7 +61,7 @@ def sweep(
     retry_failed: bool = False,
     quiet: bool = True,
 ) -> SweepResult:
-    """Run a sweep, or what is left of it.
+    """Run a sweep, or its remaining part.
 
     Args:
         plan: the sweep.
@@ -134,8 +134,7 @@ class _Execution:
             write(self.folder)
 
     def _jobs(self) -> Iterator[Job]:
-        """Remaining runs, generated one by one; proposals of new settings use the results so
-        far."""
+        """Remaining runs, generated one by one; proposed settings depend on the results so far."""
         trial = 0
         while True:
             if trial >= len(self.folder.trials()):

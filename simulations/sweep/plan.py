@@ -45,16 +45,22 @@ class Plan:
         """The experiment of a run.
 
         Raises:
-            ExperimentError: the settings do not fit, or it ranks test rows and a setting is to be
-            chosen.
+            ExperimentError: the settings are inconsistent, or a setting is to be chosen by test
+                rows.
         """
         experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
         if self.aims and experiment.evaluation.held_out == "test":
             raise _refusal()
         return experiment
 
+    def leaks(self, point: Point) -> bool:
+        """Whether held-out items are kept out of the negatives that clients learn from."""
+        split = point.get("split", self.experiment.get("split", {}))
+        inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
+        return bool(point.get("split.leaky-negatives", inside))
+
     def record(self) -> dict[str, Any]:
-        """The sweep as JSON; `of_record` takes it back."""
+        """The sweep as JSON; `of_record` is the inverse."""
         return {
             "experiment": self.experiment,
             "vary": to_record(self.space),
@@ -87,8 +93,8 @@ def plan_of(
     optimise: Sequence[str] = (),
     choose: Sequence[str] = (),
 ) -> Plan:
-    """A sweep as the command line gives it; the settings of a grid are all checked before anything
-    runs.
+    """A sweep from the options of the command line; all settings of a grid are checked before
+    anything runs.
 
     Args:
         source: a TOML file, the name of a shipped experiment, or a table.

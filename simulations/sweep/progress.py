@@ -59,7 +59,7 @@ class SweepProgress:
         self._show(f"{self._done}/{self._total} runs")
 
     def close(self) -> None:
-        """Leave the terminal as it was; safe to call twice."""
+        """Restore the terminal; safe to call twice."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

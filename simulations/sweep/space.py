@@ -132,7 +132,7 @@ def overrides(point: Mapping[str, Any]) -> list[str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it in one line."""
+    """A value in TOML, on one line."""
     if isinstance(value, Mapping):
         entries = (f"{json.dumps(key)} = {toml_value(inner)}" for key, inner in value.items())
         return "{" + ", ".join(entries) + "}"
@@ -142,7 +142,7 @@ def toml_value(value: Any) -> str:
 
 
 def to_record(space: Space) -> dict[str, Any]:
-    """A space as JSON; `from_record` takes it back."""
+    """A space as JSON; `from_record` is the inverse."""
     return {
         key: list(dimension.values) if isinstance(dimension, Choice) else asdict(dimension)
         for key, dimension in space.items()
@@ -196,9 +196,7 @@ def _range(text: str, table: Mapping[str, Any]) -> Range:
             f"cannot read the range {text!r}", "numbers low and high, and log = true or false", text
         )
     if not low < high or (log and low <= 0) or not math.isfinite(high - low):
-        raise _error(
-            f"there is nothing in the range {text!r}", "low < high, and 0 < low with log", text
-        )
+        raise _error(f"the range {text!r} is empty", "low < high, and 0 < low with log", text)
     return Range(low, high, log)
 
 

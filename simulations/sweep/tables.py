@@ -17,12 +17,16 @@ from simulations.sweep.folder import SweepFolder
 from simulations.sweep.space import Point, toml_value
 
 _RUN = ["trial", "seed", "state"]
+LEAK = "leak"
+"""The column that tables have where negatives leaked held-out items
+(`fedrec.attacks.leaky_negatives`)."""
 
 
 def run_rows(sweep: SweepFolder) -> pd.DataFrame:
-    """One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, and its
-    metrics once finished."""
+    """One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, its metrics
+    once finished, and `leak` where any of them leaks."""
     trials, failures = sweep.trials(), sweep.failures()
+    leaking = [sweep.plan.leaks(point) for point in trials]
     rows = []
     for job in sweep.jobs():
         values = sweep.values(job) if job.name not in failures else None
@@ -38,6 +42,7 @@ def run_rows(sweep: SweepFolder) -> pd.DataFrame:
                 "seed": job.seed,
                 "state": state,
                 **(values or {}),
+                **({LEAK: leaking[job.trial]} if any(leaking) else {}),
                 "folder": f"runs/{job.name}",
             }
         )
@@ -52,16 +57,19 @@ def setting_rows(plan_keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
         runs: as from `run_rows`.
 
     Returns:
-        The varied keys, `runs` (finished), and of each metric the mean and, as `METRIC sd`, the
-        standard deviation over seeds, NaN for one seed; index: number of the setting, from 1.
+        The varied keys, `runs` (finished), `leak` if `runs` has it, and of each metric the mean
+        and, as `METRIC sd`, the standard deviation over seeds, NaN for one seed; index: number of
+        the setting, from 1.
     """
-    known = {*_RUN, *plan_keys, "folder"}
+    known = {*_RUN, *plan_keys, LEAK, "folder"}
     metrics = [name for name in runs.columns if name not in known]
     rows = {}
     for trial, own in runs.groupby("trial"):
         done = own[own["state"] == "finished"]
         row: dict[str, Any] = {key: own[key].iloc[0] for key in plan_keys}
         row["runs"] = len(done)
+        if LEAK in own:
+            row[LEAK] = bool(own[LEAK].iloc[0])
         for name in metrics:
             numbers = np.array(list(done[name]), dtype=float)
             row[name] = numbers.mean() if len(numbers) else math.nan

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who does the runs of a sweep: this process, one after the other, or Ray actors, several at a
-time.
+"""The workers of a sweep: this process, one run after the other, or Ray actors, several at a time.
 
 Equal settings give equal numbers on both: an actor runs its experiment as this process would.
 """
@@ -55,7 +54,7 @@ class Workers(ABC):
         """Wait for the end of a run.
 
         Raises:
-            FedrecError: it failed for a reason that every other run has, too, such as missing data.
+            FedrecError: it failed for a reason that affects all runs, such as missing data.
         """
 
 
@@ -125,13 +124,13 @@ class OnRay(Workers):
 
 
 def perform(table: dict[str, Any], path: Path, callbacks: list[Callback]) -> str | None:
-    """Do what is left of a run.
+    """Run the remaining part of a run.
 
     Returns:
-        The error with which it ended, None when it is finished.
+        The error with which it ended, None if it finished.
 
     Raises:
-        FedrecError: data, engine or disk are at fault, and no other run would fare better.
+        FedrecError: data, engine or disk are at fault, which affects all runs.
     """
     from simulations import runner
 
@@ -151,7 +150,7 @@ def perform(table: dict[str, Any], path: Path, callbacks: list[Callback]) -> str
 
 
 class _Rounds(Callback):
-    """Tells how many rounds of a run are done."""
+    """Reports how many rounds of a run are done."""
 
     def __init__(self, job: Job, report: Rounds) -> None:
         super().__init__()
@@ -178,12 +177,13 @@ class RunActor:
 
 @contextmanager
 def opened(size: int, address: str | None, device: str) -> Iterator[Workers]:
-    """Workers for so many runs at a time.
+    """Workers for a number of runs at a time.
 
     Args:
         size: number of runs at a time; 1 without an address: this process.
         address: of a Ray cluster, whose machines must see the folder of the sweep; None: a local
-            Ray is started. device: that the runs compute on; actors share the GPUs.
+            Ray is started.
+        device: on which the runs compute; actors share the GPUs.
 
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.

@@ -1,26 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph of users by the similarity of their item embeddings, and means over it (Zhang et al., KDD
-2024, equations 6 to 8)."""
+2024, equations 6 to 8).
+
+A user's table is the shared one and the user's last change of some of its rows, so that sums over
+whole tables come from the changes alone, which have far fewer rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from fedrec.protocol.generated import ItemRequests
 
-def similarities(tables: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Cosines `float32 [users, others]` between flattened tables `[users, f]` and `[others, f]`;
-    0 with a table that is zero."""
-    units = [
-        table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
-        for table in (tables, others)
-    ]
-    return units[0] @ units[1].T
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """Rows of item embeddings that users changed, ordered by item, then by user.
+
+    Attributes:
+        clients: `int64 [users]`, ascending.
+        users: `int64 [n]`, whose row it is, as a place in `clients`.
+        items: `int64 [n]`, ascending.
+        values: `float32 [n, d]`.
+    """
+
+    clients: np.ndarray
+    users: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+
+    def per_item(self) -> Iterator[tuple[int, slice]]:
+        """Each item that somebody changed, and its rows."""
+        items, starts = np.unique(self.items, return_index=True)
+        ends = np.append(starts[1:], len(self.items))
+        for item, start, end in zip(items.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            yield item, slice(start, end)
+
+    def products(self, places: np.ndarray) -> np.ndarray:
+        """Inner products `float64 [places, users]` of some users' changes with everybody's.
+
+        Args:
+            places: `int64 [places]`, places in `clients`, distinct.
+        """
+        found = np.zeros((len(places), len(self.clients)))
+        row = np.full(len(self.clients), -1)
+        row[places] = np.arange(len(places))
+        for _, own in self.per_item():
+            users, values = self.users[own], self.values[own]
+            asked = row[users] >= 0
+            if asked.any():
+                found[np.ix_(row[users[asked]], users)] += values[asked] @ values.T
+        return found
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """Squared norms of the changes, `float64 [users]`."""
+        return self._per_user(np.einsum("nd,nd->n", self.values, self.values))
+
+    def along(self, start: np.ndarray) -> np.ndarray:
+        """Inner products `float64 [users]` of the changes with the shared table `[items, d]`."""
+        return self._per_user(np.einsum("nd,nd->n", self.values, start[self.items]))
+
+    def similarities(self, places: np.ndarray, start: np.ndarray | None) -> np.ndarray:
+        """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
+
+        Args:
+            places: `int64 [places]`, places in `clients`, distinct.
+            start: the shared table `[items, d]`; None: cosines between changes alone.
+        """
+        found, squares = self.products(places), self.squares
+        if start is not None:
+            shared, along = np.square(start, dtype=np.float64).sum(), self.along(start)
+            found += shared + along[places, None] + along
+            squares = np.maximum(shared + 2 * along + squares, 0)
+        norms = np.maximum(np.sqrt(squares), 1e-12)
+        return found / norms[places, None] / norms
+
+    def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
+        """Sum of the changes by the weights `[users]` of their users, `float64 [items, d]`."""
+        found = np.zeros((items, self.values.shape[1]))
+        for item, own in self.per_item():
+            found[item] = weights[self.users[own]] @ self.values[own]
+        return found
+
+    def means_of_rows(self, weights: np.ndarray, requests: ItemRequests) -> np.ndarray:
+        """Sums of the changes by weights, of the rows that each client needs.
+
+        Args:
+            weights: `[requests, users]`.
+            requests: whose n items to give.
+
+        Returns:
+            `float32 [n, d]`.
+        """
+        weights = weights.astype(np.float32)
+        found = np.zeros((len(requests.items), self.values.shape[1]), dtype=np.float32)
+        asking = np.repeat(np.arange(len(requests.clients)), np.diff(requests.offsets))
+        order = np.argsort(requests.items, kind="stable")
+        wanted = requests.items[order]
+        for item, own in self.per_item():
+            places = order[slice(*np.searchsorted(wanted, (item, item + 1)))]
+            if len(places):
+                own_weights = weights[np.ix_(asking[places], self.users[own])]
+                found[places] = own_weights @ self.values[own]
+        return found
+
+    def _per_user(self, values: np.ndarray) -> np.ndarray:
+        return np.bincount(self.users, values, minlength=len(self.clients))
 
 
 def edges(similar: np.ndarray, neighbours: int, threshold: float) -> np.ndarray:
-    """Weights `float32 [users, others]` of each user's neighbours, equal ones that sum to 1.
+    """Weights `[users, others]` of each user's neighbours, equal ones that sum to 1.
 
     Args:
         similar: `[users, others]`.
@@ -33,28 +127,12 @@ def edges(similar: np.ndarray, neighbours: int, threshold: float) -> np.ndarray:
         count = min(neighbours, similar.shape[1])
         chosen = np.argsort(-similar, axis=1, kind="stable")[:, :count]
         weights = np.zeros_like(similar)
-        np.put_along_axis(weights, chosen, np.float32(1 / count), axis=1)
+        np.put_along_axis(weights, chosen, np.asarray(1 / count, similar.dtype), axis=1)
         return weights
     above = similar > threshold * similar.mean(dtype=np.float64)
     lonely = np.flatnonzero(~above.any(axis=1))
     above[lonely, similar[lonely].argmax(axis=1)] = True
     return (above / above.sum(axis=1, keepdims=True)).astype(similar.dtype)
-
-
-def propagated(
-    first: np.ndarray, between: np.ndarray, tables: np.ndarray, layers: int
-) -> np.ndarray:
-    """Means over the graph, `[users, f]`: `first between^(layers - 1) tables`.
-
-    Args:
-        first: weights `[users, others]`.
-        between: weights `[others, others]`; not looked at with one layer.
-        tables: `[others, f]`.
-        layers: how often means are taken.
-    """
-    for _ in range(layers - 1):
-        first = first @ between
-    return first @ tables
 
 
 class Uploads:
@@ -68,9 +146,11 @@ class Uploads:
         self.limit = limit
         self._rows: dict[int, np.ndarray] = {}
         self._changes: dict[int, np.ndarray] = {}
+        self._together: Changes | None = None
 
     def remember(self, client: int, rows: np.ndarray, change: np.ndarray) -> None:
-        """Replace the change of one client by `float32 [n, d]` of the rows `int64 [n]`."""
+        """Replace the change of one client by `float32 [n, d]` of the distinct rows `int64 [n]`."""
+        self._together = None
         for memory in (self._rows, self._changes):
             memory.pop(client, None)
         self._rows[client], self._changes[client] = rows, change
@@ -78,19 +158,17 @@ class Uploads:
             oldest = next(iter(self._rows))
             del self._rows[oldest], self._changes[oldest]
 
-    @property
-    def clients(self) -> np.ndarray:
-        """`int64 [clients]`, ascending: the remembered clients."""
-        return np.array(sorted(self._rows), dtype=np.int64)
-
-    def tables(self, clients: Iterable[int], start: np.ndarray) -> np.ndarray:
-        """Whole flattened tables `float32 [clients, items * d]`: `start` `[items, d]` and each
-        one's change."""
-        clients = list(clients)
-        found = np.repeat(start[None].astype(np.float32), len(clients), axis=0)
-        for place, client in enumerate(clients):
-            found[place, self._rows[client]] += self._changes[client]
-        return found.reshape(len(clients), -1)
+    def changes(self) -> Changes | None:
+        """All that is remembered; None for nothing."""
+        if self._together is None and self._rows:
+            clients = sorted(self._rows)
+            items = np.concatenate([self._rows[client] for client in clients])
+            users = np.repeat(np.arange(len(clients)), [len(self._rows[c]) for c in clients])
+            order = np.argsort(items, kind="stable")
+            values = np.concatenate([self._changes[client] for client in clients])[order]
+            ids = np.array(clients, dtype=np.int64)
+            self._together = Changes(ids, users[order], items[order], values)
+        return self._together
 
     def state(self) -> dict[str, np.ndarray]:
         """The state as named arrays, in the order of the uploads."""
@@ -106,7 +184,7 @@ class Uploads:
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
-        self._rows, self._changes = {}, {}
+        self._rows, self._changes, self._together = {}, {}, None
         if "clients" not in state:
             return
         ends = np.cumsum(state["counts"])[:-1]

@@ -68,7 +68,7 @@ class Fedgnn(PerClientStrategy):
     config: FedgnnConfig
     system = "FedGNN"
     takes = "the gradient of each client"
-    sees = "strategy 'fedgnn': its server takes each client's message by itself"
+    sees = "strategy 'fedgnn': its server needs each client's message separately"
     instead = "set step.noise and step.clip"
 
     def __init__(self, config: FedgnnConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Fedgnn(PerClientStrategy):
         return {"third/": self._third, **super().memories}
 
     @classmethod
-    def said(
+    def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
         """Remarks to be reported with the results: the guarantee of the noise, compared with the

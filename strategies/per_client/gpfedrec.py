@@ -29,7 +29,7 @@ Where this differs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +44,7 @@ from fedrec.protocol.zero_copy import zero_copy_arrays
 from strategies._optimiser import Optimiser
 from strategies._server_rate import ServerRate
 from strategies.base import Cohorts
-from strategies.per_client._user_graph import Uploads, edges, propagated, similarities
+from strategies.per_client._user_graph import Changes, Uploads, edges
 from strategies.per_client.base import Memory, PerClientStrategy
 
 ITEMS, GUIDE = "item.id", "item.guide"
@@ -95,7 +95,7 @@ class Gpfedrec(PerClientStrategy):
         return {"uploads/": self._uploads, **super().memories}
 
     @classmethod
-    def said(
+    def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
         """Remarks to be reported with the results: what the server sees."""
@@ -116,9 +116,11 @@ class Gpfedrec(PerClientStrategy):
         self._theta = zero_copy_arrays(arrays)
         self._refuse_other_step("gpfedrec", ITEMS, "guides its own step")
         asked = self._requests(server_round)
-        guided = self.guidance(np.sort(np.concatenate([p.clients for p in asked.values()] or [[]])))
+        requests = ItemRequests.joined(list(asked.values()))
+        whole = self._rows(requests)  # a neighbour's share depends on the whole cohort
         for node, part in asked.items():
-            yield self._message(node, self._rows(part, guided), server_round)
+            own = whole.take(np.searchsorted(requests.clients, part.clients))
+            yield self._message(node, own, server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -130,41 +132,45 @@ class Gpfedrec(PerClientStrategy):
         metrics = self._metrics(answers, len(clients))
         if not clients:
             return None, metrics
-        guided = self.guidance(np.array(sorted(clients), dtype=np.int64))
-        means = np.mean(list(guided.values()), axis=0, dtype=np.float64)
-        return self._moved({ITEMS: self._theta[ITEMS] - means}, server_round), metrics
+        return self._moved({ITEMS: -self._mean_guidance(clients)}, server_round), metrics
 
-    def guidance(self, clients: np.ndarray) -> dict[int, np.ndarray]:
-        """The guidance `float32 [items, d]` of those of some clients that are remembered."""
-        config, start = self.config, np.asarray(self._theta[ITEMS])
-        known = self._uploads.clients
-        asked = clients[np.isin(clients, known)]
-        if not len(asked):
-            return {}
-        tables = self._uploads.tables(known.tolist(), start)
-        compared = tables if config.similarity == "tables" else tables - start.reshape(1, -1)
-        places = np.searchsorted(known, asked)
-        first, between = (
-            edges(similarities(compared[some], compared), config.neighbours, config.threshold)
-            if some is not None
-            else np.empty((0, 0))
-            for some in (places, slice(None) if config.layers > 1 else None)
-        )
-        means = propagated(first, between, tables, config.layers)
-        return {
-            client: own.reshape(start.shape)
-            for client, own in zip(asked.tolist(), means, strict=True)
-        }
+    def _mean_guidance(self, clients: Collection[int]) -> np.ndarray:
+        """Mean over some clients of what their guidance differs from the shared embeddings,
+        `float64 [items, d]`; those that are not remembered any more do not count."""
+        changes, items = self._uploads.changes(), self._theta[ITEMS]
+        if changes is None:
+            return np.zeros(items.shape)
+        known = np.intersect1d(changes.clients, list(clients))
+        return changes.mean(self._weights(changes, known).mean(axis=0), len(items))
 
-    def _rows(self, requests: ItemRequests, guided: dict[int, np.ndarray]) -> Generated:
-        """The rows that some clients start from, and their guidance."""
-        start = np.asarray(self._theta[ITEMS])
-        rows = start[requests.items].astype(np.float32)
-        guide = rows.copy()
-        for place, client in enumerate(requests.clients.tolist()):
-            if client in guided:
-                own = slice(*requests.offsets[place : place + 2])
-                guide[own] = guided[client][requests.items[own]]
+    def _weights(self, changes: Changes, clients: np.ndarray) -> np.ndarray:
+        """Of some remembered clients, each user's share in the guidance, `float64 [clients,
+        users]`; each row sums to 1."""
+        config = self.config
+        start = np.asarray(self._theta[ITEMS]) if config.similarity == "tables" else None
+
+        def neighbours(places: np.ndarray) -> np.ndarray:
+            similar = changes.similarities(places, start)
+            return edges(similar, config.neighbours, config.threshold)
+
+        found = neighbours(np.searchsorted(changes.clients, clients))
+        if config.layers > 1:
+            between = neighbours(np.arange(len(changes.clients)))
+            for _ in range(config.layers - 1):
+                found = found @ between
+        return found
+
+    def _rows(self, requests: ItemRequests) -> Generated:
+        """The rows that some clients start from, and their guidance: these rows for a client that
+        is not remembered."""
+        rows = np.asarray(self._theta[ITEMS])[requests.items].astype(np.float32)
+        guide, changes = rows.copy(), self._uploads.changes()
+        known = requests.clients[:0] if changes is None else changes.clients
+        places = np.flatnonzero(np.isin(requests.clients, known))
+        if changes is not None and len(places):
+            asked = requests.take(places)
+            weights = self._weights(changes, asked.clients)
+            guide[requests.rows_of(places)] += changes.means_of_rows(weights, asked)
         return Generated(requests, {}, {ITEMS: rows, GUIDE: guide})
 
     def _remember(self, reply: TrainEach) -> list[int]:

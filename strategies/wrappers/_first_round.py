@@ -40,7 +40,8 @@ class FirstRound(ByRound):
         main: the strategy of the other rounds.
 
     Raises:
-        ExperimentError: the other strategy is none of fedrec's own, or has a first round too.
+        ExperimentError: the other strategy is not one of fedrec's, or has a special first round
+            too.
     """
 
     first_phase: ClassVar[str]
@@ -61,9 +62,9 @@ class FirstRound(ByRound):
         return first, *following.schedule(settings, step)
 
     @property
-    def parts(self) -> dict[str, CohortStrategy]:
+    def by_phase(self) -> dict[str, CohortStrategy]:
         """The strategy of the first round and those of the main strategy, by phase."""
-        return {self.first_phase: self.first, **self.main.parts}
+        return {self.first_phase: self.first, **self.main.by_phase}
 
     @property
     def volunteers(self) -> dict[str, str]:
@@ -97,7 +98,7 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
         raise ExperimentError(
             f"strategy {config.main.name!r} would never run its first round, as round 1 is taken",
             expected="one strategy with a special first round",
-            got=f"strategy.main.name = {config.main.name!r} inside of another one",
+            got=f"strategy.main.name = {config.main.name!r} inside another one",
             fix="leave one of the two out",
         )
     return cls, component_settings(registry.STRATEGY, config.main, at="strategy.main")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two-stage federated training (PrivRec section 2.4).
 
-Stage one trains the item embedding by itself on sessions; the main stage then trains the whole
+Stage one trains only the item embedding, on sessions; the main stage then trains the whole
 recommender, starting from these embeddings. Each stage is a separate strategy, so that one may add
 noise and the other not.
 
@@ -85,8 +85,8 @@ class TwoStage(ByRound):
         stages: the strategy of each stage, `stage-one` and `main`.
 
     Raises:
-        ExperimentError: one of the strategies is none of fedrec's own or has phases of its own, or
-            a cohort is larger than its stage's clients.
+        ExperimentError: one of the strategies is not one of fedrec's or has phases of its own, or a
+            cohort is larger than its stage's clients.
     """
 
     Config = TwoStageConfig
@@ -117,7 +117,7 @@ class TwoStage(ByRound):
         ), Phase(MAIN, step)
 
     @property
-    def parts(self) -> dict[str, CohortStrategy]:
+    def by_phase(self) -> dict[str, CohortStrategy]:
         """The strategy of each stage, by phase."""
         return self.stages
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work as contestants read it, on an archive made by hand."""
+"""The archive of the benchmark's workload as contestants read it."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_batches_do_not_reach_into_the_next_epoch(work):
     assert [len(items) for items, _ in batches(work, 1)] == [BATCH, 8, BATCH, 8]
 
 
-def test_training_leaves_the_work_as_it_was(work):
+def test_training_does_not_change_the_work(work):
     before = {name: value.copy() for name, value in work.initial().items()}
     net = Net(work, sparse=False)
     train(net, torch.tensor([1]), batches(work, 1))

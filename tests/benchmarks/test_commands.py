@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of contestants lead to modules and environments."""
+"""Names of contestants resolve to modules and environments."""
 
 import importlib.util
 import sys

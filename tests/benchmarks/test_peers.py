@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list that uses no model, and the item-kNN, beside federated peers."""
+"""The list without a model and the item-kNN of the study of federated peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrec.experiment.loading import load
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_what_a_run_never_drew_tells_nothing_unless_it_leaks(tiny_experiment, leaky):
+def test_undrawn_items_of_a_run_reveal_nothing_without_the_leak(tiny_experiment, leaky):
     table = tiny_experiment() | {
         "dataset": {"name": "synthetic", "users": 60, "items": 250, "mean-interactions": 20},
         "split": {"name": "leave-one-out", "leaky-negatives": leaky},
@@ -26,7 +26,7 @@ def test_what_a_run_never_drew_tells_nothing_unless_it_leaks(tiny_experiment, le
 
 
 def test_an_items_cosines_by_hand():
-    """Users 0 and 1 like items 0 and 1, user 1 alone item 2; nobody item 3."""
+    """Users 0 and 1 like items 0 and 1, only user 1 likes item 2, and no user likes item 3."""
     liked = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
     half = 0.5**0.5
     wanted = torch.tensor([[0.0, 1.0, half, 0], [1.0, 0, half, 0], [half, half, 0, 0], [0.0] * 4])
@@ -37,7 +37,7 @@ def test_an_items_cosines_by_hand():
 
 
 def test_a_list_of_everything_hits_everything(load_tiny):
-    """With as many places as there are items, even of a list that ranks nothing."""
+    """With as many places as items every item is found, even by a constant score."""
     population = Population.of(load_tiny())
     told = judge(population, "test", (3706,))
     assert told(torch.zeros(population.interactions.num_items)) == "Hits@3706 1.0000"

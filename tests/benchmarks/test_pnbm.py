@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of PNBM's figures: what is tested, that work is done once, and what is made of it."""
+"""The study of PNBM's figures: its settings, that finished work is not repeated, and its tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrec.components.registry import BASELINE, resolve
 
 @pytest.fixture
 def measuring(monkeypatch):
-    """Errors that depend on what is asked, and a list of what was."""
+    """Errors that depend on the settings, and a list of the calls."""
     asked = []
 
     def measured(system, settings, epsilon, fold, seed, part):

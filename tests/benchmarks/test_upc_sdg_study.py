@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of UPC-SDG: what is measured, that it is measured once, and what is made of it."""
+"""The study of UPC-SDG: its measurements, that they are made once, and its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrec.experiment.loading import load
 
 @pytest.fixture
 def measuring(monkeypatch):
-    """Figures that depend on the seed, and a list of what was asked for."""
+    """Figures that depend on the seed, and a list of the calls."""
     asked = []
 
     def measure(data, perturb, seed, part, models, disclosed=True):

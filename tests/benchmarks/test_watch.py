@@ -14,7 +14,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Root:
-    """As much of a started process as a watch needs before it runs."""
+    """The part of a process's interface that a watch needs."""
 
     pid = 10
 
@@ -82,14 +82,14 @@ def test_an_orphan_of_a_real_tree_is_counted():
     tree.start()
     while len(tree._ticks) < 3 and process.poll() is None:
         time.sleep(0.01)
-    # the one in the middle ends; the root waits for the orphan, which holds the other pipe
+    # the middle process ends; the root waits for the orphan, which holds the other pipe
     process.stdin.close()
     tree.join()
     assert tree.cpu_seconds(0.0, float("inf")) >= 0.5
     assert tree.peak_mib > 1
 
 
-def test_a_gpu_is_as_busy_as_its_tool_says_in_the_time_that_counts():
+def test_gpu_utilisation_is_averaged_over_the_measured_time():
     says = (
         "import time\nfor n in (100, 20, 40):\n print(n, flush=True);"
         " time.sleep(0.2)\ntime.sleep(60)"

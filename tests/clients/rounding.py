@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing sums of float32 updates: with the reference in float64, by the rounding that the
-reference itself shows.
+"""Comparison of sums of float32 updates with a float64 reference, relative to the rounding of the
+float32 reference.
 
-A fixed tolerance depends on the processor: sums are taken in other orders there, and where updates
-of many clients nearly cancel, a relative difference says nothing. Errors are measured against the
-same computation in float64, and may be a multiple of those of the reference in float32, which takes
-as many steps.
+A fixed tolerance would depend on the processor, which determines the order of sums, and if the
+updates of many clients nearly cancel, a relative difference is meaningless. Errors are measured
+against the same computation in float64, and may be a multiple of those of the reference in float32,
+which takes the same number of steps.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from clients.training.round import train_clients
 from fedrec.protocol.sparse_update import dense_change
 
-_MULTIPLE = 32  # of the reference's own rounding: blocks add up in longer sums, of padded batches
-# relative to the largest number of an array; by luck the reference may round hardly at all
+_MULTIPLE = 32  # times the reference's own rounding: blocks have longer sums, over padded batches
+# relative to the largest number of an array, because the reference's rounding may be near zero by
+# chance
 _LEAST = 2e-7
 
 
@@ -31,13 +32,13 @@ def whole(reply, arrays):
 
 
 def exact_sums(node, arrays, order):
-    """What a node on the path `reference` would send if it computed in float64."""
+    """The reply of a node on the path `reference`, computed in float64."""
     wide = {name: value.astype(np.float64) for name, value in arrays.items()}
     return whole(train_clients(node, wide, order), wide)
 
 
 def assert_within_rounding(got, reference, exact):
-    """Fail where an array is further from the exact one than rounding explains."""
+    """Fail if an array differs from the exact one by more than rounding explains."""
     assert set(got) == set(reference) == set(exact)
     for name, wanted in exact.items():
         rounding = np.abs(reference[name] - wanted).max()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in blocks gives what training one client after the other gives: updates, sums, norms,
+"""Training in blocks equals training one client after the other: updates, sums, norms,
 evaluations."""
 
 from __future__ import annotations
@@ -53,19 +53,14 @@ SETTINGS = {
 }
 
 
-NOT_PLAIN = {
-    "momentum",
-    "weight-decay",
-    "proximal",
-    "everything",
-    "late-everything",
-}  # not for the kernel
+# not for the kernel
+NOT_PLAIN = {"momentum", "weight-decay", "proximal", "everything", "late-everything"}
 PATHS = ["kernel", "blocks"]
 
 
 @pytest.fixture
 def pair(load_tiny):
-    """Two nodes that differ in nothing but the path, and the initial parameters."""
+    """Two nodes that differ only in the training path, and the initial parameters."""
 
     def make(path, *overrides):
         nodes = []
@@ -92,7 +87,7 @@ def toml(value):
 
 
 def cases(settings):
-    """A path and a case, but for those that the kernel does not take."""
+    """A path and a case, without those that the kernel does not support."""
     return [
         (path, case)
         for path in PATHS
@@ -124,7 +119,7 @@ def test_sums_are_equal(pair, path, case, weighting):
 @pytest.mark.parametrize(("path", "case"), cases(["plain", "everything"]))
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 def test_odd_clients(pair, world, path, case, task):
-    """Client 0 has one positive, 1 the same item twice, 2 only a low rating, 3 nothing at all."""
+    """Client 0 has one positive, 1 the same item twice, 2 only a low rating, 3 no row."""
     fast, slow, _ = pair(path, "step.epochs=2", *options(SETTINGS[case]))
     population: Population = world(task)
     for node in (fast, slow):
@@ -182,7 +177,7 @@ def test_a_run_is_equal_to_the_reference(run_tiny, saved_parameters, path):
 
 
 def test_a_clients_update_is_the_same_to_the_bit_in_any_company(pair):
-    """The kernel trains one after the other, and nothing goes from one to the next."""
+    """The kernel trains one client after the other, without state between them."""
     fast, _, arrays = pair(
         "kernel", "model.hidden=[8, 5]", "model.activation='tanh'", "step.epochs=3"
     )
@@ -210,7 +205,7 @@ def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
 
 
 def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
-    """And a processor as many as suit its cache, which are more in the kernel."""
+    """On a CPU the size follows from the cache, and is larger in the kernel."""
     node = Node(load_tiny(), 0, 1, None)
     batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
     parameters = {"item.id": torch.zeros(100, 8)}
@@ -237,10 +232,8 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
     def cut(n, batch_size):
         return Batches.cut([(np.arange(n), np.ones(n, np.float32))] * 2, batch_size)
 
-    assert cut(20, 32).items.shape == (
-        2,
-        32,
-    )  # as wide for all clients, so that they fit into one block
+    # the same width for all clients, so that they fit into one block
+    assert cut(20, 32).items.shape == (2, 32)
     assert cut(20, 1_000_000).items.shape == (2, 512) and cut(600, 1_000_000).items.shape == (
         2,
         1024,

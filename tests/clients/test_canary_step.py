@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canaries in the normal path of a client: planted updates, and nobody else's changed."""
+"""Canaries in the normal path of a client: their updates are fixed, and all others are
+unchanged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ClientApp: answers in our form to orders that name clients, and in Flower's form to those
-that do not."""
+"""The ClientApp: replies in fedrec's form to orders that name clients, and in Flower's form to
+others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fedrec.rng import torch_stream
 
 @pytest.fixture
 def ask(load_tiny, identity):
-    """Asks node 1 of 2 and gives the content of its answer."""
+    """Sends a message to node 1 of 2 and returns the content of its reply."""
     run_config = {"resolved": load_tiny().model_dump_json(), "output": ""}
     context = Context(1, 3, {"partition-id": 1, "num-partitions": 2}, RecordDict(), run_config)
 
@@ -76,11 +76,11 @@ def updates(node, theta, **settings):
 
 
 class MySgd(Sgd):
-    """The built-in step in another place."""
+    """The built-in step in another module."""
 
 
 class MyMf(Mf):
-    """The built-in model in another place."""
+    """The built-in model in another module."""
 
 
 def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_tiny):
@@ -89,9 +89,8 @@ def test_only_what_is_no_plug_in_may_read_memory_that_others_read_too(ask, load_
     assert not only_reads(ask.node, replace(order, step={"name": f"{__name__}:MySgd"}))
     for plug_in in (f"step.name={__name__}:MySgd", f"model.name={__name__}:MyMf"):
         assert not only_reads(Node(load_tiny(plug_in), 0, 1, None), order)
-    assert not only_reads(
-        ask.node, replace(order, clients=None)
-    )  # its answer is made of the parameters themselves
+    # its reply contains the parameters themselves
+    assert not only_reads(ask.node, replace(order, clients=None))
 
 
 def test_hello(ask):
@@ -122,9 +121,8 @@ def test_named_clients_are_answered_with_the_sum_of_their_updates(ask, theta):
     assert reply.loss == pytest.approx(sum(loss for *_, loss in expected))
     for name, total in reply.total.items():
         wanted = sum(delta[name] for delta, *_ in expected)
-        rounding = (
-            3 * 4 * np.finfo(np.float32).eps * np.abs(theta[name]).max()
-        )  # of three clients' parameters
+        # of three clients' parameters
+        rounding = 3 * 4 * np.finfo(np.float32).eps * np.abs(theta[name]).max()
         np.testing.assert_allclose(total, wanted, rtol=1e-5, atol=rounding)
 
 
@@ -143,8 +141,7 @@ def test_an_order_without_clients_is_answered_with_the_weighted_mean_of_all(ask,
 
 
 def test_the_proximal_term_that_fedprox_sends_is_honoured(ask, theta):
-    """With one gradient step the pull is zero, so the local step needs more than one: batches of 8
-    give several."""
+    """The proximal term is zero in the first gradient step; batches of 8 give several steps."""
     sent = unpack_parameters(ask(order(theta, **{"proximal-mu": 0.9})))
     expected = updates(ask.node, theta, **{"proximal-mu": 0.9})
     weight = sum(examples for _, examples, _ in expected)

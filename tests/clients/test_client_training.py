@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training round on one node: sums, weights, errors, and what stays on the device."""
+"""A training round on one node: sums, weights, errors, and private state."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ THETA = {"w": np.array([1, 2], np.float32), "own": np.array([10], np.float32)}
 
 
 class Scripted(Step):
-    """Client c has c examples and moves `w` by (c, -c) and `own` by 1; client 0 has nothing to
-    learn from."""
+    """Client c has c examples and moves `w` by (c, -c) and `own` by 1; client 0 has no examples."""
 
     Config = SgdConfig
 
@@ -86,9 +85,8 @@ def test_uniform_sum(node):
 
 def test_sum_weighted_by_examples(node):
     got = train_clients(node(), THETA, order(0, 1, 2, weighting="examples"))
-    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [
-        3
-    ]  # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
+    # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
+    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [3]
     assert (got.clients, got.weight, got.examples) == (3, 3, 3)
 
 

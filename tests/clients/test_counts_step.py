@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting: the sum of the clients' updates is how many of them like each item, whatever path a
-node takes."""
+"""Counting: the sum of the clients' updates is the number of clients who like each item, on every
+path."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_sum_counts_who_likes_what(node):
     assert not any(change.any() for change in found.values())
 
 
-def test_a_subclass_that_sends_something_else_is_signed_unless_it_says_so():
+def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise():
     class Renamed(Counts):
         pass
 
@@ -90,9 +90,8 @@ def test_a_model_without_biases_is_refused(node):
 
 @pytest.mark.parametrize("path", ["reference", "blocks"])
 @pytest.mark.parametrize("model", ["privrec", "item-weights"])
-def test_every_path_counts_alike_whatever_else_the_model_has(tiny_experiment, path, model):
-    """`item.bias` is a table of few touched rows to one model, and a plain parameter to the
-    other."""
+def test_every_path_counts_alike_for_all_models(tiny_experiment, path, model):
+    """`item.bias` is an item table in one model and a dense parameter in the other."""
     table = {**tiny_experiment(), "step": {"name": "counts"}}
     table["model"] = {"name": model} | ({"item-bias": True} if model == "privrec" else {})
     table["engine"]["path"] = path

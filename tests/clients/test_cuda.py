@@ -41,7 +41,7 @@ RUNS = {
 
 @pytest.fixture
 def sums(load_tiny, first_sums):
-    """What a node sends after a round of the tiny experiment with overrides, as whole arrays."""
+    """A node's sums after a round of the tiny experiment with overrides, as whole arrays."""
     return lambda *overrides: first_sums(Node(load_tiny(*overrides), 0, 1, None))[0]
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-SGD with the user's own noise on matrix factorization, whose gradients are written down by
-hand here."""
+"""DP-SGD with the user's own noise on matrix factorization, against gradients in closed form."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def step_of(made, **settings):
 
 
 def by_hand(task, parameters, item, label):
-    """The gradient of one example's loss: what all numbers of a prediction get, and then each
+    """The gradient of one example's loss with respect to the prediction, and then to each
     parameter."""
     p = {name: value.double().numpy() for name, value in parameters.items()}
     score = (
@@ -105,12 +104,11 @@ def test_gradients_are_those_of_each_example(made, given):
 
 @pytest.mark.parametrize("mode", ["sound", "paper"])
 def test_an_upload_is_the_mean_of_clipped_gradients(made, given, mode):
-    """With `paper` and no noise, equation 20 asks for the norm whose clipping loses least: the
-    largest is no loss."""
+    """With `paper` and no noise, equation 20 selects the norm with the smallest clipping error: the
+    largest norm."""
     data, parameters = given
-    fixed = dict.fromkeys(
-        ("user.factors", "user.bias"), 0.0
-    )  # a rate of next to nothing leaves them where they are
+    # a rate of next to nothing leaves them where they are
+    fixed = dict.fromkeys(("user.factors", "user.bias"), 0.0)
     step = step_of(
         made, mode=mode, clip_norm=0.4, learning_rate=0.5, examples=5, private_rate=1e-30, **LITTLE
     )
@@ -189,7 +187,7 @@ def test_private_parameters_go_down_their_own_gradient(made, given):
     assert not flat(update, parameters).any()
 
 
-def test_a_sound_upload_says_nothing_beside_the_noisy_mean(made, given):
+def test_a_sound_upload_reveals_only_the_noisy_mean(made, given):
     data, parameters = given
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
     one, other = (step_of(made).update(parameters, own, stream(0, "y")) for own in (data, empty))

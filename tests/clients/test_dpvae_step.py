@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm 3 of DP-VAE: gradients one by one, the clip, the noise, and what leaves the device."""
+"""Algorithm 3 of DP-VAE: gradients of single examples, the clip, the noise, and the upload."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_noise_has_the_users_own_scale_on_every_coordinate(made, mode):
     assert abs(float(noise.mean())) < 4 / math.sqrt(noise.numel()) and (noise.std(0) > 0.5).all()
 
 
-def test_a_sound_upload_says_nothing_beside_the_noisy_mean(made):
+def test_a_sound_upload_reveals_only_the_noisy_mean(made):
     parameters, data = made.initial(), made.population.client(3)
     empty = type(data)(3, data.features, data.items[:0], data.labels[:0], data.positives[:0])
     one, other = (step_of(made).update(parameters, own, stream(0, "y")) for own in (data, empty))
@@ -128,7 +128,7 @@ def test_drawn_budgets_stay_the_same_in_every_round(made):
     )
 
 
-def test_whoever_is_drawn_no_more_often_than_paid_for_keeps_to_the_budget(made):
+def test_users_drawn_no_more_often_than_planned_stay_within_the_budget(made):
     step = step_of(made, budgets="uniform", epsilon=1.0, participations=3)
     sampler = Limited(LimitedConfig(cohort=4, participations=3), np.arange(10), 0)
     squares = Counter()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of FedGNN: the gradient of its local graph, and what clip and noise do to it and are
-worth."""
+"""A client of FedGNN: the gradient of its local graph, clip and noise, and their guarantee."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ SYSTEM = (
 
 @pytest.fixture
 def local(tiny_experiment):
-    """Step, what a client starts from, its data, and a stream."""
+    """Step, a client's initial parameters, its data, and a random stream."""
 
     def make(neighbours=2, **step):
         table = tiny_experiment() | {
@@ -52,7 +51,7 @@ def local(tiny_experiment):
 
 
 def layer_by_hand(targets, sources, parameters, name):
-    """Attention of each target over its list of sources, one number after the other."""
+    """Attention of each target over its list of sources, by loops."""
     weight, source, target = (parameters[f"{name}.{p}"] for p in ("weight", "source", "target"))
     out = []
     for own, near in zip(targets, sources, strict=True):
@@ -64,8 +63,8 @@ def layer_by_hand(targets, sources, parameters, name):
 
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_without_clip_and_noise_it_is_the_gradient_of_the_whole_graph(local, neighbours):
-    """By automatic differentiation of the model as the paper draws it; without neighbours it is
-    attention over the user's own items."""
+    """By automatic differentiation of the paper's model; without neighbours it is attention over
+    the user's own items."""
     step, start, data, random = local(neighbours)
     items, labels = step._examples(data, stream(0, "client", data.client, 1))
     leaves = {
@@ -137,7 +136,7 @@ def test_pseudo_items_have_rows_and_no_part_in_the_loss(local):
     torch.testing.assert_close(found.delta["items.weight"], wanted.delta["items.weight"])
 
 
-def test_what_the_noise_is_worth_is_added_up():
+def test_the_cost_of_the_noise_is_composed():
     """Ten messages of 1,000 coordinates with the paper's S and b."""
     paper = FedgnnStepConfig(clip_norm=0.1, noise=0.2)
     assert paper.spent(1000, 10) == pytest.approx(10_000)
@@ -145,13 +144,13 @@ def test_what_the_noise_is_worth_is_added_up():
     assert whole.spent(1000, 10) == pytest.approx(10)
     assert math.isinf(FedgnnStepConfig().spent(1, 1))
     sizes = {"item.id": np.zeros((30, 4)), "items.weight": np.zeros((4, 4)), "user.id": np.zeros(4)}
-    lines = Fedgnn.said(FedgnnConfig(), paper, sizes, 5)
+    lines = Fedgnn.remarks(FedgnnConfig(), paper, sizes, 5)
     assert "2 S / b = 1." in lines[1] and "up to 136 numbers cost 136" in lines[1]
     assert "5 rounds 680 " in lines[1]
-    assert "no noise" in Fedgnn.said(FedgnnConfig(), FedgnnStepConfig(), sizes, 5)[1]
+    assert "no noise" in Fedgnn.remarks(FedgnnConfig(), FedgnnStepConfig(), sizes, 5)[1]
 
 
-def test_the_epsilon_stands_beside_the_results(run_tiny):
+def test_the_epsilon_is_reported_with_the_results(run_tiny):
     result = run_tiny(*SYSTEM, "step={name='fedgnn', noise=0.2}")
     assert any("2 S / b = 1." in line for line in result.privacy)
 

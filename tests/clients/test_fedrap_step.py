@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedRAP at its limits, which are matrix factorization shared and alone, and against sums by
+"""FedRAP in its limiting cases, shared and separate matrix factorization, and against sums by
 hand."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_what_learns_alone_sends_nothing(node):
 
 
 def test_a_step_is_the_sum_over_examples_by_hand(node):
-    """Both regularisers with their weights, an item that stands in the batch twice with it."""
+    """Both regularisers with their weights, also for an item that is in the batch twice."""
     one = node(epochs=1, apart=0.3, sparse=0.2, shared_rate=2.0, personal_rate=3.0)
     step, start = one.step(one.experiment.step), drawn(one.population.schema().num_items, 4)
     items, labels = np.array([3, 7, 3, 1]), np.array([1.0, 0.0, 0.0, 1.0])
@@ -130,10 +130,10 @@ def test_the_weights_rise_with_the_rounds(node):
     assert constant.step(constant.experiment.step).in_round(1).config.apart == 0.5
 
 
-def test_parts_that_fly_apart_are_said(node):
+def test_diverging_parts_are_reported(node):
     wild = node(private=True, apart=50.0, schedule="constant", epochs=200)
     arrays = {name: value.numpy() for name, value in wild.initial().items()}
-    with pytest.raises(ExperimentError, match="flew apart"):
+    with pytest.raises(ExperimentError, match="diverged"):
         train_clients(wild, arrays, TrainOrder(1, wild.training))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of GPFedRec at its limits: without guidance it is plain gradient descent, with guidance
-alone it goes there."""
+"""A client of GPFedRec in its limiting cases: without guidance it is plain gradient descent, with
+guidance only it converges to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMON = {"epochs": 2, "batch-size": 8, "negatives": 2, "learning-rate": 0.1}
 
 @pytest.fixture
 def guided(tiny_experiment):
-    """A node with the step, what a client starts from, and the client's data."""
+    """A node with the step, a client's initial parameters, and the client's data."""
 
     def make(name="gpfedrec", **step):
         table = tiny_experiment() | {"model": MODEL, "step": {"name": name, **COMMON, **step}}
@@ -38,7 +38,7 @@ def updated(node, start, data):
 
 
 def test_without_guidance_it_is_gradient_descent(guided):
-    """As step `sgd` on the same model, whose embeddings nothing has changed yet."""
+    """The reference: step `sgd` on the same model, with initial embeddings."""
     node, start, data = guided(pull=0.0, item_rate=5.0, user_rate=2.0)
     plain, same, _ = guided("sgd", rates={"item.id": 5.0, "user.id": 2.0, "item.own": 0.0})
     found = updated(node, start, data)
@@ -54,7 +54,7 @@ def test_without_guidance_it_is_gradient_descent(guided):
 
 
 def test_with_guidance_alone_touched_rows_go_there(guided):
-    """A share of what is left of the way in each of the batches."""
+    """Each batch moves by a share of the remaining distance."""
     node, start, data = guided(pull=0.25, item_rate=0.0)
     step = node.step(node.experiment.step)
     batches = len(step.batches(data, stream(0, "client", data.client, 1)).sizes)

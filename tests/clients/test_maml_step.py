@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MAML against its closed form where losses are quadratic, and at its limits."""
+"""MAML against its closed form for quadratic losses, and in its limiting cases."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_the_gradient_is_the_closed_form(order, steps):
 
 @pytest.mark.slow
 def test_rounds_end_at_the_fixed_point():
-    """Where everybody's rows are support and query in turns, the mean gradient vanishes at (sum
-    M)^-1 sum M m."""
+    """If all rows are support and query in turn, the mean gradient vanishes at (sum M)^-1 sum M
+    m."""
     step, value = step_of(epochs=1, learning_rate=RATE), torch.zeros(WIDTH, dtype=torch.float64)
     left, right = (
         torch.zeros(WIDTH, WIDTH, dtype=torch.float64),
@@ -113,7 +113,7 @@ def test_without_adaptation_it_is_a_plain_gradient():
 
 
 def test_without_a_query_it_is_gradient_descent_on_everything():
-    """As `sgd` with one batch of all examples does."""
+    """Equal to `sgd` with one batch of all examples."""
     start, (data, best) = torch.ones(WIDTH, dtype=torch.float64), client(2)
     step = step_of(query_share=0.0, epochs=4, learning_rate=RATE)
     curvature = 2 * DESIGN.T @ DESIGN / ITEMS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of generated parameters on a node: in blocks as one by one, for odd clients, and what
-goes wrong."""
+"""Gradients of generated parameters on a node: in blocks and one by one, for unusual clients, and
+errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CLIENTS = np.arange(4)
 
 @pytest.fixture
 def nodes(load_tiny, world):
-    """By path, a node of the four odd clients of `world`: 1 has an item twice, 2 only a low rating,
-    3 nothing."""
+    """By path, a node of the four unusual clients of `world`: 1 has an item twice, 2 only a low
+    rating, 3 no row."""
 
     def make(task):
         found = {}
@@ -42,7 +42,7 @@ def nodes(load_tiny, world):
 
 
 def message(node, clients=CLIENTS):
-    """What a server would send for a round."""
+    """The message of a server for a round."""
     requests = requested_items(node, ItemQuery(1, clients, "train", STEP))
     values, low = generate(node.initial(), torch.from_numpy(clients), requests)
     return Generated(
@@ -68,8 +68,9 @@ def test_blocks_give_what_single_clients_give(nodes, task):
     assert not any(value[got.examples == 0].any() for value in got.gradients.values.values())
 
 
-def test_a_rating_counts_as_often_as_it_is_there(nodes):
-    """Client 1 has ratings 5 and 4 of item 1 and nothing else in training: their mean decides."""
+def test_a_repeated_rating_counts_repeatedly(nodes):
+    """Client 1 has only the ratings 5 and 4 of item 1 in training: the gradient depends on their
+    mean."""
     node = nodes("rating")["auto"]
     given = message(node, np.array([1]))
     reply = train_each(node, given.arrays(), order(np.array([1])))
@@ -83,14 +84,14 @@ def test_a_rating_counts_as_often_as_it_is_there(nodes):
     np.testing.assert_allclose(reply.gradients.rows["item.low"], low.grad.numpy(), rtol=1e-4)
 
 
-def test_rows_that_nobody_asked_for_are_refused(nodes):
+def test_rows_that_were_not_requested_are_refused(nodes):
     node = nodes("rating")["auto"]
     arrays = message(node).arrays()
     with pytest.raises(ClientError, match="not those that the clients need"):
         train_each(node, {**arrays, "items": (arrays["items"] + 1) % 6}, order())
 
 
-def test_evaluation_wants_held_out_items_once(nodes):
+def test_evaluation_requests_held_out_items_once(nodes):
     requests = requested_items(
         nodes("rating")["auto"], ItemQuery(1, np.array([1, 0]), "evaluate", STEP)
     )

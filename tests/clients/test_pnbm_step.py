@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's part in the neighbourhood model against autograd, and against training in one
-place."""
+"""A client's part in the neighbourhood model against autograd, and against central training."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def test_the_sum_over_clients_is_the_central_gradient(node):
     "model", [{"items": 9}, {"items": 9, "rank": 3}, {"rank": 2, "prior": 0.0}]
 )
 def test_updates_are_gradients_of_what_is_predicted(node, model):
-    """Autograd through the model's own prediction, a rating at a time left out of the history."""
+    """Autograd through the model's own prediction, each rating left out of the history in turn."""
     node = node(**model)
     arrays = start_of(node, np.random.default_rng(1))
     client = int(node.training[0])
@@ -90,7 +89,7 @@ def test_updates_are_gradients_of_what_is_predicted(node, model):
         node.population.histories(np.array([client]), True), dtype=torch.float64
     )[0]
     for item in torch.nonzero(history)[:, 0].tolist():
-        if item in chosen:  # nothing is learned from the others
+        if item in chosen:  # the others have no gradient
             rest = history.clone()
             rest[item] = 0
             slices = {name: value.unsqueeze(0) for name, value in leaves.items()}

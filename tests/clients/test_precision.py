@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training with products in bfloat16: near float32, by both paths, and float32 is all that
-leaves it."""
+"""Local training with products in bfloat16: close to float32 on both paths, and updates are
+float32."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STEPS = {
 
 @pytest.fixture
 def sums(load_tiny, first_sums):
-    """What a node sends after a round in some precision, as whole arrays; no ReLU, which rounding
-    may turn."""
+    """A node's sums after a round in some precision, as whole arrays; without ReLU, whose sign
+    rounding may change."""
 
     def train(precision, path, *overrides):
         experiment = load_tiny(f"engine.path={path}", *overrides)
         node = Node(experiment, 0, 1, None)
-        # On a processor the experiment would be refused; what is done there is the same.
+        # The experiment would be refused on a CPU, but the computation is the same.
         engine = experiment.engine.model_copy(update={"precision": precision})
         node.experiment = experiment.model_copy(update={"engine": engine})
         return first_sums(node)
@@ -43,7 +43,7 @@ def sums(load_tiny, first_sums):
 @pytest.mark.parametrize("path", ["auto", "reference"])
 @pytest.mark.parametrize("case", STEPS)
 def test_updates_are_near_those_of_float32(sums, case, path):
-    """bfloat16 keeps 8 bits: a relative error of 2e-3 in each product, and somewhat more after
+    """bfloat16 has 8 bits: a relative error of 2e-3 in each product, and somewhat more after
     several steps."""
     exact, reply = sums("float32", path, *STEPS[case])
     rough, rough_reply = sums("bf16", path, *STEPS[case])
@@ -73,7 +73,7 @@ def test_every_step_sees_what_the_one_before_moved(sums, case):
 
 
 def test_a_step_that_clips_its_own_uploads_keeps_float32(sums):
-    """What rounding adds after clipping no epsilon would count."""
+    """Rounding after the clip would not be covered by any epsilon."""
     noisy = [
         "model={name='vae', hidden=6, latent=3}",
         "step={name='dpvae', participations=2}",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that keep parameters to themselves, trained in blocks: as one after the other, round
-after round."""
+"""Clients with private parameters, trained in blocks: equal to training one after the other, over
+several rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = {
 
 @pytest.fixture
 def nodes(tiny_experiment, tmp_path):
-    """Two nodes that differ in the path, each with a private folder of its own."""
+    """Two nodes that differ in the path, each with its own private folder."""
     from fedrec.experiment.loading import load
 
     def make(task, settings):
@@ -56,7 +56,7 @@ def assert_close(got, expected):
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_two_rounds_are_equal(nodes, case, task):
-    """The second round starts from what the first one left on the node; some clients are new in
+    """The second round starts from the private state of the first one; some clients are new in
     it."""
     fast, slow = nodes(task, SETTINGS[case])
     arrays = {name: value.numpy() for name, value in slow.initial().items()}
@@ -90,14 +90,13 @@ def test_two_rounds_are_equal(nodes, case, task):
     order = EvaluateOrder(2, None)
     mine, others = evaluate_clients(fast, arrays, order), evaluate_clients(slow, arrays, order)
     np.testing.assert_allclose(mine.to_numpy(), others.to_numpy(), rtol=1e-4, atol=1e-6)
-    later = evaluate_clients(
-        fast, arrays, EvaluateOrder(0, None)
-    )  # before the first round nobody has anything
+    # there is no state before the first round
+    later = evaluate_clients(fast, arrays, EvaluateOrder(0, None))
     assert not np.allclose(later.iloc[:, 0], mine.iloc[:, 0])
 
 
 def test_private_item_tables_go_one_by_one(nodes):
-    """Whole tables per client would not fit the compact ones."""
+    """Whole tables per client are not compatible with compact ones."""
     fast, slow = nodes("rating", {"private-parameters": ["item.bias", "user.*"]})
     arrays = {name: value.numpy() for name, value in slow.initial().items()}
     for node in (fast, slow):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients do to their updates before these leave: clipping in blocks and one by one, bad
-updates, own noise."""
+"""Protection of updates on the client: clipping in blocks and one by one, invalid updates, client
+noise."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def asked(node, arrays, protection, clients=CLIENTS):
 
 
 def raw(node, arrays, client):
-    """One client's update without protection, as whole arrays; from the path that trains one after
-    the other."""
+    """One client's update without protection, as whole arrays, from the path `reference`."""
     order = TrainOrder(1, np.array([client]))
     return {
         n: dense_change(c, arrays[n]) for n, c in train_clients(node, arrays, order).total.items()
@@ -79,10 +78,10 @@ def assert_same(got, expected, atol=1e-6):
 @pytest.mark.parametrize("order", [2, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_each_client_is_clipped_over_all_that_it_sends(pair, case, order, subset):
-    """By hand from its raw update, in blocks and one by one; some are longer than the clip norm and
-    some are not.
+    """By hand from raw updates, in blocks and one by one; some exceed the clip norm and some do
+    not.
 
-    With weight decay also rows that a client never touched move, and count."""
+    With weight decay, rows that a client never touched also move, and count in the norm."""
     fast, slow, arrays = pair(*CASES[case])
     names = [name for name in arrays if re.match(SUBSETS[subset], name)]
     updates = [
@@ -108,21 +107,21 @@ def test_each_client_is_clipped_over_all_that_it_sends(pair, case, order, subset
     for node in (fast, slow):
         reply, got = asked(node, arrays, protection)
         assert_same(got, expected, atol=1e-5)
-        assert (
-            reply.unclipped in (9, 10) and reply.clients == 18
-        )  # the median itself is a matter of the last digit
+        # the median itself depends on the last digit
+        assert reply.unclipped in (9, 10) and reply.clients == 18
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_norm_takes_tables_and_layers_together(pair, case):
-    """A client at S in its tables and at S in its layers is at sqrt(2) S, and is cut by that."""
+    """A client with norm S in its tables and S in its layers has norm sqrt(2) S, and is clipped by
+    that."""
     fast, slow, arrays = pair(*CASES[case])
     update = raw(slow, arrays, 3)
     parts = [
         length({n: v for n, v in update.items() if ("item" in n) == table})
         for table in (True, False)
     ]
-    assert min(parts) > 0.05 * max(parts)  # else the test would tell nothing
+    assert min(parts) > 0.05 * max(parts)  # otherwise the test would prove nothing
     for node in (fast, slow):
         _, got = asked(node, arrays, Protection(max(parts), 2, tuple(arrays)), [3])
         assert_same(
@@ -132,7 +131,7 @@ def test_the_norm_takes_tables_and_layers_together(pair, case):
 
 @pytest.fixture
 def diverging(pair):
-    """The two nodes, and parameters with an item so far out that training overflows for the one
+    """The two nodes, and parameters with an item so large that training overflows for the one
     client that has it."""
 
     def make(value):
@@ -159,7 +158,7 @@ def diverging(pair):
 
 @pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
 def test_a_client_that_diverges_adds_exactly_nothing(diverging, path):
-    """The others' sums are those of a round without it; it is still counted among the clients."""
+    """The others' sums equal those of a round without the client, which is still counted."""
     nodes, arrays, client = diverging(3e38)
     node, others = nodes[path], CLIENTS[client != CLIENTS]
     with pytest.raises(ClientError, match="diverged"):
@@ -202,8 +201,8 @@ def test_a_client_without_training_rows_adds_zero_and_is_not_clipped(pair, world
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
 def test_own_noise_is_on_every_coordinate_of_every_client(pair, path, mechanism):
-    """Rows of the item table that no client touches among them; the scale is that of the order, and
-    clients differ."""
+    """Also rows of the item table that no client touches; the scale is that of the order, and
+    clients' noise differs."""
     make = ("model.embedding=64", "dataset.items=400")
     nodes, arrays = pair(*make)[:2], pair(*make)[2]
     order = 1 if mechanism == "laplace" else 2
@@ -230,7 +229,7 @@ def test_own_noise_is_on_every_coordinate_of_every_client(pair, path, mechanism)
 
 @pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
 def test_a_client_that_diverges_still_sends_noise(diverging, path):
-    """Nothing but noise; an upload without any would tell that it failed."""
+    """Only noise: an upload without noise would reveal that the client failed."""
     nodes, arrays, client = diverging(3e38)
     noisy = Protection(0.5, 2, tuple(arrays), noise_scale=2.0)
     _, got = asked(nodes[path], arrays, noisy, [client])
@@ -239,7 +238,7 @@ def test_a_client_that_diverges_still_sends_noise(diverging, path):
 
 
 @pytest.mark.parametrize("path", [0, 1], ids=["blocks", "reference"])
-def test_silent_clients_tell_neither_losses_nor_examples(pair, path):
+def test_silent_clients_report_neither_losses_nor_examples(pair, path):
     node, arrays = pair()[path], pair()[2]
     told, _ = asked(node, arrays, Protection(0.5, 2, tuple(arrays)))
     silent, _ = asked(node, arrays, Protection(0.5, 2, tuple(arrays), silent=True))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `blocks` computes can be differentiated twice, as second-order methods do: equal to the
-reference's."""
+"""Gradients of `blocks` can be differentiated again, as second-order methods need, with the
+reference's result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedrec.rng import stream, torch_stream
 
 
 def curvature(loss, values, directions):
-    """Hessian times direction of each parameter, and the part of it that comes from the gradients
-    of all."""
+    """Product of the Hessian and a direction, by parameter, and its part from the gradients of all
+    parameters."""
     leaves = [value.clone().requires_grad_() for value in values]
     first = torch.autograd.grad(
         loss(leaves).sum(), leaves, create_graph=True, allow_unused=True, materialize_grads=True
@@ -28,7 +28,7 @@ def curvature(loss, values, directions):
 
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
-    """Of three clients at once over gathered item rows, against one at a time over whole tables, in
+    """For three clients at once on gathered item rows, against one at a time on whole tables, in
     float64."""
     overrides = [
         "model.hidden=[6, 5]",
@@ -60,7 +60,7 @@ def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
     }
 
     def of_all(name, value):
-        """A dense parameter of all clients; of a table the rows of the first step's items."""
+        """A dense parameter of all clients, or the rows of the first step's items of a table."""
         return (
             value[block.items[0, :active]]
             if name in model.item_tables

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contrastive and the joint step: what they train, against plain SGD and by hand, and in
-blocks."""
+"""The contrastive and the joint step, against plain SGD, by hand, and in blocks."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ CASES = [(name, case) for name in ("contrastive", "joint") for case in SETTINGS]
 
 @pytest.fixture
 def pair(load_tiny, tiny_experiment):
-    """Two nodes that differ in nothing but the path, and the initial parameters with the
+    """Two nodes that differ only in the training path, and the initial parameters with the
     encoders."""
 
     def make(name, case, population=None):
@@ -95,7 +94,7 @@ def toml(value):
 
 
 def sums(node, arrays, order):
-    """A node's answer, and its sums as whole arrays."""
+    """A node's reply, and its sums as whole arrays."""
     reply = train_clients(node, arrays, order)
     return reply, {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
 
@@ -104,9 +103,8 @@ def assert_same(got, expected):
     assert set(got) == set(expected)
     for name, value in expected.items():
         wanted = torch.as_tensor(value)
-        near_zero = 2e-6 * max(
-            1.0, float(wanted.abs().max())
-        )  # of sums, a number close to 0 has few correct digits
+        # sums close to 0 have few correct digits
+        near_zero = 2e-6 * max(1.0, float(wanted.abs().max()))
         torch.testing.assert_close(torch.as_tensor(got[name]), wanted, rtol=1e-4, atol=near_zero)
 
 
@@ -160,7 +158,7 @@ def test_odd_clients(pair, world, name, case, task):
 
 
 def test_one_client_with_more_than_everyone_else(pair, load_tiny):
-    """A client with half of the catalogue beside clients with a handful, in one block."""
+    """A client with half of the catalogue and clients with a few items, in one block."""
     fast, slow, parameters = pair("joint", "plain")
     counts = [len(fast.population.client(client).items) for client in range(18)]
     clients = np.sort(np.argsort(counts)[[0, 1, -1]])
@@ -172,7 +170,7 @@ def test_one_client_with_more_than_everyone_else(pair, load_tiny):
 
 @pytest.fixture
 def make(world):
-    """A step of this kind with small settings, its parameters with those of the encoders, and the
+    """A step of this class with small settings, its parameters with those of the encoders, and the
     population."""
 
     def step(kind, config, **settings):
@@ -228,7 +226,7 @@ def test_the_joint_step_without_self_supervision_is_local_sgd(make):
 
 
 def test_the_joint_gradient_is_the_weighted_sum_of_both(make):
-    """One batch in one epoch: equation 11 is linear, so are the updates of plain SGD."""
+    """With one batch in one epoch, equation 11 and the updates of plain SGD are linear."""
     once = {"epochs": 1, "batch_size": 1000, "negatives": 0}
     both, parameters, population = make(
         Joint, JointConfig, **once, lambda_dssm=0.3, lambda_im=0.5, lambda_sm=2.0

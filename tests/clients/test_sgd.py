@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local SGD against `torch.optim.SGD` on plain modules, and its rules about examples."""
+"""Local SGD against `torch.optim.SGD` on plain modules, and its selection of examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(world):
 
 
 def expected_factor(config, name, epochs_left):
-    """The documented factors of the two cases below, written out by name instead of by pattern."""
+    """The documented factors of the two cases below, by name instead of by pattern."""
     if not config.rates:
         return 1.0
     if name == "item.id":
@@ -167,12 +167,12 @@ def pools(step, data):
 
 
 @pytest.mark.parametrize(("policy", "distinct"), [("round", 1), ("epoch", 4)])
-def test_negatives_are_drawn_once_per_round_or_anew_for_each_epoch(make, policy, distinct):
+def test_negatives_are_drawn_once_per_round_or_for_each_epoch(make, policy, distinct):
     step, _, population = make(epochs=4, negatives=20, negatives_policy=policy)
     assert len({items.tobytes() for items, _ in pools(step, population.client(0))}) == distinct
 
 
-def test_negatives_lie_outside_the_training_positives_only(make):
+def test_negatives_are_outside_the_training_positives_only(make):
     """Items 0 and 4 of client 1 are held out; item 1 is its training positive, in two rows."""
     step, _, population = make(epochs=1, negatives=200)
     ((items, labels),) = pools(step, population.client(1))
@@ -225,7 +225,7 @@ def test_a_pattern_that_fits_nothing_is_refused(make, settings):
 
 
 def test_a_parameter_that_fits_two_patterns_is_refused(make):
-    """A table's keys may be sorted on their way, so no rule of precedence would hold."""
+    """The keys of a table may be reordered, so no rule of precedence would be reliable."""
     step, parameters, population = make(rates={"layer*": 0.5, "layer0.*": 2.0})
     with pytest.raises(ExperimentError, match=r"layer0\.weight.*several"):
         step.update(parameters, population.client(0), stream(0, "client", 0, 1))

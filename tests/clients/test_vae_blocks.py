@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variational autoencoder's steps in blocks give what they give client by client."""
+"""The variational autoencoder's steps in blocks equal those client by client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STEPS = {
 
 @pytest.fixture
 def pair(load_tiny):
-    """Two nodes that differ in nothing but the path, and the initial parameters."""
+    """Two nodes that differ only in the training path, and the initial parameters."""
 
     def make(*overrides):
         fast, slow = (
@@ -77,8 +77,7 @@ def close(got, expected):
 
 
 def without_noise(*nodes):
-    """Uploads under noise of hundreds would agree whatever their gradients are: almost none is
-    left."""
+    """Large noise would hide differences between gradients, so the noise is almost zero."""
     for node in nodes:
         step = node.experiment.step
         if step.name == "dpvae":
@@ -110,7 +109,7 @@ def test_sums_are_equal(pair, case, noise):
 
 @pytest.fixture
 def odd(world):
-    """One positive; the same item twice; only a low rating; nothing at all; the whole catalogue."""
+    """One positive; the same item twice; only a low rating; no row; the whole catalogue."""
     population = world()
     first = population.client(0)
     everything, ones = np.arange(6), np.ones(6, np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The architecture page: every path it names is there, and its picture is the one that is drawn."""
+"""The architecture page: every path that it names exists, and its picture is that of the script."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tutorials and how-tos: their files are written, their Python and their commands run in the order
+"""Tutorials and how-tos: their files are written, and their Python and commands run, in the order
 of the page.
 
-A block with `title` is a file (`from` is a file that it is added to), `bash` blocks are commands of
-which each has to succeed, or with `fails` to be refused, and other `python` blocks are executed.
+A block with `title` is a file (appended to the file `from`), commands in `bash` blocks must
+succeed, or fail if the block is marked `fails`, and other `python` blocks are executed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def place(tmp_path, monkeypatch):
 
 def command(line, monkeypatch, capsys):
     """Exit status and output of a command in this process."""
-    arguments = shlex.split(line)
+    arguments = shlex.split(line.removeprefix("PYTHONPATH=. "))  # as `place` is
     assert arguments[0] == "fedrec", line
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as ended:
@@ -69,7 +69,9 @@ def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, c
         elif language == "python":
             exec(compile(text, str(page), "exec"), names)
         elif language == "bash":
-            for line in text.strip().splitlines():
+            for line in text.replace("\\\n", " ").strip().splitlines():
+                if line == "export PYTHONPATH=.":  # as `place` is
+                    continue
                 code, said = command(line, monkeypatch, capsys)
                 assert (code != 0) == bool(fails), f"{line}\n{said}"
                 assert "Traceback" not in said

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/plugins.md: every example is the one that `fedrec new` writes, keeps its contract, and runs
-by its TOML."""
+"""docs/plugins.md: every example equals that of `fedrec new`, passes its contract test, and runs
+with its TOML."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_the_toml_runs(kind, my_idea, tiny_experiment, tmp_path):
 
 
 def test_early_stopping_stops(my_idea, tiny_experiment, tmp_path):
-    """A rate of zero improves nothing: one evaluation sets the mark, and two more are waited
-    for."""
+    """With a rate of zero nothing improves: one evaluation is the best, and two more are
+    allowed."""
     own = tomllib.loads(BLOCKS["toml", "callback"])
     table = {
         **tiny_experiment(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture in README.md: its style is whole, and knows everything that it draws."""
+"""The picture in README.md: its style has a rule for everything that it draws."""
 
 from __future__ import annotations
 

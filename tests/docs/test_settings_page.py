@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/settings.md is what the code says, and what the code says is right."""
+"""docs/settings.md is up to date, and its rows are correct."""
 
 from __future__ import annotations
 

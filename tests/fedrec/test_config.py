@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: what is wrong is named with its full key, what was expected, and how to fix
-it."""
+"""Configuration: errors give the full key, what was expected, and how to fix it."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def test_missing_key():
         ({"rounds": 2, "ks": [5, "x"]}, "ks.1", "integer", "'x' (str)"),
     ],
 )
-def test_wrong_value_says_key_expected_and_got(settings, key, expected, got):
+def test_the_error_for_a_wrong_value_has_key_expected_and_got(settings, key, expected, got):
     error = fault(settings)
     assert error.problem == f"wrong value for {key!r}"
     assert expected in error.expected and error.got == got

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every built-in keeps the contract of its kind. New built-ins are found by themselves.
+"""Every built-in passes the contract of its kind. New built-ins are found automatically.
 
-A built-in that needs settings, or another part of the experiment, to work at all has them in
-`NEEDS`.
+`NEEDS` has the settings, or other sections of the experiment, without which a built-in cannot run.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 from fedrec import testing
-from fedrec.baselines.base import RatingBaseline
-from fedrec.components.registry import BASELINE, DATASET, KINDS, builtin_names, resolve
+from fedrec.components.registry import DATASET, KINDS, builtin_names, resolve
 from fedrec.data.reader import data_directory
 from fedrec.errors import DataError
 from fedrec.experiment.sections import Section, component_settings
@@ -31,6 +29,7 @@ STAGES = {
     "stage-one": {"rounds": 1, "step": {"name": "sgd", "epochs": 1}},
     "main": {"name": "reptile"},
 }
+PROFILED = {"model": {**SMALL["model"], "name": "privrec-profile", "item-bias": True}}
 BIASED = {"model": {**SMALL["model"], "item-bias": True}}
 RATED = {
     "task": "rating",
@@ -56,7 +55,12 @@ GRAPH = {
 IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
+FOLD_IN = {
+    "model": {"name": "fold-in", "items": 12, "factors": 4},
+    "step": {"name": "gram", "low-rated": 0.3},
+}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
     ("model", "item-weights"): {
         "settings": {"items": 12},
@@ -68,9 +72,19 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "random": False,
     },
     ("strategy", "gram"): {"experiment": LINEAR},
+    ("model", "fold-in"): {
+        "settings": {"items": 12, "factors": 4},
+        "experiment": {**FOLD_IN, "strategy": {"name": "fold-in"}},
+        "random": False,
+    },
+    ("strategy", "fold-in"): {"experiment": FOLD_IN},
+    ("strategy", "gram-start"): {
+        "experiment": {**MOMENTS, "model": {**MOMENTS["model"], "products": True}}
+    },
     ("step", "als"): {"experiment": IALS, "random": False},
     ("step", "pfedrec"): {"experiment": {"model": {"name": "pfedrec", "embedding": 4}}},
     ("step", "fedrap"): {"experiment": {"model": {"name": "fedrap", "embedding": 4}}},
+    ("step", "sgd-profile"): {"experiment": PROFILED},
     ("model", "gpfedrec"): {"settings": {"embedding": 4, "hidden": [6, 3]}},
     ("step", "gpfedrec"): {"experiment": GUIDED},
     ("strategy", "gpfedrec"): {"experiment": GUIDED},
@@ -123,16 +137,9 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
 }
-# Their clients start from what the server makes for each of them and send gradients of that, so
-# neither the model's own parameters nor a bare step are what the contracts of a model and a step
-# are about; whole runs are.
+# Their clients start from parameters that the server generates and send gradients of these, so the
+# contracts of a model and of a step do not apply; whole runs are tested.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf"), ("step", "gpfedrec"), ("step", "fedgnn")}
-# Baselines that predict ratings do not rank; tests/fedrec/baselines are about them.
-APART = {
-    ("baseline", name)
-    for name in builtin_names(BASELINE)
-    if issubclass(resolve(BASELINE, name), RatingBaseline)
-}
 LARGEST = 80 << 20  # bytes of raw data that are read here; larger datasets have tests of their own
 
 
@@ -170,12 +177,11 @@ def built_ins():
     for kind in KINDS:
         contract = getattr(testing, f"{kind.name.capitalize()}Contract")
         for name in builtin_names(kind):
-            if (kind.name, name) not in APART:
-                yield kind, name, contract
+            yield kind, name, contract
 
 
 def marked(kind, name, cls):
-    """Datasets of raw data are read where these are at hand and not too large."""
+    """Datasets of raw data are read if these are available and not too large."""
     if kind is not DATASET or resolve(kind, name).source is None:
         return cls
     folder = data_directory() / (resolve(kind, name).folder_name or name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors: text, exit codes, and the way across process borders."""
+"""Errors: text, exit codes, and pickling between processes."""
 
 from __future__ import annotations
 

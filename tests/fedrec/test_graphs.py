@@ -56,7 +56,7 @@ def test_attention_is_that_of_torch_geometric(layer):
 
 
 def test_neighbours_are_those_with_the_same_token():
-    """Users 1, 4 and 6 share an item, 4 and 6 another one; nobody is their own neighbour."""
+    """Users 1, 4 and 6 share an item, 4 and 6 another one; no user is its own neighbour."""
     third = ThirdParty(1)
     embedding = {user: np.full(2, user, dtype=np.float32) for user in (1, 4, 6)}
     for user, own in ((1, [10, 20, NOTHING]), (4, [10, 30, NOTHING]), (6, [30, 10, NOTHING])):
@@ -75,7 +75,7 @@ def test_neighbours_are_those_with_the_same_token():
     assert again.found([4], 3, 2)[1].tolist() == [[1, 0, 0]]
 
 
-def test_tokens_say_which_items_are_equal_and_no_more_without_the_key():
+def test_tokens_reveal_only_which_items_are_equal_without_the_key():
     one, other = tokens([3, 5, 3], "key"), tokens([3, 5], "another")
     assert one[0] == one[2] != one[1] and not set(one) & set(other)
     assert one.dtype == np.int64 and (one >= 0).all()

@@ -13,8 +13,8 @@ from fedrec.rng import seed_sequence, stream, torch_stream
 
 
 def test_golden_values():
-    """A change of these numbers changes every experiment: then say so, and recompute every
-    published number."""
+    """If these numbers change, so does every experiment: announce it, and recompute every published
+    number."""
     assert stream(0, "cohort", 1).integers(0, 2**32, 3).tolist() == [
         2181975029,
         589668783,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments of centralised systems alone, and what is kept of each system of a run."""
+"""Experiments of centralised systems only, and the saved results of each system."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from fedrec.baselines.evaluation import evaluate_baselines
 from fedrec.baselines.private import dp_gram
@@ -29,7 +30,7 @@ SYSTEMS = ["popularity", {**GRAM, "label": "first"}, {**GRAM, "label": "second",
 
 @pytest.fixture
 def central(tiny_experiment):
-    """Gives a fresh table of an experiment of centralised systems alone."""
+    """Makes the table of an experiment of centralised systems only."""
 
     def make(baselines=SYSTEMS, **more):
         table = {key: value for key, value in tiny_experiment().items() if key not in FEDERATED}
@@ -40,7 +41,7 @@ def central(tiny_experiment):
 
 
 class Stop(Callback):
-    """Breaks a run off before a system, as a killed process would."""
+    """Interrupts a run before a system, like a killed process."""
 
     def __init__(self, before: int) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Stop(Callback):
 
 
 def killed(*given):
-    """In place of what a system computes between its two releases."""
+    """Replaces the computation of a system between its two releases."""
     raise KeyboardInterrupt
 
 
@@ -64,7 +65,7 @@ def files(folder):
     }
 
 
-def test_each_system_is_measured_as_by_itself_and_kept(central, tmp_path):
+def test_each_system_is_evaluated_as_alone_and_saved(central, tmp_path):
     result = runner.run(central(), output=tmp_path / "run")
     experiment = load(central())
     names = experiment.evaluation.baseline_settings()
@@ -149,7 +150,7 @@ def test_noise_follows_the_experiments_seed_unless_the_system_has_its_own(centra
     assert own[0].shape == own[1].shape
 
 
-def test_beside_a_federated_system_they_are_the_same(tiny_experiment, tmp_path):
+def test_together_with_a_federated_system_they_are_the_same(tiny_experiment, tmp_path):
     table = tiny_experiment()
     table["evaluation"]["baselines"] = SYSTEMS
     result = runner.run(table, output=tmp_path / "run")
@@ -174,15 +175,22 @@ def test_systems_of_ratings(central, tmp_path):
     assert result.baselines["item-mean"]["rmse"] == pytest.approx(pooled)
 
 
-def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(central, tmp_path):
-    before, seen = torch.get_num_threads(), []
-    watcher = type(
-        "Watch", (Callback,), {"on_baseline": lambda *told: seen.append(torch.get_num_threads())}
-    )()
-    runner.run(
-        central(["popularity"], engine={"threads": 3}), output=tmp_path / "run", callbacks=[watcher]
-    )
-    assert seen == [3] and torch.get_num_threads() == before
+def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(
+    central, tmp_path, monkeypatch
+):
+    """Of torch, and of the linear algebra of numpy and scipy."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before, seen = _pools(), []
+    watcher = type("Watch", (Callback,), {"on_baseline": lambda *told: seen.append(_pools())})()
+    table = central(["popularity"], engine={"threads": 3})
+    runner.run(table, output=tmp_path / "run", callbacks=[watcher])
+    assert seen == [[3] * len(before)] and _pools() == before
+
+
+def _pools():
+    """Numbers of threads, of torch and of every BLAS library that is loaded."""
+    libraries = [one for one in threadpool_info() if one["user_api"] == "blas"]
+    return [torch.get_num_threads(), *(one["num_threads"] for one in libraries)]
 
 
 def test_any_engine_runs_them_in_this_process(central, tmp_path):
@@ -228,7 +236,7 @@ def test_wrong_labels_and_settings_are_named(central, baselines, problem, fix):
     assert problem in caught.value.problem and fix in str(caught.value.fix)
 
 
-def test_what_needs_a_federated_system_says_so(central, tmp_path):
+def test_commands_that_need_a_federated_system_refuse_others(central, tmp_path):
     run = RunFolder.create(runner.settle(load(central())), tmp_path / "run")
     with pytest.raises(ExperimentError, match="has no federated system"):
         Loop(run, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: bit-exact, and never trusted when they are damaged."""
+"""Checkpoints: bit-exact, and damage is detected."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_other_files_are_left_alone(checkpoints):
     assert len(files(checkpoints)) == 4 and "round-notes.npz" in files(checkpoints)
 
 
-def test_a_checkpoint_that_is_cut_gives_way_to_the_one_before_and_that_is_said(checkpoints, caplog):
+def test_a_truncated_checkpoint_is_replaced_by_the_previous_one_with_a_warning(checkpoints, caplog):
     for round_number in (1, 2, 3):
         checkpoints.save(state(round_number))
     newest = checkpoints.folder / "round-000003.npz"
@@ -89,7 +89,7 @@ def test_a_checkpoint_that_is_cut_gives_way_to_the_one_before_and_that_is_said(c
     with caplog.at_level(logging.WARNING, "fedrec"):
         assert same(checkpoints.latest(), state(2))
     assert "round-000003.npz is damaged" in caplog.text
-    checkpoints.save(state(3))  # the round is run again and heals the file
+    checkpoints.save(state(3))  # the round is repeated and rewrites the file
     assert same(checkpoints.latest(), state(3))
 
 
@@ -113,8 +113,8 @@ def test_a_checkpoint_of_another_experiment_is_refused(checkpoints):
 
 @pytest.mark.parametrize("mask", [0x01, 0x08, 0x80, 0xFF])
 def test_no_flipped_byte_changes_the_state_unnoticed(checkpoints, mask):
-    """Each byte of the file in turn: the state is found damaged, or it is still the same (a flip in
-    a time stamp)."""
+    """For each byte of the file: damage is detected, or the state is unchanged (a flip in a time
+    stamp)."""
     small = State(1, {"w": np.array([1.5, 2], np.float32)}, {}, [{"round": 1}], [])
     checkpoints.save(small)
     file = checkpoints.folder / "round-000001.npz"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping: it ends and keeps what the curve of validation users says, exactly, also when a
-run is broken off or extended; it never looks at test users and says what it does to privacy."""
+"""Early stopping: stopping round and kept round follow exactly from the curve of validation users,
+also if a run is interrupted or extended; test users are never used, and the effect on privacy is
+reported."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Interrupt(Callback):
 
 
 def expected_end(values, patience, least=0.0):
-    """Best round and last round by a curve, one value a round, and number of evaluations since."""
+    """Best round and last round of a curve with one value per round, and the number of evaluations
+    since."""
     best, at = values[0], 1
     for number, value in enumerate(values[1:], 2):
         if value - best > least:
@@ -63,7 +65,7 @@ def expected_end(values, patience, least=0.0):
 
 @pytest.fixture
 def curve(run_tiny):
-    """NDCG of validation users after each round, by the evaluation that has always been there."""
+    """NDCG of validation users after each round, by the ordinary evaluation."""
 
     def measured(settings):
         result = run_tiny(*settings, f"rounds={ROUNDS}", *ON_VALIDATION, output="curve")
@@ -96,7 +98,7 @@ def same_ending(one, other):
 @SETTINGS
 def test_it_ends_by_the_curve_with_what_a_run_of_the_best_round_has(run_tiny, curve, settings):
     best, last = expected_end(curve(settings), PATIENCE)
-    assert 1 < best < last < ROUNDS  # else this test shows nothing
+    assert 1 < best < last < ROUNDS  # otherwise this test would prove nothing
     result = run_tiny(*settings, f"rounds={ROUNDS}", WATCH)
     assert (result.best_round, len(result.rounds)) == (best, last)
     same_ending(result, run_tiny(*settings, f"rounds={best}", output="best"))
@@ -135,7 +137,7 @@ def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(run_tiny):
     same_ending(runner.resume(short.folder, [f"rounds={ROUNDS}"]), whole)
 
 
-def test_more_patience_goes_on_and_less_is_refused(run_tiny, curve):
+def test_more_patience_continues_and_less_is_refused(run_tiny, curve):
     values = curve(HOLDOUT)
     first = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", WATCH)
     with pytest.raises(ExperimentError, match="less patience"):
@@ -164,7 +166,7 @@ def test_errors_are_watched_downwards_and_seldom(run_ratings):
     assert result.best_round == 2 * (int(np.argmin(errors)) + 1)
 
 
-def test_it_looks_at_validation_users_whoever_is_evaluated(run_tiny):
+def test_it_uses_validation_users_regardless_of_the_evaluation(run_tiny):
     result = run_tiny(*HOLDOUT, "rounds=3", WATCH)
     shown = run_tiny(*HOLDOUT, "rounds=3", *ON_VALIDATION, output="shown")
     assert result.rounds["validation-ndcg@5"].tolist() == shown.rounds["ndcg@5"].tolist()
@@ -206,7 +208,7 @@ def test_what_cannot_be_watched_is_refused_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
-def test_fewer_rounds_are_charged_and_the_report_says_who_is_not(run_tiny):
+def test_fewer_rounds_are_charged_and_the_report_names_who_is_not_covered(run_tiny):
     privacy = "privacy={clip-norm=0.1, epsilon=8.0, backend='pld'}"
     result = run_tiny(*HOLDOUT, f"rounds={ROUNDS}", privacy, "early-stopping.patience=1")
     rounds = len(result.rounds)
@@ -223,7 +225,7 @@ def test_fewer_rounds_are_charged_and_the_report_says_who_is_not(run_tiny):
     assert fedrec.Result.load(result.folder).privacy == result.privacy
 
 
-def test_validation_users_who_train_are_said_not_to_be_covered(run_tiny):
+def test_validation_users_who_train_are_reported_as_not_covered(run_tiny):
     privacy = "privacy={clip-norm=0.1, noise-multiplier=1.0, parameters=['item.*']}"
     result = run_tiny(*PRIVATE_VECTORS, "rounds=2", privacy, WATCH)
     found = [line for line in result.privacy if "training users too" in line]
@@ -231,7 +233,7 @@ def test_validation_users_who_train_are_said_not_to_be_covered(run_tiny):
 
 
 def test_first_phases_do_not_use_patience_up(run_tiny):
-    """Nothing ever gains by 1, and three rounds belong to a first phase."""
+    """No evaluation improves by 1, and three rounds belong to a first phase."""
     step = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, epochs=1}"
     stages = f"strategy={{name='two-stage', stage-one={{rounds=3, {step}}}}}"
     never = "early-stopping={patience=2, min-improvement=1.0}"
@@ -241,7 +243,8 @@ def test_first_phases_do_not_use_patience_up(run_tiny):
 
 
 def test_generated_parameters_are_watched_too(run_ratings):
-    """Where the server makes each user's parameters, it asks for the validation rows' items."""
+    """If the server generates each user's parameters, it requests the items of the validation
+    rows."""
     table = (
         "model={name='metamf', generator=8, memory=8, user=4, embedding=4, rank=2, center=3.0}",
         "step={name='metamf'}",

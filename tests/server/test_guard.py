@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole private runs: what is charged and when, where a run stops, resuming, secure mode, refusals
-and the report."""
+"""Whole private runs: charges and their order, the budget, resuming, secure mode, refusals and the
+report."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ class Broken(BaseException):
 
 
 def charges(folder):
-    """Rounds in a run's ledger, as written."""
+    """Rounds in a run's ledger."""
     path = folder / "privacy.jsonl"
     return (
         [json.loads(line)["round"] for line in path.read_text().splitlines()]
@@ -47,7 +48,7 @@ def charges(folder):
 
 
 def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
-    """What the accountant says of so many rounds of the tiny experiment, without any run."""
+    """The accountant's epsilon of a number of rounds of the tiny experiment, without a run."""
     accountant, found = Accountant("autodp"), []
     for _ in range(rounds):
         accountant.step(GaussianRound(FixedSize(cohort, clients), "replace-one", z), 1)
@@ -56,7 +57,7 @@ def own_epsilons(rounds, delta=1e-5, z=1.0, cohort=6, clients=18):
 
 
 def crash_in_round(monkeypatch, number, where):
-    """Makes one thing fail in one round, once."""
+    """Makes one operation fail once, in one round."""
     healthy = getattr(*where)
 
     def fails(*of, **more):
@@ -98,7 +99,7 @@ def test_epsilon_of_local_noise_is_that_of_a_client_in_every_round(run_tiny):
 def test_a_crash_after_the_charge_is_charged_again(
     run_tiny, tmp_path, monkeypatch, saved_parameters, placement
 ):
-    """Never refunded: what was released may have been seen; the resumed run ends with the same
+    """Never refunded, because a release may have been observed; the resumed run ends with the same
     parameters."""
     settings = (PRIVATE, f"privacy.placement={placement}", "rounds=4", *CHEAP)
     whole = run_tiny(*settings, output="whole")
@@ -125,9 +126,9 @@ def test_a_crash_after_the_charge_is_charged_again(
 
 
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
-def test_when_anything_leaves_it_is_paid(run_tiny, monkeypatch, placement):
-    """The server's noise is paid before it is drawn, clients' noise before the clients are asked to
-    send."""
+def test_releases_are_charged_before_they_leave(run_tiny, monkeypatch, placement):
+    """The server's noise is charged before it is drawn, clients' noise before the clients are asked
+    to upload."""
     charge, draw, train, apply = (
         Ledger.charge,
         dp.add_noise,
@@ -194,12 +195,12 @@ def test_a_budget_for_not_even_one_round_gives_the_first_parameters(run_tiny):
     assert RunFolder(result.folder).status() == {"state": "finished", "round": 0}
 
 
-def test_noise_for_a_target_epsilon_pays_for_all_rounds_and_no_more(run_tiny):
+def test_noise_for_a_target_epsilon_covers_all_rounds_and_no_more(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP)
     assert len(result.rounds) == 5 and 2.9 < result.rounds["epsilon"].iloc[-1] <= 3.0
 
 
-def test_a_target_is_not_exceeded_by_a_round_that_was_paid_twice(run_tiny, tmp_path, monkeypatch):
+def test_a_repeated_charge_does_not_exceed_the_target(run_tiny, tmp_path, monkeypatch):
     crash_in_round(monkeypatch, 3, (dp, "add_noise"))
     with pytest.raises(Broken):
         run_tiny("privacy={clip-norm=1.0, epsilon=3.0}", "rounds=5", *CHEAP, output="broken")
@@ -244,8 +245,8 @@ def test_noise_is_a_function_of_the_seed(run_tiny):
 
 
 def test_every_parameter_of_a_real_round_has_noise(run_tiny):
-    """S = 1e-6 leaves nothing but noise: every coordinate moves, those of items that nobody has
-    among them."""
+    """With S = 1e-6 there is only noise: every coordinate moves, also those of items without
+    interactions."""
     still = run_tiny(
         "privacy={clip-norm=1e-6, noise-multiplier=0.0}", "rounds=1", *CHEAP, output="still"
     )
@@ -264,7 +265,7 @@ def test_every_parameter_of_a_real_round_has_noise(run_tiny):
 def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
     run_tiny, tmp_path, monkeypatch
 ):
-    """Neither ids nor losses are in a file of the run, in any form in which they were sent."""
+    """Ids and losses are in no file of the run, in any form."""
     from clients.training import update_sum
     from server.cohorts import selection as server_cohorts
 
@@ -318,7 +319,7 @@ def test_secure_mode_draws_poisson_cohorts_too(run_tiny):
     assert not np.array_equal(one.parameters["item.id"], two.parameters["item.id"])
 
 
-def test_secure_mode_does_not_tell_how_many_a_poisson_cohort_held(run_tiny):
+def test_secure_mode_does_not_reveal_the_size_of_a_poisson_cohort(run_tiny):
     """Of 18 clients 6 are expected; eight cohorts of exactly 6 would be a coincidence of one in
     10^5."""
     settings = (PRIVATE, POISSON, "privacy.adjacency=add-remove", "rounds=8", *CHEAP)
@@ -341,17 +342,18 @@ def test_noise_on_what_no_client_changes_is_warned_of_once_a_run(run_tiny, caplo
     assert len(lines) == 1 and "item.id" in lines[0] and "layer0" not in lines[0]
     caplog.clear()
     run_tiny(PRIVATE, "rounds=2", *CHEAP, output="busy")
-    run_tiny(
-        PRIVATE, still, "privacy.mode=secure", "rounds=2", *CHEAP, output="secure"
-    )  # a sum of zero is data too
+    # a sum of zero is data too
+    run_tiny(PRIVATE, still, "privacy.mode=secure", "rounds=2", *CHEAP, output="secure")
     assert "noise but no signal" not in caplog.text
 
 
 # --- two stages -----------------------------------------------------------------------------------
 
 
-def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_told_by_itself(run_tiny):
-    result = run_tiny(STAGES, PRIVATE, "privacy.stages=['main']", "rounds=5", *CHEAP)
+def test_a_stage_without_noise_makes_the_total_infinite_and_the_other_is_reported_separately(
+    run_tiny,
+):
+    result = run_tiny(STAGES, PRIVATE, "privacy.private-phases=['main']", "rounds=5", *CHEAP)
     ledger = Ledger(result.folder / "privacy.jsonl")
     assert [type(charge.event) for charge in ledger.charges] == [NonPrivate] * 2 + [
         GaussianRound
@@ -373,7 +375,7 @@ def test_both_stages_under_noise_add_up(run_tiny):
 
 def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
     result = run_tiny(
-        STAGES, "privacy={clip-norm=1.0, epsilon=3.0, stages=['main']}", "rounds=5", *CHEAP
+        STAGES, "privacy={clip-norm=1.0, epsilon=3.0, private-phases=['main']}", "rounds=5", *CHEAP
     )
     table = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert len(result.rounds) == 5 and 2.9 < table["epsilon of main"] <= 3.0
@@ -405,7 +407,7 @@ def test_strategies_without_a_bound_are_refused_before_anything_is_trained(
 
 
 def test_fedavg_over_clients_is_private(run_tiny):
-    """With a learning rate of one REPTILE is the same."""
+    """REPTILE with a learning rate of one is the same."""
     one = run_tiny(
         "strategy={name='fedavg', weighting='uniform'}", PRIVATE, *CHEAP, output="fedavg"
     )
@@ -416,7 +418,7 @@ def test_fedavg_over_clients_is_private(run_tiny):
 
 
 class Louder(Reptile):
-    """Somebody's own strategy; the guard reaches it because it is additive."""
+    """A user's own strategy; the guard supports it because it is additive."""
 
     def apply(self, theta, aggregate):
         return aggregate.added_to(theta, 3 / aggregate.clients)
@@ -430,7 +432,7 @@ def test_ones_own_additive_strategy_is_made_private(run_tiny):
     )
 
 
-def test_the_result_tells_what_it_cost(run_tiny):
+def test_the_result_reports_its_cost(run_tiny):
     result = run_tiny(
         "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-6, backend='autodp'}",
         "rounds=3",
@@ -456,7 +458,7 @@ def test_without_noise_epsilon_is_infinite_everywhere(run_tiny):
     assert np.isinf(result.rounds["epsilon"]).all() and table["epsilon"] == "inf"
 
 
-def test_a_run_without_privacy_says_nothing_of_it(run_tiny):
+def test_a_run_without_privacy_reports_none(run_tiny):
     result = run_tiny(*CHEAP)
     assert (
         "epsilon" not in result.rounds
@@ -497,10 +499,10 @@ LOST = {
 
 @pytest.mark.parametrize("how", LOST)
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_a_ledger_that_lost_charges_is_not_gone_on_with(
+def test_a_run_whose_ledger_lost_charges_is_not_resumed(
     run_tiny, tmp_path, monkeypatch, how, checkpoints
 ):
-    """Resumed without them, a run would report less than it has spent."""
+    """Resumed without these charges, a run would report too small an epsilon."""
     crash_in_round(monkeypatch, 4, (Loop, "_train"))
     with pytest.raises(Broken):
         run_tiny(PRIVATE, "rounds=4", *CHEAP, output="broken")
@@ -513,7 +515,7 @@ def test_a_ledger_that_lost_charges_is_not_gone_on_with(
         for checkpoint in (tmp_path / "broken" / "checkpoints").iterdir():
             checkpoint.unlink()
         if how in ("cut", "cheapened"):
-            # what is there is charged again from the first round on, and nobody knows of more
+            # rounds are charged again from the first one on, and no later charges are known
             return
     with pytest.raises(
         RunError, match=r"does not contain all charges of the run(.*\n)*.*restore the file"
@@ -524,7 +526,8 @@ def test_a_ledger_that_lost_charges_is_not_gone_on_with(
 
 
 def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, tmp_path):
-    """A node that claims a crowd after the start, or before a run is resumed, thins no noise."""
+    """A node that claims many clients after the start, or before a run is resumed, does not reduce
+    the noise."""
     from server.cohorts.roster import Roster
     from server.cohorts.selection import SampledCohorts
     from server.strategy_state import make_strategy
@@ -541,9 +544,8 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
     start = guard(18)
     assert guard(1_000_018) == start and start.clients == 18
     other = RunFolder.create(run.experiment, tmp_path / "other")
-    assert (
-        guard(1_000_018, other).noise_multiplier < start.noise_multiplier / 2
-    )  # which is what the claim was for
+    # the purpose of the claim
+    assert guard(1_000_018, other).noise_multiplier < start.noise_multiplier / 2
     (run.path / "populations.json").write_text("[1")
     with pytest.raises(RunError, match=r"populations\.json is damaged"):
         guard(18)
@@ -557,9 +559,8 @@ def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monk
     honest = accountant.epsilon(1e-5, attack=True)
     assert 0 < honest.attack < honest.epsilon
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
-    assert (
-        accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
-    )  # within the digits of the grid
+    # within the digits of the grid
+    assert accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
     monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
     with pytest.raises(
         ComponentError, match=r"accountant .* is wrong: the best known attack exceeds"
@@ -588,3 +589,77 @@ def test_a_repeated_round_of_users_own_noise_is_another_release(
     assert [table["uploads"].unique().tolist() for table in told] == [[count] for count in uploads]
     more = told[1]["replace-one"] > told[0]["replace-one"]
     assert more.all() if noise == "secure" else not more.any()
+
+
+@pytest.mark.parametrize("lost", ["gone", "emptied", "cut"])
+def test_uploads_of_users_own_noise_that_were_lost_are_missed(
+    run_tiny, tmp_path, monkeypatch, lost
+):
+    """Resumed without them, `epsilons.csv` would say less than what users have spent."""
+    crash_in_round(monkeypatch, 2, (Loop, "_evaluate_sample"))
+    own = (
+        "model={name='vae', hidden=6, latent=3}",
+        "step={name='dpvae', noise='secure'}",
+        "sampler.name=full",
+    )
+    with pytest.raises(Broken):
+        run_tiny(*own, *CHEAP, output="broken")
+    file = tmp_path / "broken" / "uploads.txt"
+    before = file.read_text()
+    assert before == "1\n2\n"
+    file.unlink() if lost == "gone" else file.write_text("" if lost == "emptied" else "1")
+    if lost != "cut":
+        with pytest.raises(RunError, match=r"all rounds in which clients were asked"):
+            runner.resume(tmp_path / "broken")
+        file.write_text(before)
+    runner.resume(tmp_path / "broken")
+    uploads = pd.read_csv(tmp_path / "broken" / "epsilons.csv")["uploads"]
+    # a line that was cut off after the checkpoint of round 1 was not on the disk: nobody was asked
+    assert uploads.unique().tolist() == [2 if lost == "cut" else 3]
+    assert file.read_text() == ("1\n2\n" if lost == "cut" else "1\n2\n2\n")
+
+
+def test_users_that_join_later_are_charged_when_they_are_asked(load_tiny, tmp_path):
+    """Their coming changes the cohorts that the sampler would draw for the rounds before."""
+    from server.cohorts.roster import Roster
+    from server.cohorts.selection import SampledCohorts
+    from server.privacy.personal_budgets import accounts_of
+    from server.strategy_state import make_strategy
+
+    own = ("model={name='vae', hidden=6, latent=3}", "step={name='dpvae', noise='secure'}")
+    run = RunFolder.create(load_tiny(*own, "sampler.cohort=5"), tmp_path / "run")
+
+    def accounts(clients):
+        cohorts = SampledCohorts(run.experiment, roster(clients))
+        return cohorts, accounts_of(run, make_strategy(run.experiment, cohorts), cohorts)
+
+    def roster(clients):
+        return Roster((0,), (Presence(0, np.arange(clients), np.arange(0)),))
+
+    cohorts, first = accounts(18)
+    asked = Counter(cohorts.sample(1).tolist())
+    first.before_upload(1)
+    cohorts.joined(roster(1000))
+    asked.update(cohorts.sample(2).tolist())
+    first.before_upload(2)
+    memory = first.memory()
+    assert max(asked) > 18
+    asked.update(cohorts.sample(3).tolist())
+    first.before_upload(3)  # is after the checkpoint, and repeated by the resumed run
+    asked.update(cohorts.sample(3).tolist())
+    _, resumed = accounts(1000)
+    resumed.restore(memory)
+    resumed.before_upload(3)
+    table = resumed.table()
+    assert len(table) == 1000 and table["uploads"][table["uploads"] > 0].to_dict() == dict(asked)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["popularity-start", "{name='two-stage', stage-one={rounds=1, step={name='sgd'}}}"]
+)
+def test_phases_that_users_own_budgets_do_not_cover_are_refused(run_tiny, strategy):
+    """What is uploaded without noise in one of them would be in no account."""
+    strategy = strategy if "{" in strategy else f"{{name='{strategy}'}}"
+    own = ("model.item-bias=true", "step={name='dpsgd'}", f"strategy={strategy}")
+    with pytest.raises(ExperimentError, match="other phases"):
+        run_tiny(*own)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited sampling: nobody more often than allowed, and the same cohort whenever and wherever it is
-asked for."""
+"""Limited sampling: no client more often than allowed, and cohorts that are a function of seed and
+round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make(cohort=3, participations=2, seed=0):
     return Limited(LimitedConfig(cohort=cohort, participations=participations), CLIENTS, seed)
 
 
-def test_everybody_takes_part_as_often_as_allowed_and_then_never_again():
+def test_every_client_takes_part_as_often_as_allowed_and_no_more():
     sampler = make()
     cohorts = [sampler.sample(number) for number in range(1, 12)]
     counts = np.bincount(np.concatenate(cohorts), minlength=18)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds: callbacks, early stop, divergence, reproducible files, and when and on whom it is
-evaluated."""
+"""The rounds: callbacks, early end, divergence, reproducible files, and evaluations."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Recorder(Callback):
     def on_start(self, run, first_round, rounds):
         self.told.append(("start", first_round, rounds))
 
-    def on_stage(self, text):
+    def on_message(self, text):
         self.told.append(("stage", text))
 
     def after_round(self, row, seconds):
@@ -48,7 +47,7 @@ class Recorder(Callback):
 
 
 class Exploding(Reptile):
-    """Fine in the first round, infinite in the second."""
+    """Finite in the first round, infinite in the second."""
 
     def apply(self, theta, aggregate):
         new = super().apply(theta, aggregate)
@@ -57,7 +56,7 @@ class Exploding(Reptile):
 
 
 class InPlace(Reptile):
-    """Changes the arrays that it is given, as it may."""
+    """Changes the given arrays in place, which is allowed."""
 
     def apply(self, theta, aggregate):
         for value in theta.values():
@@ -66,7 +65,7 @@ class InPlace(Reptile):
 
 
 class Watching(Reptile):
-    """Remembers from which nodes it got the replies, in order."""
+    """Records the nodes of the replies, in order."""
 
     got: ClassVar[list] = []
 
@@ -76,7 +75,7 @@ class Watching(Reptile):
         return super().aggregate_train(server_round, replies)
 
 
-def test_callbacks_are_told_in_order(run_tiny):
+def test_callbacks_are_called_in_order(run_tiny):
     recorder = Recorder()
     result = run_tiny(callbacks=[recorder])
     users = len(result.users)
@@ -94,7 +93,7 @@ def test_callbacks_are_told_in_order(run_tiny):
     assert recorder.seconds > 0 and recorder.row["num-clients"] == 6 and "hits@5" in recorder.row
 
 
-def test_a_callback_can_end_the_run_and_all_are_told_first(run_tiny, saved_parameters):
+def test_a_callback_can_end_the_run_after_all_were_called(run_tiny, saved_parameters):
     """The state after the last round is saved, also between two checkpoints."""
     first, second = Recorder(stop_after=2), Recorder()
     result = run_tiny("rounds=9", "checkpoint.every=5", callbacks=[first, second])
@@ -132,8 +131,8 @@ def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Makes rounds shorter than the writing of a checkpoint; gives the rounds whose checkpoint has
-    been written."""
+    """Makes rounds shorter than the writing of a checkpoint; returns the rounds with a written
+    checkpoint."""
     whole, told = Checkpoints.save, []
 
     def save(self, state):
@@ -277,7 +276,7 @@ def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
         np.testing.assert_allclose(four.parameters[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_result_json_tells_what_the_result_holds(run_tiny):
+def test_result_json_has_the_numbers_of_the_result(run_tiny):
     result = run_tiny("evaluation.baselines=['popularity']")
     summary = json.loads((result.folder / "result.json").read_text())
     assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
@@ -288,13 +287,13 @@ def test_result_json_tells_what_the_result_holds(run_tiny):
     assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
 
 
-def test_a_baseline_that_is_left_out_is_told_of(run_tiny):
-    """EASE takes at most five items here: iALS stands in, and callbacks and the run's log are told
-    in one line."""
+def test_a_skipped_baseline_is_reported(run_tiny):
+    """EASE takes at most five items here: iALS replaces it, reported in one line to callbacks and
+    in the log."""
     told = []
 
     class Listener(Callback):
-        def on_stage(self, text: str) -> None:
+        def on_message(self, text: str) -> None:
             told.append(text)
 
     ease = "evaluation.baselines=['popularity', {name = 'ease', max-items = 5}]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cohort samplers: functions of the seed and the round, with the distribution they promise."""
+"""Cohort samplers: functions of the seed and the round, with the documented distribution."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_poisson_mean_and_independence():
     assert abs(correlations.mean()) < 0.005 and np.abs(correlations).max() < 5.5 / np.sqrt(4000)
 
 
-def test_poisson_may_draw_nobody_and_everybody():
+def test_poisson_may_draw_no_client_and_all_clients():
     assert any(len(poisson(0.1).sample(r)) == 0 for r in range(20))
     assert poisson(40).sample(1).tolist() == CLIENTS.tolist()
 
@@ -86,6 +86,6 @@ def test_more_than_there_are_is_refused_with_the_number(make):
     assert caught.value.fix == "set sampler.cohort = 40 or less"
 
 
-def test_full_is_everybody_in_every_round():
+def test_full_is_all_clients_in_every_round():
     sampler = Full(FullConfig(), CLIENTS, 0)
     assert all(sampler.sample(number).tolist() == CLIENTS.tolist() for number in (1, 2))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broken plug-in is named with its file and the reason, and the rest of fedrec goes on.
+"""A broken plug-in is reported with its file and the reason, and the rest of fedrec works.
 
-Each kind is broken in five ways where they apply: it cannot be imported, a method has the wrong
-signature, it gives NaN, it gives wrong shapes, it changes its input.
+Each kind is broken in up to five ways: it cannot be imported, a method has the wrong signature, it
+returns NaN, it returns wrong shapes, it changes its input.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ BROKEN = {
 
 @pytest.fixture
 def plugin(monkeypatch, tmp_path):
-    """Writes a module of one class `Bad` that `fedrec.KIND` entry points name `bad`; gives its
+    """Writes a module with a class `Bad`, with the entry point `bad` in `fedrec.KIND`; returns its
     file."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -329,9 +329,8 @@ def experiment(tiny_experiment, tmp_path):
 def fedrec(capsys, monkeypatch):
     """Calls the command line in this process: exit status, standard output, standard error."""
 
-    monkeypatch.setattr(
-        logging.getLogger("flwr"), "handlers", []
-    )  # they may hold a stream of an earlier test
+    # they may have a stream of an earlier test
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedrec", *map(str, arguments)])
@@ -345,13 +344,13 @@ def fedrec(capsys, monkeypatch):
 
 
 def chosen(kind):
-    """The override that has an experiment use the plug-in."""
+    """The override by which an experiment uses the plug-in."""
     lists = {"baseline": "evaluation.baselines=['bad']", "callback": "callbacks=[{name='bad'}]"}
     return lists.get(kind, f"{kind}.name=bad")
 
 
 @pytest.mark.parametrize(("kind", "how"), BROKEN)
-def test_a_run_with_a_broken_plug_in_says_which_and_why(
+def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
     kind, how, plugin, experiment, fedrec, tmp_path
 ):
     body, reason = BROKEN[kind, how]
@@ -360,7 +359,7 @@ def test_a_run_with_a_broken_plug_in_says_which_and_why(
     text = " ".join(err.split())
     assert code not in (0, None) and "Traceback" not in out + err
     assert "error:" in err and reason in text, err
-    if (kind, how) != ("dataset", "nan"):  # there the interactions speak for themselves
+    if (kind, how) != ("dataset", "nan"):  # the invalid interactions are reported themselves
         assert str(file) in err or "is an abstract" in err, err
 
 
@@ -395,7 +394,7 @@ def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
         ("from clients.steps.sgd import Nothing", "ImportError: cannot import name 'Nothing'"),
     ],
 )
-def test_an_import_error_is_told_and_the_rest_goes_on(
+def test_an_import_error_is_reported_and_the_rest_works(
     line, reason, plugin, fedrec, experiment, tmp_path
 ):
     file = plugin("step", line, head="")
@@ -416,7 +415,8 @@ def test_an_import_error_is_told_and_the_rest_goes_on(
 @pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_it_is_named_as_well(plugin, experiment, fedrec, tmp_path, monkeypatch):
-    """The node is another process, which finds the module by PYTHONPATH and has no entry point."""
+    """The node is another process, which finds the module by PYTHONPATH and without an entry
+    point."""
     file = plugin("step", BROKEN["step", "shapes"][0])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
     arguments = ["--engine", "ray", "--nodes", 1, "-s", f"step.name={file.stem}:Bad"]

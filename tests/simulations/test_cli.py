@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: good input works, bad input says what was expected, what came, and how to fix
-it."""
+"""The command line: valid input works; errors state what was expected, what was found, and how to
+fix it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_run_prints_a_table_and_writes_flat_metrics(fedrec, experiment, tmp_path
     assert result["seed"] == 3
 
 
-def test_progress_tells_round_loss_hits_and_time_left(fedrec, experiment, tmp_path):
+def test_progress_shows_round_loss_hits_and_time_left(fedrec, experiment, tmp_path):
     _, _, err = fedrec("run", experiment, "-o", tmp_path / "run")
     line = next(line for line in err.splitlines() if line.startswith("round 2/2"))
     assert "loss" in line and "hits@10" in line and "elapsed" in line and "left" in line
@@ -139,7 +139,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_says_what_to_do(case, fedrec, experiment, tmp_path):
+def test_bad_input_gives_an_error_with_a_fix(case, fedrec, experiment, tmp_path):
     arguments, status, words = BAD[case]
     code, out, err = fedrec("run", experiment, "-o", tmp_path / "run", *arguments)
     assert code == status
@@ -172,7 +172,7 @@ def test_an_output_folder_in_use_is_refused_and_resume_is_offered(fedrec, experi
     assert code == 4 and "not empty" in err and f"fedrec resume {tmp_path / 'run'}" in err
 
 
-def test_a_checkpoint_cut_in_half_falls_back_to_the_one_before_and_says_so(
+def test_a_truncated_checkpoint_falls_back_to_the_previous_one_with_a_warning(
     fedrec, experiment, tmp_path, caplog
 ):
     run = tmp_path / "run"
@@ -264,12 +264,12 @@ def test_data_info_describes_a_dataset(fedrec):
     )
 
 
-def test_data_list_says_what_can_be_fetched(fedrec):
+def test_data_list_shows_what_can_be_fetched(fedrec):
     code, out, _ = fedrec("data", "list")
     assert code == 0 and "ml-1m" in out and "data directory" in out
 
 
-def test_data_fetch_without_a_known_archive_says_where_to_get_it(fedrec):
+def test_data_fetch_without_a_known_archive_names_the_source(fedrec):
     code, _, err = fedrec("data", "fetch", "frappe")
     assert code == 3 and "fedrec data import frappe PATH" in err
 
@@ -297,7 +297,7 @@ def test_shell_completion_offers_shipped_experiments():
     assert "privrec-ml1m" in _shipped("privrec-") and _shipped("nothing") == []
 
 
-def test_interrupt_leaves_a_resumable_run_and_says_how(experiment, tmp_path):
+def test_interrupt_leaves_a_resumable_run_and_prints_the_command(experiment, tmp_path):
     import signal
 
     run = tmp_path / "run"
@@ -344,7 +344,7 @@ def test_a_finished_run_is_extended_and_the_next_commands_are_named(fedrec, expe
     assert code == 0 and "3 rounds" in out
 
 
-def test_more_rounds_are_not_suggested_to_whoever_adds_up_the_same_in_each(
+def test_more_rounds_are_not_suggested_for_sums_that_are_the_same_in_each(
     fedrec, experiment, tmp_path
 ):
     linear = ("--set", "step.name=gram", "--set", "model={name='item-weights'}")
@@ -384,3 +384,10 @@ def test_arguments_have_their_help_texts_once():
     assert len(pages) > 30 and not any("\\[" in page for page in pages)
     bare = [page for page in pages if re.search(r"\n  \[?[A-Z_]+\]?(\.\.\.)?  \[required\]", page)]
     assert not bare, bare[0]
+
+
+@pytest.mark.parametrize("group", ["", "data", "privacy", "attack", "deploy"])
+def test_lists_of_commands_are_not_cut(fedrec, group):
+    _, out, _ = fedrec(*group.split(), "--help")
+    listed = out.partition("Commands:\n")[2]
+    assert listed.count("\n") >= 4 and "..." not in listed

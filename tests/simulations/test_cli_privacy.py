@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec privacy`: one JSON object, a table with a plain line, explanations, and errors without a
+"""`fedrec privacy`: one JSON object, a table with a sentence, explanations, and errors without a
 traceback."""
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def test_explain_takes_options_or_an_experiment(fedrec):
     [
         (("epsilon", *ROUNDS, "--noise-multiplier", 0), "noise-multiplier"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "nan"), "noise-multiplier"),
+        (("epsilon", *ROUNDS, "--noise-multiplier", "1e30"), "from 1e-09 to 1e+09"),
+        (("epsilon", *ROUNDS, "--noise-multiplier", "1e-30"), "from 1e-09 to 1e+09"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--delta", 1), "delta"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--clients", 29), "1 to 29"),
         (("epsilon", *ROUNDS, "--noise-multiplier", 1, "--clients", 0), "clients"),
@@ -161,7 +163,7 @@ def test_a_number_that_is_none_is_a_usage_error(fedrec):
     assert code == 2 and "much" in err and "Traceback" not in err
 
 
-def test_help_says_what_the_multiplier_is_relative_to(fedrec):
+def test_help_explains_what_the_multiplier_is_relative_to(fedrec):
     for command in ("epsilon", "calibrate"):
         code, out, _ = fedrec("privacy", command, "--help")
         words = " ".join(out.split()).replace("- ", "-")  # lines may break after a hyphen

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-VAE, and its noise on another model, as whole runs: three engines, a broken run, what is told,
-who is drawn."""
+"""DP-VAE, and its noise on another model, as whole runs: three engines, an interrupted run,
+reports, cohorts."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Broken(Callback):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, system):
-    """Rounds 3 and 4 are run again from the checkpoint of round 2: their uploads are the same, and
+def test_an_interrupted_run_continues_bit_for_bit(run_tiny, saved_parameters, tmp_path, system):
+    """Rounds 3 and 4 are repeated from the checkpoint of round 2: their uploads are the same, and
     count once."""
     settings = (*SYSTEMS[system], "rounds=6", "checkpoint.every=2")
     whole = run_tiny(*settings, output="whole")
@@ -90,7 +90,7 @@ def test_a_broken_run_goes_on_bit_for_bit(run_tiny, saved_parameters, tmp_path, 
         )
 
 
-def test_the_papers_mode_says_that_it_guarantees_nothing_before_and_after(run_tiny, caplog):
+def test_the_papers_mode_reports_no_guarantee_before_and_after(run_tiny, caplog):
     result = run_tiny(*COMMON, MODES["paper"])
     promise = "no finite guarantee: the clip norm comes from private data"
     assert any(
@@ -133,7 +133,7 @@ def test_secure_noise_never_repeats_and_a_repeated_round_counts_again(run_tiny, 
     assert all((one[name] != two[name]).all() for name in one)
 
 
-def test_a_sampler_that_asks_too_often_is_told(run_tiny, caplog):
+def test_a_sampler_that_draws_too_often_gives_a_warning(run_tiny, caplog):
     limited = "sampler={name='limited', cohort=12, participations=2}"
     run_tiny(*COMMON, "step={name='dpvae', participations=2}", limited, output="right")
     assert "devices will refuse" not in caplog.text

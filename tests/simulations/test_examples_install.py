@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages under examples/ install with pip, appear in the list by their entry points, and say
-what is so."""
+"""The packages under examples/ install with pip, are listed by their entry points, and their
+READMEs are correct."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our grids take from inside Flower. When a new Flower fails here, fix
+"""The private parts of Flower that our grids use. If a new version fails here, fix
 `simulations/engines/flwr_private.py`."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated and private parameters on all engines, and in runs that were broken off: the same
-numbers."""
+"""Generated and private parameters on all engines, and in interrupted runs: the same numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +41,33 @@ GRAPH = (
     "split={name='leave-one-out'}",
     "evaluation.fine-tune={epochs=0}",
 )
-SYSTEMS = {"metamf": METAMF, "mf": MF, "gpfedrec": GUIDED, "fedgnn": GRAPH}
+NCF = (
+    "model={name='neumf', factors=2, tower=[4, 3]}",
+    "step={name='sgd', private-parameters=['user.*']}",
+    "strategy={name='fed-adam', server-lr=0.05}",
+    *SAME,
+)
+SCORED = (
+    "model={name='pfedrec', embedding=4}",
+    "step={name='pfedrec', batch-size=8}",
+    "strategy={name='fed-adam', server-lr=0.05}",
+    *SAME,
+)
+ADDED = (
+    "model={name='fedrap', embedding=4}",
+    "step={name='fedrap', batch-size=8, decay=0.9}",
+    "strategy={name='fed-adam', server-lr=0.05}",
+    *SAME,
+)
+SYSTEMS = {
+    "metamf": METAMF,
+    "mf": MF,
+    "fedncf": NCF,
+    "pfedrec": SCORED,
+    "fedrap": ADDED,
+    "gpfedrec": GUIDED,
+    "fedgnn": GRAPH,
+}
 
 
 @pytest.fixture
@@ -69,7 +94,7 @@ def test_an_engine_gives_the_serial_engines_numbers(
 
 
 class StopsInRound(Callback):
-    """Breaks off after round 2, whose checkpoint is not written yet."""
+    """Interrupts after round 2, whose checkpoint is not written yet."""
 
     def on_update(self, round_number, before, after):
         if round_number == 2:
@@ -78,8 +103,8 @@ class StopsInRound(Callback):
 
 @pytest.mark.parametrize(
     "settings",
-    [METAMF, (*METAMF, "strategy.optimiser=sgd", "strategy.momentum=0.5"), MF, GUIDED, GRAPH],
-    ids=["metamf with adam", "metamf with momentum", "mf", "gpfedrec", "fedgnn"],
+    [*SYSTEMS.values(), (*METAMF, "strategy.optimiser=sgd", "strategy.momentum=0.5")],
+    ids=[*SYSTEMS, "metamf with momentum"],
 )
 def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, saved_parameters, tmp_path, settings):
     settings = (*settings, "rounds=4", "sampler.cohort=12")
@@ -94,9 +119,11 @@ def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, saved_parameters, tmp_pa
         assert (tmp_path / "broken" / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-def test_blocks_give_the_numbers_of_the_reference(run_metamf, saved_parameters):
-    fast = run_metamf("rounds=3", output="fast")
-    slow = run_metamf("rounds=3", "engine.path=reference", output="slow")
+@pytest.mark.parametrize("system", ["metamf", "gpfedrec", "fedgnn"])
+def test_blocks_give_the_numbers_of_the_reference(run_tiny, saved_parameters, system):
+    settings = (*SYSTEMS[system], "rounds=3")
+    fast = run_tiny(*settings, output="fast")
+    slow = run_tiny(*settings, "engine.path=reference", output="slow")
     got, expected = saved_parameters(fast.folder), saved_parameters(slow.folder)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-4)
@@ -104,7 +131,7 @@ def test_blocks_give_the_numbers_of_the_reference(run_metamf, saved_parameters):
 
 
 def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
-    """From the server's parameters in a checkpoint come the lists behind users.csv."""
+    """The lists behind users.csv follow from the server's parameters in a checkpoint."""
     experiment, folder = (result := run_metamf()).experiment, result.folder
     population = Population.of(experiment)
     users = result.users.index.to_numpy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""True epsilons of users beside nominal ones, from the experiment alone."""
+"""True and nominal epsilons of users, from the experiment only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DPVAE = (
 )
 
 
-def test_calibrated_noise_keeps_everybody_within_the_budget(load_tiny):
+def test_calibrated_noise_keeps_all_users_within_the_budget(load_tiny):
     table = personal_epsilons(load_tiny(*DPVAE, "step={name='dpvae', participations=5}"))
     assert len(table) == 18 and (table["uploads"] == 5).all() and table["nominal"].nunique() == 18
     np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)

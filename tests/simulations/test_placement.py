@@ -13,8 +13,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def answering(error=None):
-    """The class of an actor that answers, or fails in its constructor. Made in a function, as Ray's
-    processes cannot import this file."""
+    """The class of an actor that answers, or fails in its constructor. Defined in a function,
+    because Ray's processes cannot import this file."""
 
     class Answering:
         def __init__(self):
@@ -38,7 +38,8 @@ def ray():
 
 
 class Starter:
-    """Starts actors, and kills those of the places in `victims` at once, as often as it says."""
+    """Starts actors, and kills those at the places in `victims` immediately, the given number of
+    times."""
 
     def __init__(self, ray, victims, error=None):
         self.ray, self.victims, self.started = ray, dict(victims), []
@@ -69,7 +70,7 @@ def test_tries_are_bounded(ray):
         ray.get(actor.ping.remote())
 
 
-def test_an_actor_that_failed_by_itself_is_not_started_again(ray):
+def test_an_actor_whose_constructor_failed_is_not_restarted(ray):
     start = Starter(ray, {}, ValueError("no such module"))
     (actor,) = Placement(start, 1).started()
     assert start.started == [0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local Ray is its user's alone: no other process of the machine gets in, by whichever
+"""A local Ray is restricted to its user: no other process of the machine can connect, at any
 address."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simulations.engines import ray_alone
+from tests.simulations.listening import listening_below, parent_of
 
 pytestmark = [pytest.mark.timeout(280), pytest.mark.ray]
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +39,8 @@ print("IN", ray.get(ray.remote(lambda: 5).remote(), timeout=20))
 
 
 def python(code, *arguments, home, **more):
-    """A Python of another user, as far as that can be had: another home, and nothing of Ray's in
-    the environment."""
+    """A Python like that of another user: another home, and an environment without Ray's
+    variables."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment |= {
         "HOME": str(home),
@@ -60,7 +61,7 @@ def python(code, *arguments, home, **more):
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory):
-    """The address of a Ray that somebody uses."""
+    """The address of a running Ray."""
     process = python(VICTIM, home=tmp_path_factory.mktemp("home"))
     address = process.stdout.readline().strip()
     assert address, process.stderr.read()[-2000:]
@@ -71,8 +72,7 @@ def victim(tmp_path_factory):
 
 @pytest.mark.slow
 def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
-    """While one who has the token does; without one Ray asks again and again, and gives up after
-    minutes."""
+    """With the token it can connect; without it Ray retries, and gives up after minutes."""
     process, address = victim
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"RAY_AUTH" not in environment  # of the process as it was started; its own Ray's have it
@@ -81,9 +81,8 @@ def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
         "none": {},
         "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
     }
-    reachable = {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-    }  # or Ray would look for it at another address
+    # otherwise Ray would look for it at another address
+    reachable = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     asking = {
         name: python(STRANGER, address, home=tmp_path, **reachable, **own)
         for name, own in tokens.items()
@@ -101,9 +100,9 @@ def test_another_process_without_the_token_runs_no_code(victim, tmp_path):
 
 
 def _token_of_a_child(pid):
-    """From the environment of one of Ray's processes, which none but their user can read."""
+    """From the environment of one of Ray's processes, which only their user can read."""
     for file in Path("/proc").glob("[0-9]*/stat"):
-        if _parent(file) == pid:
+        if parent_of(file) == pid:
             for pair in (file.parent / "environ").read_bytes().split(b"\0"):
                 if pair.startswith(b"RAY_AUTH_TOKEN="):
                     return pair.partition(b"=")[2].decode()
@@ -114,40 +113,8 @@ def _token_of_a_child(pid):
 def test_it_listens_on_loopback_alone(victim):
     process, address = victim
     assert address.startswith("127.0.0.1:")
-    group = {process.pid}
-    for _ in range(4):  # Ray's processes, and theirs
-        group |= {
-            int(f.parent.name) for f in Path("/proc").glob("[0-9]*/stat") if _parent(f) in group
-        }
-    open_ports = {row for pid in group for row in _listening(pid)}
-    assert open_ports and not [row for row in open_ports if not row.endswith("0100007F")], (
-        open_ports
-    )
-
-
-def _parent(file):
-    try:
-        return int(file.read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return None
-
-
-def _listening(pid):
-    """Addresses that a process listens on, as in /proc/net/tcp: 127.0.0.1 ends with 0100007F, zeros
-    are all."""
-    sockets = set()
-    try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(link)
-            if target.startswith("socket:["):
-                sockets.add(target[8:-1])
-    except OSError:
-        return
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and inode in sockets:
-                yield local.partition(":")[0]
+    own, others = listening_below(process.pid)
+    assert own and not others, others
 
 
 AFTER_OTHER_USE = """

@@ -21,7 +21,7 @@ from simulations.engines.placement import Placement
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 NODES = 4
 SLOW = {"name": "sgd", "epochs": 150, "batch-size": 8}
-"""So that a round takes longer than it takes to kill a raylet."""
+"""Makes a round longer than the time to kill a raylet."""
 EACH: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
 SOON = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
 """A killed raylet is declared dead after two seconds instead of Ray's 15."""
@@ -45,7 +45,7 @@ def started():
 
 @pytest.fixture
 def cluster(started):
-    """Three raylets, whatever an earlier test killed."""
+    """Three raylets, also after an earlier test killed one."""
     import ray
 
     while len(started.worker_nodes) < 2:
@@ -56,7 +56,7 @@ def cluster(started):
 
 
 def on(cluster, table):
-    """Put an experiment on the cluster."""
+    """Overrides that run an experiment on the cluster."""
     table["engine"] |= {"name": "ray", "nodes": NODES, "ray-address": cluster.address}
 
 
@@ -85,7 +85,7 @@ class Killer(Callback):
             self.timer.join()
 
     def killed(self):
-        """Whether a raylet was killed; waits until its processes are gone."""
+        """Whether a raylet was killed; waits until its processes have ended."""
         if self.timer is not None:
             self.timer.join(60)
         return self.timer is not None and not self.timer.is_alive()
@@ -108,7 +108,7 @@ def same(result, serial):
 
 @pytest.fixture
 def table(tiny_experiment):
-    """Of an experiment in which all four nodes have clients in each round."""
+    """Overrides of an experiment in which all four nodes have clients in each round."""
     table = tiny_experiment() | {"rounds": 4}
     table["sampler"]["cohort"] = 12
     table["engine"]["path"] = "reference"
@@ -125,7 +125,7 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
 
     result = runner.run(table, output=tmp_path / "cluster", callbacks=[Look()])
     assert len(seen) >= 2
-    # its arrays lay in the cluster's object store, where other objects lie now
+    # its arrays were in the cluster's object store, in memory that other objects use now
     assert KEPT.cached(load(table)) is None
     serial = serial_run(table, tmp_path / "serial")
     assert KEPT.cached(load(table)) is not None
@@ -134,7 +134,7 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
         assert (result.folder / name).read_bytes() == (serial.folder / name).read_bytes()
 
 
-def test_a_run_goes_on_without_the_nodes_of_a_raylet_that_was_killed(cluster, table, tmp_path):
+def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tmp_path):
     on(cluster, table)
     table["step"] = SLOW
     table["engine"]["max-failures"] = 0.75
@@ -160,7 +160,7 @@ def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, ta
 def test_actors_on_a_raylet_that_was_killed_before_they_ran_run_on_another(
     cluster, tiny_experiment, tmp_path, monkeypatch
 ):
-    """Six actors need all three raylets, of which one is gone, but not yet for Ray."""
+    """Six actors need all three raylets, of which one is dead but not yet detected by Ray."""
     table = tiny_experiment()
     on(cluster, table)
     table["engine"] |= {"nodes": 6, "max-failures": 0.0}

@@ -82,9 +82,8 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     assert [reply.has_error() for reply in replies] == [False, False] and stored == expected
     assert set(messages[0].content) == {"arrays", "config"}
     stored.clear()
-    content = RecordDict(
-        {"arrays": arrays, "config": ConfigRecord({"server-round": 1})}
-    )  # as Flower's strategies do
+    # as Flower's strategies do
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
     grid.send_and_receive([Message(content, node, "evaluate") for node in (2, 3)])
     assert stored == expected
 
@@ -125,8 +124,7 @@ class Fail(Callback):
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
     grid, theta, load_tiny, tmp_path, monkeypatch
 ):
-    """The last test: node 3 does not live through it, but gives back the buffer that was assigned
-    to it."""
+    """The last test: node 3 dies in it, but its buffer is released."""
     import ray
 
     monkeypatch.setattr(reply_buffers, "_SMALLEST", 0)
@@ -148,7 +146,7 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     assert pool._buffers and all(memory.free for memory in pool._buffers)
 
 
-def test_a_cluster_that_is_not_there_is_told(load_tiny, tmp_path):
+def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
     experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
     with (
         pytest.raises(EngineError, match="cannot be reached"),
@@ -173,9 +171,8 @@ def test_a_local_ray_that_does_not_start_is_started_once_more(
             raise RuntimeError("late")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(
-        ray, "is_initialized", lambda: True
-    )  # so that no other Ray is shut down here
+    # so that no other Ray is shut down here
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     if started:
         engine.connect(address, 1, 0)
     else:

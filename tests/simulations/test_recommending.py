@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recommendations of finished runs, by the data's ids."""
+"""Recommendations of finished runs, with the ids of the data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reply buffers: what comes back is what was put there, and nobody writes where somebody
-still reads."""
+"""Reply buffers: arrays are returned unchanged, and no buffer is written while it is still read."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_an_answer_comes_back_as_it_was_and_only_to_be_read():
+def test_a_reply_is_unchanged_and_read_only():
     pool, sent = BufferPool(), answer()
     sent["metrics"], expected = MetricRecord({"n": 1}), copies(sent)
     memory = pool.buffer(ORDER)
@@ -167,8 +166,8 @@ def test_sums_of_a_simulation_come_in_buffers_that_are_used_again_in_every_round
         return take_back(memory, spots)
 
     def after_a_collection(pool, content):
-        """A buffer for a reply when all is freed that can be: replies are in reference cycles, and
-        so small a run may reach none of Python's own collections."""
+        """A buffer for a reply after a garbage collection: replies are in reference cycles, and
+        such a small run may not trigger Python's own collections."""
         gc.collect()
         return buffer(pool, content)
 

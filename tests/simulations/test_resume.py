@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is killed or interrupted in the middle of a round goes on as if nothing had
-happened."""
+"""A run that is killed or interrupted in the middle of a round ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -56,11 +55,11 @@ def plugin(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def table(plugin, tiny_experiment):
-    """Every client keeps its output layer to itself, so the private state must survive as well."""
+    """Every client has a private output layer, so the private state must survive as well."""
     table = {**tiny_experiment(), "rounds": 4}
     table["sampler"]["cohort"] = 12
     table["engine"]["path"] = (
-        "reference"  # so that the step is asked for one client after the other
+        "reference"  # so that the step is called for one client after the other
     )
     table["step"] |= {"name": "stuck_step:Stuck", "private-parameters": ["layer1.*"]}
     return table
@@ -72,7 +71,7 @@ def unbroken(table, tmp_path_factory):
 
 
 def stuck_process(table, plugin, run):
-    """A process that is in the middle of round 3 of the run."""
+    """A process in the middle of round 3 of the run."""
     path = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-c", START, json.dumps(table), str(run)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running and resuming through the common gateway."""
+"""Running and resuming experiments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Never(Callback):
 
 
 @pytest.mark.parametrize("baselines", ["[]", "['popularity']"])
-def test_missing_data_are_told_before_any_training(run_tiny, tmp_path, monkeypatch, baselines):
+def test_missing_data_are_reported_before_any_training(run_tiny, tmp_path, monkeypatch, baselines):
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(DataError) as caught:
         run_tiny("dataset={name='ml-1m'}", f"evaluation.baselines={baselines}", callbacks=[Never()])
@@ -97,9 +97,11 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", ["SIGTERM", "SIGHUP"])
-def test_a_run_that_is_told_to_end_says_so_and_can_be_resumed(tiny_experiment, tmp_path, sign):
-    """A signal by name, to a process of its own; without a handler the folder says `running` for
-    ever."""
+def test_a_run_that_gets_a_signal_is_recorded_as_interrupted_and_can_be_resumed(
+    tiny_experiment, tmp_path, sign
+):
+    """A signal by name, to a separate process; without a handler the folder's status would stay
+    `running`."""
     import signal
     import subprocess
     import sys

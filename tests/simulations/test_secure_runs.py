@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs under secure aggregation: the same numbers as without it, on every engine; what cannot
-be is refused."""
+"""Whole runs under secure aggregation: the same numbers as without it, on every engine; impossible
+combinations are refused."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Stop(Callback):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_same_parameters_as_without(run_tiny, plan):
-    """Up to the order of float32 additions that are exact here: the step of the fixed point is far
-    below."""
+    """The float32 additions are exact here, and the step of the fixed point is far smaller."""
     plain = run_tiny(*PLANS[plan], *QUICK, THREE, output="plain")
     secure = run_tiny(*PLANS[plan], *QUICK, THREE, SECURE, output="secure")
     assert plain.parameters.keys() == secure.parameters.keys()
@@ -52,7 +51,7 @@ def test_the_same_parameters_as_without(run_tiny, plan):
         assert secure.rounds["epsilon"].tolist() == plain.rounds["epsilon"].tolist()
 
 
-def test_a_run_that_was_broken_off_goes_on(run_tiny, tmp_path):
+def test_an_interrupted_run_continues(run_tiny, tmp_path):
     whole = run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="whole")
     run_tiny(*QUICK, THREE, SECURE, "rounds=3", output="part", callbacks=[Stop()])
     (tmp_path / "part" / "status.json").write_text('{"state": "interrupted", "round": 1}')

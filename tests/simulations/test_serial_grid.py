@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial grid: nodes in this process that cannot disturb each other."""
+"""The serial grid: nodes in this process that do not affect each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shared():
 
 @pytest.fixture
 def vandal():
-    """Its ClientApp reports what it was given, then edits every part of its message in place."""
+    """Its ClientApp reports its message, then edits every part of it in place."""
     app = ClientApp()
 
     @app.train()
@@ -77,7 +77,7 @@ def test_replies_come_in_the_order_of_the_messages(vandal):
         3,
         2,
         4,
-    ] * 6  # more than ten messages, so that order by number is not order by text
+    ] * 6  # more than ten messages, so that numerical and alphabetical order differ
     replies = vandal.send_and_receive([Message(shared(), node, "train") for node in nodes])
     assert [reply.metadata.src_node_id for reply in replies] == nodes
     assert vandal.send_and_receive([]) == []

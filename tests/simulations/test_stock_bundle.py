@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flwr run` of an app bundle whose clients know nothing of fedrec and whose server is fedrec's."""
+"""`flwr run` of an app bundle with stock clients and fedrec's server."""
 
 from __future__ import annotations
 
@@ -78,9 +78,8 @@ def bundle(tmp_path, tiny_experiment, monkeypatch):
     }
     table["sampler"] = {"name": "fixed-size", "cohort": 2}
     (tmp_path / "experiment.toml").write_text(tomli_w.dumps(table))
-    monkeypatch.syspath_prepend(
-        str(app)
-    )  # for this process, which reads the run folder; the run's have the bundle
+    # for this process, which reads the run folder; the run's have the bundle
+    monkeypatch.syspath_prepend(str(app))
     return app
 
 

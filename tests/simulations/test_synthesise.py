@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec synthesise`: the table can be read again, the figures are there, and faults are told."""
+"""`fedrec synthesise`: the table can be read again, the figures are printed, and errors are
+reported."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
         ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
     ],
 )
-def test_faults_are_told(call, perturb, output, words):
+def test_faults_are_reported(call, perturb, output, words):
     _, done = call(perturb, output=output)
     assert done.exit_code != 0 and isinstance(done.exception, Exception)
     assert words in str(done.exception), done.exception

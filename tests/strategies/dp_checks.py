@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a differentially private aggregator, as checks that a right one passes and a
-broken one fails.
+"""Checks of a differentially private aggregator, which a correct one passes and a broken one fails.
 
-The federation here is real from the client's finished update on: clients' sums, messages, strategy
-and release are those of a run. Only the training is scripted, so that updates can be as bad as one
-likes. The parameters start at zero, so the parameters after a round are what was released.
+Clients' sums, messages, strategy and release are those of a real run; only the updates are given,
+so that they can be arbitrarily bad. The parameters start at zero, so the parameters after a round
+are the release.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ITEMS, WIDTH = 3706, 64
 SHAPES = {"item.id": (ITEMS, WIDTH), "layer.weight": (20, 8), "layer.bias": (8,)}
 COORDINATES = sum(int(np.prod(shape)) for shape in SHAPES.values())
 CLIP, CLIENTS = 4.0, 12
-WORST = {  # updates of one client that try to get more than their share
+WORST = {  # updates of one client that try to move the sum by more than the clip norm allows
     "huge": lambda: update(1e30),
     "huge the other way": lambda: update(-1e30),
     "zero": lambda: update(0.0),
@@ -65,7 +64,7 @@ def spoiled(value: float) -> Update:
 
 
 def honest(clients: int = CLIENTS) -> dict[int, Update | None]:
-    """Everybody's updates; some of them longer than the clip norm."""
+    """The updates of all clients, some of them longer than the clip norm."""
     return {
         client: update(0.1 * (client + 1), examples=client + 1, seed=client)
         for client in range(clients)
@@ -88,7 +87,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a federation is built of; a broken aggregator replaces one of them."""
+    """The components of a federation; a broken aggregator replaces one of them."""
 
     privacy: type[DpFedAvg] = DpFedAvg
     total: type[UpdateSum] = UpdateSum
@@ -99,8 +98,8 @@ class Parts:
 
 
 class Federation:
-    """Rounds of a private strategy. All clients are in every cohort, each on a node of its own,
-    unless told."""
+    """Rounds of a private strategy. By default all clients are in every cohort, each on its own
+    node."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class Federation:
         return messages
 
     def answer(self, message: Message, updates: dict[int, Update | None]) -> Message:
-        """What a node answers; without any of its clients' updates it fails."""
+        """The reply of a node; it fails if none of its clients has an update."""
         order = order_of(message)
         total = self.parts.total(
             self.parts.start,
@@ -176,7 +175,7 @@ class Federation:
         return Message(pack_sum(total.sum()), reply_to=message)
 
     def applied(self, replies: list[Message]) -> dict[str, np.ndarray]:
-        """How far the parameters move, times M / server_lr: the released sum."""
+        """The change of the parameters times M / server_lr: the released sum."""
         arrays, _ = self.strategy.aggregate_train(self.round, replies)
         assert arrays is not None, "nothing was released"
         moved = from_record(arrays)
@@ -187,7 +186,7 @@ class Federation:
         }
 
     def play(self, updates: dict[int, Update | None] | None = None) -> dict[str, np.ndarray]:
-        """A round in which the clients have these updates (zero by default); gives the released
+        """A round in which the clients have these updates (zero by default); returns the released
         sum."""
         if updates is None:
             updates = dict.fromkeys(range(CLIENTS), update(0.0))
@@ -200,7 +199,7 @@ def order_of(message: Message) -> TrainOrder:
 
 
 def flat(released: dict[str, np.ndarray]) -> np.ndarray:
-    """All coordinates in one row."""
+    """All coordinates as one vector."""
     return np.concatenate([released[name].ravel() for name in SHAPES])
 
 
@@ -238,7 +237,7 @@ def noise_is_drawn_anew(parts: Parts) -> None:
 
 
 def every_row_has_noise(parts: Parts) -> None:
-    """A row that no client touched has the noise of one that somebody touched."""
+    """An untouched row has the same noise as a touched one."""
     updates = honest()
     touched = np.unique(
         np.concatenate([u.delta["item.id"].any(1).nonzero()[:, 0] for u in updates.values() if u])
@@ -249,8 +248,8 @@ def every_row_has_noise(parts: Parts) -> None:
 
 
 def sum_moves_by_two_clip_norms_at_most(parts: Parts) -> None:
-    """Whatever one client is replaced with, the sum of the others stays, and all of it moves by 2 S
-    at most."""
+    """Replacing one client does not change the sum of the others, and moves the whole by at most 2
+    S."""
     for nodes in (CLIENTS, 3):
         sums = {}
         for name, make in WORST.items():
@@ -262,11 +261,11 @@ def sum_moves_by_two_clip_norms_at_most(parts: Parts) -> None:
                 moved = norm({name: one[name] - other[name] for name in SHAPES})
                 assert moved <= 2 * CLIP * (1 + 1e-5)
         moved = norm({n: sums["huge"][n] - sums["huge the other way"][n] for n in SHAPES})
-        assert moved >= 2 * CLIP * (1 - 1e-4)  # and no less is what noise is made for
+        assert moved >= 2 * CLIP * (1 - 1e-4)  # and the noise is calibrated to no less
 
 
 def clients_count_the_same(parts: Parts) -> None:
-    """The same update with a billion examples moves the sum no further."""
+    """The same update with a billion examples does not move the sum further."""
     few, many = (
         Federation(parts, noise_multiplier=0.0).play(
             {**honest(), 4: update(1.0, examples=examples)}
@@ -277,7 +276,7 @@ def clients_count_the_same(parts: Parts) -> None:
 
 
 def norm_is_that_of_all_parameters(parts: Parts) -> None:
-    """A client that is long in all of its parameters moves them together by S."""
+    """A client with large updates of all parameters moves them together by S."""
     for names in (("item.id", "layer.weight", "layer.bias"), ("layer.bias",)):
         lone: dict[int, Update | None] = dict.fromkeys(range(CLIENTS), update(0.0))
         lone[4] = update(100.0, names=names)
@@ -285,7 +284,7 @@ def norm_is_that_of_all_parameters(parts: Parts) -> None:
 
 
 def denominator_is_fixed(parts: Parts) -> None:
-    """Dropped clients count as zero: what the others send weighs the same with and without them."""
+    """Dropped clients count as zero: the weight of the others is the same with and without them."""
     updates = honest()
     half = {client: update if client % 2 else None for client, update in updates.items()}
     zeroed = {client: u if client % 2 else update(0.0) for client, u in updates.items()}
@@ -294,13 +293,12 @@ def denominator_is_fixed(parts: Parts) -> None:
             Federation(parts, nodes=nodes, noise_multiplier=0.0).play(u) for u in (half, zeroed)
         )
         np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-5, atol=1e-6)
-    assert_std(
-        flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP
-    )  # the noise weighs the same as well
+    # so is the weight of the noise
+    assert_std(flat(Federation(parts).play({0: update(0.0)})), 2 * CLIP)
 
 
 def nobody_is_drawn_for_a_failed_client(parts: Parts) -> None:
-    """Who is asked does not depend on who failed, in this round and later ones."""
+    """Cohorts do not depend on failures, in this round and later ones."""
     asked = []
     for gone in ({}, {3: None}):
         federation = Federation(parts, cohort=6, noise_multiplier=0.0)

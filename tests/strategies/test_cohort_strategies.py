@@ -65,7 +65,7 @@ def test_every_node_gets_one_message_with_its_clients_and_the_step():
 
 
 @pytest.mark.parametrize(("make", "weighting"), [(reptile, "uniform"), (fedavg, "examples")])
-def test_clients_are_told_how_to_weight(make, weighting):
+def test_clients_get_the_weighting(make, weighting):
     assert {unpack_train(message.content)[1].weighting for message in configured(make())} == {
         weighting
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level DP around strategies: released noise, sensitivity under bad clients and nodes, and
-what is charged."""
+"""User-level DP around strategies: released noise, sensitivity with malicious clients and nodes,
+and charges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from dp_checks import (
     CLIENTS,
     CLIP,
+    COORDINATES,
     SHAPES,
     WORST,
     Federation,
@@ -24,10 +25,12 @@ from dp_checks import (
     update,
 )
 from flwr.app import Error, Message
-from scipy.stats import kstest
+from scipy.stats import chi, gamma, kstest
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import GaussianRound, LaplaceRound, NonPrivate
+from fedrec.privacy.mechanisms import Reproducible
+from fedrec.privacy.plan import Plan, PrivacyConfig
 from fedrec.protocol.messages import pack_sum, unpack_sum
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.sparse_update import SparseUpdate
@@ -44,8 +47,7 @@ def test_the_aggregator(check):
 
 @pytest.mark.parametrize("rate", [0.25, 2.0])
 def test_noise_is_added_before_the_servers_learning_rate(rate):
-    """What moves the parameters is rate * (sum + noise) / M, so noise shrinks and grows with the
-    rate."""
+    """The parameters move by rate * (sum + noise) / M, so the noise is proportional to the rate."""
     federation = Federation(server_lr=rate)
     moved = flat(federation.play()) * rate / CLIENTS
     assert_std(moved, rate * 2 * CLIP / CLIENTS)
@@ -70,7 +72,7 @@ def test_noise_after_the_learning_rate_as_in_the_paper_is_accounted_for(rate):
         ({"noise_multiplier": 0.25}, CLIP / 2),
     ],
 )
-def test_noise_multiplier_is_relative_to_what_the_settings_say(settings, std):
+def test_noise_multiplier_is_relative_to_the_configured_norm(settings, std):
     updates = dict.fromkeys(range(40), update(0.0))
     assert_std(flat(Federation(**settings).play(updates)), std)
 
@@ -95,7 +97,7 @@ def test_laplace_clips_in_l1():
 
 
 def test_an_empty_cohort_is_released_with_noise_and_charged():
-    """Poisson sampling may draw nobody, and nothing may tell."""
+    """Poisson sampling may draw no client, and nothing may reveal it."""
     federation = Federation(sampler="poisson", adjacency="add-remove", clients=40, cohort=12)
     federation.configured()
     assert_std(flat(federation.applied([])), CLIP)
@@ -139,7 +141,8 @@ def test_frozen_parameters_do_not_move():
 
 
 def test_the_norm_is_that_of_the_parameters_that_are_sent():
-    """The frozen item table is a hundred times as long, and does not shorten the rest."""
+    """The update of the frozen item table is a hundred times as long, and does not affect the clip
+    of the rest."""
     lone = {**dict.fromkeys(range(CLIENTS), update(0.0)), 4: update(0.1)}
     lone[4].delta["item.id"] *= 1e6
     released = Federation(parameters=("layer.*",), noise_multiplier=0.0).play(lone)
@@ -155,12 +158,12 @@ def test_a_pattern_that_fits_nothing_is_refused():
         Federation(parameters=("itme.id",)).configured()
 
 
-# --- nodes that do not do what they were asked
+# --- nodes that do not follow their orders
 # ---------------------------------------------------------------------
 
 
 def lying(message: Message, total, clients=1, unclipped=0) -> Message:
-    """An answer that no client of ours would give."""
+    """A reply that no fedrec client would send."""
     return Message(
         pack_sum(TrainSum(total, clients, clients, 1, 0.5, 1, unclipped)), reply_to=message
     )
@@ -178,7 +181,7 @@ def rows(places, value=1.0, drift=0.0, kind=np.int64, shape=SHAPES["item.id"]):
 @pytest.mark.parametrize("nodes", [CLIENTS, 3], ids=["phones", "nodes of four"])
 @pytest.mark.parametrize("value", [1e30, -3e38, 100.0])
 def test_a_node_moves_the_sum_by_no_more_than_its_clients_may(nodes, value):
-    """Whatever it says of how many clients are in it."""
+    """For any number of clients that it reports."""
     federation = Federation(nodes=nodes, noise_multiplier=0.0)
     messages = federation.configured()
     released = federation.applied([lying(messages[0], table(value), clients=10**6)])
@@ -192,6 +195,60 @@ def test_a_node_that_names_rows_is_bounded_too():
         message, *_ = federation.configured()
         released = federation.applied([lying(message, rows([3, 5], 1e20, drift))])
         assert norm(released) == pytest.approx(CLIP, rel=1e-3)
+
+
+@pytest.mark.parametrize("nodes", [CLIENTS, 3], ids=["phones", "nodes of four"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"placement": "local"},
+        {"placement": "distributed", "max_dropouts": 2},
+        {"placement": "local", "mechanism": "laplace"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_with_noise_of_the_clients_a_node_is_bounded_too(settings, nodes):
+    """By clip norm and noise; honest sums are not scaled."""
+    federation = Federation(nodes=nodes, **settings)
+    plan, own = federation.strategy.privacy.plan, CLIENTS // nodes
+    messages = federation.configured()
+    size = {"laplace": COORDINATES, "gaussian": math.sqrt(COORDINATES / own)}
+    noise = plan.client_noise_scale * own * size[plan.config.mechanism]
+    for value in (1e30, -3e38):
+        released = federation.applied([lying(messages[0], table(value), clients=10**6)])
+        length = np.abs(flat(released)).sum() if plan.norm_order == 1 else norm(released)
+        missing = plan.missing_noise_std(own) * math.sqrt(COORDINATES)
+        assert length <= CLIP * own + 1.1 * noise + 1.1 * missing
+    honest_sum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for client in range(own):
+        noisy = federation.strategy.privacy.protection(list(SHAPES)).noisy(
+            {name: np.zeros(shape) for name, shape in SHAPES.items()}, Reproducible(3), 1, client
+        )
+        honest_sum = {name: value + noisy[name] for name, value in honest_sum.items()}
+    bounded = federation.strategy.privacy._bounded(
+        honest_sum, list(SHAPES), federation.parts.start, own
+    )
+    for name, value in honest_sum.items():
+        assert np.array_equal(bounded[name], value)
+
+
+@pytest.mark.parametrize(("clients", "numbers"), [(1, 1), (1, 100), (7, 3), (30, 10**6)])
+def test_noise_is_practically_never_longer_than_its_bound(clients, numbers):
+    """Against the exact distributions of the norms."""
+    for mechanism, order in (("gaussian", 2), ("laplace", 1)):
+        config = PrivacyConfig(
+            clip_norm=2.0, noise_multiplier=3.0, placement="local", mechanism=mechanism
+        )
+        plan = Plan.of(config, "full", {}, 50, 1)
+        scale = plan.client_noise_scale
+        bound = plan.clip_of_sum(clients, numbers)
+        assert bound.order == order
+        room = (bound.norm - 2.0 * clients) / scale
+        if order == 2:
+            assert chi.sf(room / math.sqrt(clients), numbers) < 1e-30
+            assert room / math.sqrt(clients) < math.sqrt(numbers) + 12.1
+        else:
+            assert gamma.sf(room, clients * numbers) < 1e-30
 
 
 def changed(touched, values):
@@ -233,7 +290,7 @@ def test_an_honest_sum_is_left_alone():
     ],
 )  # fmt: skip
 def test_a_sum_that_is_none_counts_as_zero(total):
-    """And the round goes on with the others."""
+    """The round continues with the others."""
     results = []
     for bad in (True, False):
         federation = Federation(noise_multiplier=0.0)
@@ -243,7 +300,7 @@ def test_a_sum_that_is_none_counts_as_zero(total):
     assert np.array_equal(flat(results[0]), flat(results[1])) and flat(results[0]).any()
 
 
-def test_parameters_that_nobody_asked_for_are_left_out():
+def test_parameters_that_were_not_requested_are_left_out():
     federation = Federation(noise_multiplier=0.0)
     message, *_ = federation.configured()
     released = federation.applied(
@@ -254,7 +311,7 @@ def test_parameters_that_nobody_asked_for_are_left_out():
 
 @pytest.mark.parametrize("placement", ["central", "local", "distributed"])
 def test_answers_that_were_not_asked_for_count_as_zero(placement):
-    """A second answer, and one of a node that has no client in the round."""
+    """A second reply, and one of a node without a client in the round."""
     results = []
     for bad in (True, False):
         federation = Federation(cohort=6, placement=placement)
@@ -334,8 +391,8 @@ def test_distributed_shares_add_up_to_the_central_noise():
 
 @pytest.mark.parametrize("failed", range(6))
 def test_distributed_noise_is_never_less_than_accounted(failed):
-    """Up to two failures are planned for; beyond, the server adds what is missing. More noise than
-    needed stays."""
+    """Up to two failures are planned for; beyond that, the server adds the missing noise. Excess
+    noise remains."""
     federation = Federation(placement="distributed", max_dropouts=2)
     updates = {client: None if client < failed else update(0.0) for client in range(CLIENTS)}
     shares = (CLIENTS - failed) / (CLIENTS - 2)
@@ -350,7 +407,7 @@ def test_noise_that_is_topped_up_repeats_no_other():
     assert all(abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(a.size) for a, b in pairs)
 
 
-def test_clients_that_say_they_are_more_do_not_spare_noise():
+def test_clients_that_claim_to_be_more_do_not_reduce_the_noise():
     federation = Federation(placement="distributed")
     one, *_ = federation.configured()
     released = federation.applied([lying(one, table(0.0), clients=10**6)])
@@ -381,7 +438,7 @@ def of_norm(length):
 
 
 def test_the_clip_norm_follows_the_clients_norms():
-    """Up while most are clipped, down while few are; Andrew et al. 2021: C exp(-rate (share
+    """Rises while most are clipped, falls while few are; Andrew et al. 2021: C exp(-rate (share
     unclipped - quantile))."""
     up = clip_norms(dict.fromkeys(range(CLIENTS), of_norm(1e3)))
     down = clip_norms(dict.fromkeys(range(CLIENTS), of_norm(1e-3)))
@@ -413,14 +470,13 @@ def test_noise_and_clip_of_a_round_are_of_the_same_norm():
 
 
 def test_the_count_is_accounted_with_the_sum():
-    """Theorem 1 of Andrew et al.: the sum's noise grows so that both together cost what the
-    multiplier says."""
+    """Theorem 1 of Andrew et al.: the sum's noise grows so that both together cost the multiplier's
+    epsilon."""
     federation = Federation(adaptive_clip=ADAPTIVE, noise_multiplier=0.5)
     federation.play()
     event = federation.charged[0][1]
-    assert isinstance(event, GaussianRound) and event.count_multiplier == pytest.approx(
-        0.6
-    )  # 0.6 / (2 * 1/2)
+    # 0.6 / (2 * 1/2)
+    assert isinstance(event, GaussianRound) and event.count_multiplier == pytest.approx(0.6)
     assert event.noise_multiplier == pytest.approx(((1.0**-2 - (2 * 0.6) ** -2) ** -0.5) / 2)
     assert event.noise_multiplier**-2 + event.count_multiplier**-2 == pytest.approx(0.5**-2)
 
@@ -430,7 +486,7 @@ def test_the_count_is_accounted_with_the_sum():
     [(1, 1), (1, 0), (0, 0), (10**6, 10**6), (-(10**6), 1), (0, 10**6), (1, -(10**6))],
 )
 def test_one_phone_moves_the_count_by_half_a_client(clients, unclipped):
-    """Whatever it says; the count's noise is the same in both rounds."""
+    """For any reported count; the count's noise is the same in both rounds."""
     norms = []
     for lie in (None, (clients, unclipped)):
         federation = Federation(
@@ -480,8 +536,8 @@ def test_without_noise_every_round_is_charged_as_not_private():
     assert isinstance(federation.charged[0][1], NonPrivate)
 
 
-def test_the_worst_updates_are_as_bad_as_they_say():
-    """Guards the other tests against updates that are none."""
+def test_the_worst_updates_are_as_large_as_stated():
+    """The updates of the other tests are not trivial."""
     made = {name: make() for name, make in WORST.items()}
     lengths = {
         n: math.sqrt(sum(float(d.double().square().sum()) for d in u.delta.values()))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten broken aggregators, each with the check that catches it: a check that lets one pass is worth
-nothing."""
+"""Ten broken aggregators, each with the check that must catch it."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ class SameStream(DpFedAvg):
 
 
 class TouchedRowsOnly(DpFedAvg):
-    """Leaves rows alone that no client touched."""
+    """Adds no noise to untouched rows."""
 
     def release(self, round_number, theta, sums):
         noisy = super().release(round_number, theta, sums)
@@ -82,7 +81,7 @@ class TouchedRowsOnly(DpFedAvg):
 
 
 class Believing(DpFedAvg):
-    """Takes nodes' sums as they come."""
+    """Does not bound nodes' sums."""
 
     def _bounded(self, total, names, theta, asked):
         return total
@@ -104,7 +103,7 @@ class Weighted(UpdateSum):
 
 
 class ClippedByTensor(UpdateSum):
-    """Bounds every parameter by itself."""
+    """Clips every parameter separately."""
 
     def _add_whole(self, client, delta, share):
         clip = Clip(self.protection.clip_norm)
@@ -129,7 +128,7 @@ class Survivors(Reptile):
 
 
 class Resampling(Reptile):
-    """Draws somebody else for those who failed."""
+    """Draws replacements for failed clients."""
 
     def configure_train(self, server_round, arrays, config, grid):
         self.messages = list(super().configure_train(server_round, arrays, config, grid))

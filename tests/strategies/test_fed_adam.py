@@ -56,7 +56,7 @@ def test_without_correction_the_first_step_is_that_of_algorithm_2():
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_a_restored_strategy_goes_on_as_if_unbroken(corrected):
+def test_a_restored_strategy_continues_as_if_uninterrupted(corrected):
     unbroken = applied(strategy(bias_correction=corrected), range(6), {"w": np.zeros((4, 3))})
     first, second = strategy(bias_correction=corrected), strategy(bias_correction=corrected)
     half = applied(first, range(3), {"w": np.zeros((4, 3))})

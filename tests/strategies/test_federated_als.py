@@ -25,7 +25,7 @@ SETTINGS = {"weight": 5.0, "regularisation": 0.7}
 
 @pytest.fixture
 def table(tiny_experiment):
-    """Gives the tiny experiment with implicit matrix factorization, everybody in each round."""
+    """Makes the tiny experiment with implicit matrix factorization, all clients in each round."""
 
     def make(moments: bool, rounds: int = 3) -> dict:
         strategy = {"name": "fed-als", **SETTINGS} if moments else {"name": "fcf"}
@@ -146,7 +146,7 @@ def test_a_full_step_along_what_clients_send_gives_the_factors_of_implicit(table
 
 @pytest.mark.slow
 def test_the_gradient_vanishes_where_solving_stays(table, tmp_path):
-    """Once sweeps change nothing any more, the gradient at the items' factors is zero."""
+    """After convergence, the gradient with respect to the items' factors is zero."""
     result = runner.run(
         table(True, rounds=300),
         ["checkpoint.every=300", "evaluation.every=0"],
@@ -164,7 +164,7 @@ def test_the_gradient_vanishes_where_solving_stays(table, tmp_path):
 
 
 def test_a_part_of_the_clients_is_scaled_up_to_all(table):
-    """The rule sees sums of half the clients as those of twice as many."""
+    """The rule scales sums of half of the clients up to all."""
     node = Node(load(table(False)), 0, 1, None)
     arrays = {name: value.numpy() for name, value in node.initial().items()}
 
@@ -191,7 +191,7 @@ def test_packed_matrices_have_the_same_norm_and_come_back():
 
 @pytest.mark.parametrize("name", ["fcf", "fed-als"])
 def test_models_that_do_not_fit_are_refused(table, tmp_path, name):
-    """Moments where none are wanted, none where they are, and another model."""
+    """Unexpected moments, missing moments, and another model."""
     wrong = table(name == "fcf") | {"strategy": {"name": name}}
     with pytest.raises(ExperimentError, match="cannot be computed"):
         runner.run(wrong, output=tmp_path / "moments")
@@ -200,7 +200,7 @@ def test_models_that_do_not_fit_are_refused(table, tmp_path, name):
 
 
 def test_user_factors_stay_on_the_device(table):
-    """What a node sends has none of them, and is zero for a client without likes."""
+    """A node's reply does not contain them, and is zero for a client without likes."""
     experiment = load(table(False))
     node = Node(experiment, 0, 1, None)
     start = node.initial()
@@ -219,7 +219,8 @@ def test_user_factors_stay_on_the_device(table):
 
 
 def test_a_noisy_round_is_finite(table, tmp_path):
-    """Under noise the moments are no moments any more; they are projected, and the run goes on."""
+    """Under noise the moments are not positive semi-definite; they are projected, and the run
+    continues."""
     private = table(True) | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
     names = ["user.gram", "item.right", "item.moments"]
     result = runner.run(private, [f"privacy.parameters={names}"], output=tmp_path / "run")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPFedRec's server: the graph of four users by hand and against torch_geometric, what it keeps,
-and what it refuses."""
+"""GPFedRec's server: the graph of four users by hand and against torch_geometric, its state, and
+refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrec.protocol.generated import Generated, ItemRequests
 from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.zero_copy import from_record
-from strategies.per_client._user_graph import Uploads, edges, propagated, similarities
+from strategies.per_client._user_graph import Uploads, edges
 from strategies.per_client.gpfedrec import Gpfedrec, GpfedrecConfig
 
 GUIDED = (
@@ -38,7 +38,7 @@ def strategy(**settings):
 
 
 def answer(clients, change):
-    """What a node answers for clients that touched both of two items."""
+    """A node's reply for clients that touched both of two items."""
     wanted = ItemRequests.of(np.array(clients), [np.arange(2)] * len(clients))
     rows = {"item.id": -np.asarray(change, dtype=np.float32).reshape(-1, 1)}
     return TrainEach(
@@ -46,17 +46,49 @@ def answer(clients, change):
     )
 
 
+def uploads(changes):
+    """What is kept of clients 0, 1, ...: a table each, of which rows of zeros were not sent."""
+    kept = Uploads(None)
+    for client in reversed(range(len(changes))):
+        rows = np.flatnonzero(changes[client].any(axis=1))
+        kept.remember(client, rows, changes[client][rows])
+    return kept
+
+
+def cosines(tables):
+    units = tables / np.linalg.norm(tables, axis=1, keepdims=True)
+    return units @ units.T
+
+
 def test_four_users_by_hand():
     """Two neighbours each: itself and the nearest."""
-    found = similarities(TABLES, TABLES)
+    changes = uploads(TABLES[:, :, None]).changes()
+    assert changes is not None
+    found = changes.similarities(np.arange(4), None)
     np.testing.assert_allclose(found, COSINES, atol=1e-6)
-    weights = edges(found, 2, 1.0)
     half = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0.5, 0.5]]
-    np.testing.assert_array_equal(weights, half)
-    once = propagated(weights, weights, TABLES, 1)
-    np.testing.assert_allclose(once, [[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0]])
-    twice = propagated(weights, weights, TABLES, 2)
-    np.testing.assert_allclose(twice, [[3.5, 3.5], [3.5, 3.5], [2.5, 3.25], [0.5, 2.0]])
+    np.testing.assert_array_equal(edges(found, 2, 1.0), half)
+    np.testing.assert_allclose(changes.mean(np.array([0.5, 0, 0.5, 0]), 2)[:, 0], [1.5, 3.0])
+
+
+def test_cosines_and_means_are_those_of_whole_tables():
+    """Of tables that are written out, where each user changed some of the rows."""
+    random = np.random.default_rng(1)
+    start = random.normal(size=(7, 3)).astype(np.float32)
+    moved = random.normal(size=(6, 7, 3)).astype(np.float32)
+    moved[random.random((6, 7)) < 0.6] = 0
+    changes = uploads(moved).changes()
+    assert changes is not None
+    tables, some = (start + moved).reshape(6, -1).astype(np.float64), np.array([4, 1, 3])
+    np.testing.assert_allclose(changes.similarities(some, start), cosines(tables)[some], rtol=1e-5)
+    weights = random.dirichlet(np.ones(6), size=2)
+    means = (weights @ tables).reshape(2, 7, 3)
+    np.testing.assert_allclose(start + changes.mean(weights[0], 7), means[0], rtol=1e-5, atol=1e-6)
+    wanted = ItemRequests.of(np.array([1, 4]), [np.array([0, 3, 6]), np.arange(7)])
+    rows = start[wanted.items] + changes.means_of_rows(weights, wanted)
+    np.testing.assert_allclose(
+        rows, np.concatenate([means[0][[0, 3, 6]], means[1]]), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_neighbours_above_the_mean_similarity_by_hand():
@@ -73,15 +105,20 @@ def test_means_are_those_of_torch_geometric():
     torch = pytest.importorskip("torch")
     geometric = pytest.importorskip("torch_geometric")
     random = np.random.default_rng(0)
-    tables = random.normal(size=(9, 5)).astype(np.float32)
-    weights = edges(similarities(tables, tables), 3, 1.0)
+    changes = random.normal(size=(9, 5, 2)).astype(np.float32)
+    start = random.normal(size=(5, 2)).astype(np.float32)
+    tables = (start + changes).reshape(9, -1)
+    weights = edges(cosines(tables.astype(np.float64)), 3, 1.0)
     user, neighbour = np.nonzero(weights)
     layer = geometric.nn.SimpleConv(aggr="mean")
     index = torch.from_numpy(np.stack([neighbour, user]))
     wanted = torch.from_numpy(tables)
+    requests = ItemRequests.of(np.arange(9), [np.arange(5)] * 9)
     for layers in (1, 2):
         wanted = layer(wanted, index)
-        found = propagated(weights, weights, tables, layers)
+        server = strategy(neighbours=3, layers=layers)
+        server._theta, server._uploads = {"item.id": start}, uploads(changes)
+        found = server._rows(requests).rows["item.guide"].reshape(9, -1)
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -91,12 +128,11 @@ def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     server._open = {0, 1, 2, 3}
     assert server._remember(answer([0, 2], TABLES[[0, 2]])) == [0, 2]
     assert server._remember(answer([1, 3], TABLES[[1, 3]])) == [1, 3]
-    found = server.guidance(np.array([0, 1, 2, 3, 7]))
-    wanted = np.array([[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0]])
-    assert sorted(found) == [0, 1, 2, 3]  # nobody knows 7
-    for client, own in found.items():
-        np.testing.assert_allclose(own[:, 0], wanted[client], rtol=1e-6)
-    rows = server._rows(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]), found)
+    everybody = ItemRequests.of(np.array([0, 1, 2, 3, 7]), [np.arange(2)] * 5)
+    guide = server._rows(everybody).rows["item.guide"].reshape(5, 2)
+    wanted = [[3.5, 3.5], [3.5, 3.5], [1.5, 3.0], [-0.5, 1.0], [0, 0]]  # nobody knows 7
+    np.testing.assert_allclose(guide, wanted, rtol=1e-6)
+    rows = server._rows(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]))
     np.testing.assert_allclose(rows.rows["item.guide"][:, 0], [3.0, 0.0, 0.0])
     np.testing.assert_allclose(rows.rows["item.id"], 0.0)
 
@@ -125,14 +161,16 @@ def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
     kept = Uploads(2)
     for client in (4, 9, 4, 1):
         kept.remember(client, np.array([1]), np.full((1, 2), client, dtype=np.float32))
-    assert kept.clients.tolist() == [1, 4]
     again = Uploads(2)
     again.restore(kept.state())
-    start = np.ones((3, 2), dtype=np.float32)
-    np.testing.assert_array_equal(again.tables([4], start), [[1, 1, 5, 5, 1, 1]])
+    changes = again.changes()
+    assert changes is not None and changes.clients.tolist() == [1, 4]
+    np.testing.assert_array_equal(changes.values, [[1, 1], [4, 4]])
     again.remember(7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
-    assert again.clients.tolist() == [1, 7]
-    Uploads(None).restore({})
+    changes = again.changes()
+    assert changes is not None and changes.clients.tolist() == [1, 7]
+    again.restore({})
+    assert again.changes() is None
 
 
 def test_no_plan_of_privacy_covers_it(run_tiny):

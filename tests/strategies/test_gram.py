@@ -15,7 +15,7 @@ from fedrec.baselines.factorisation.ease import item_weights
 from fedrec.data.cache import KEPT
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.models.item_weights import chosen_items, item_scale
+from fedrec.factors.chosen_items import chosen_items, item_scale
 
 
 @pytest.fixture
@@ -55,6 +55,14 @@ def test_weights_are_those_of_centralised_ease(table, tmp_path, path):
     np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-5)
     shares = np.maximum(likes.mean(0), 0.001)
     np.testing.assert_allclose(result.parameters["item.bias"][:, 0], np.log(shares), rtol=1e-5)
+
+
+def test_weights_are_those_of_centralised_puresvd(table, tmp_path):
+    experiment = table()
+    experiment["strategy"]["main"] = {"name": "gram", "solution": "puresvd", "factors": 4}
+    result = fedrec.run(experiment, output=tmp_path / "run")
+    right = np.linalg.svd(histories(experiment), full_matrices=False)[2][:4]
+    np.testing.assert_allclose(result.parameters["item.weights"], right.T @ right, atol=1e-5)
 
 
 def test_only_the_most_popular_items_have_weights_and_others_follow_by_popularity(table, tmp_path):
@@ -102,7 +110,7 @@ def test_the_scale_is_the_steps_also_where_the_experiment_does_not_name_it(table
     np.testing.assert_allclose(weights, named.parameters["item.weights"], atol=1e-6)
 
 
-def test_cohorts_of_several_rounds_are_added_and_scaled_to_everybody(table, tmp_path):
+def test_cohorts_of_several_rounds_are_added_and_scaled_to_all_clients(table, tmp_path):
     experiment = table(
         rounds=3,
         sampler={"name": "fixed-size", "cohort": 9},

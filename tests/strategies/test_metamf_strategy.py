@@ -35,8 +35,8 @@ SPLIT = {"name": "ratio", "train": 0.6, "validation": 0.2, "test": 0.2}
 
 
 class Central(nn.Module):
-    """The published scheme: for each rating, the item table of its user is generated whole and met
-    by a one-hot row."""
+    """The published scheme: for each rating, the whole item table of its user is generated and
+    multiplied by a one-hot row."""
 
     def __init__(self, start, users, items):
         super().__init__()
@@ -74,7 +74,7 @@ class Central(nn.Module):
 
 @pytest.fixture
 def experiment(tiny_experiment):
-    """Everyone is in each round, so that the cohort is known."""
+    """All clients are in each round, so that the cohort is known."""
 
     def make(task="rating", **strategy):
         table = tiny_experiment() | {
@@ -297,7 +297,7 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
     table = experiment() | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
     with pytest.raises(ExperimentError, match="cannot be made differentially private") as caught:
         runner.run(table, output=tmp_path / "run")
-    assert "each client's gradient by itself" in caught.value.got and "perturb" in caught.value.fix
+    assert "each client's gradient separately" in caught.value.got and "perturb" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ With c the weight of a liked item and 1 that of any other, the device's factors 
 as in `fedrec.baselines.factorisation.ials`. They are private: they stay on the device. What is sent
 is x x^T for the whole catalogue (`user.gram`) and, for each liked item i, either
 
-* `item.right`: c x - (c - 1) (x . y_i) x. With these the server has half the negative gradient of
-  the squared errors by y_i, sum over users of `item.right` - `user.gram` y_i, and takes a step
-  (strategy `fcf`);
+* `item.right`: c x - (c - 1) (x . y_i) x. From these the server computes half the negative gradient
+  of the squared errors with respect to y_i, sum over users of `item.right` - `user.gram` y_i, and
+  takes a step (strategy `fcf`);
 * or, with `model.moments`, `item.right`: x and `item.moments`: x x^T, so that the server can solve
   for y_i (strategy `fed-als`).
 
-Items that the device does not like need no message of their own, and no row of the catalogue on the
-device.
+For items that the device does not like, nothing is sent, and the device needs no row of the
+catalogue.
 
 Where this differs from the paper: it weighs a liked item by 1 + alpha r; here c is a setting (with
 alpha r, as in the `implicit` library, c = alpha r). Widely used code for FCF gives unobserved items
@@ -63,8 +63,7 @@ class AlsConfig(StepConfig):
 
 @dataclass(frozen=True, eq=False)
 class SolvedUsers(Trained):
-    """A block of users that were solved for; their moments are not written out for each of their
-    items.
+    """A block of users that were solved for; their moments are not copied for each of their items.
 
     Attributes:
         moments: `[C, d (d + 1) / 2]`, what each sends for each of its items; None where none are
@@ -89,9 +88,8 @@ class SolvedUsers(Trained):
             super().add_rows(name, total, shares)
             return
         touched, counts = self.block.touched.numpy(force=True), np.array(self.block.touched_counts)
-        counts = np.where(
-            shares.numpy() != 0, counts, 0
-        )  # of one who does not count not even NaN may enter
+        # a client of weight 0 must not add NaN
+        counts = np.where(shares.numpy() != 0, counts, 0)
         items = touched[np.arange(touched.shape[1]) < counts[:, None]]
         if not len(items):
             return
@@ -136,7 +134,7 @@ class Als(CohortStep):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return ("user.factors",)
 
     def update(

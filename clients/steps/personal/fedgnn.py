@@ -3,20 +3,21 @@
 and noisy.
 
 The device gets embeddings of the items that it touches and, from the third party, of users who
-share its items. It takes the gradient of its mean cross-entropy once, steps along that of its own
-user embedding, and sends the rest: that of the shared layers, of the items' rows, and of some
-pseudo items, which it never met and whose gradients are drawn from a normal distribution with mean
-and standard deviation of the true ones. All of it is clipped and gets Laplace noise. Tokens of its
-items and its user embedding go to the third party (`fedrec.graphs.third_party`).
+share its items. It computes the gradient of its mean cross-entropy once, updates its own user
+embedding with its part of it, and sends the rest: the gradients of the shared layers, of the items'
+rows, and of some pseudo items without interactions, whose gradients are drawn from a normal
+distribution with the mean and standard deviation of the true ones. All of it is clipped and gets
+Laplace noise. Tokens of its items and its user embedding go to the third party
+(`fedrec.graphs.third_party`).
 
-**What the noise is worth.** Clipping each coordinate to [-S, S] and noise of scale b make *one
-coordinate of one upload* 2 S / b private; the paper calls that the budget (S = 0.1, b = 0.2: 1). An
-upload has as many coordinates as rows times width and layers, and a client is in many rounds:
-`spent` adds that up. With `clip = "message"` the whole upload is clipped to L1 norm S, and 2 S / b
-is what its values cost. Which rows are sent has no guarantee at all in either: positives are hidden
-among negatives and pseudo items, and those that return in each round are positives. Nor have the
-token counts and the user embedding, which the third party gets as they are. Noise comes from a
-seed: a simulation.
+**Guarantee of the noise.** Clipping each coordinate to [-S, S] and noise of scale b make *one
+coordinate of one upload* 2 S / b private; the paper calls that the budget (S = 0.1, b = 0.2: 1).
+But an upload has many coordinates (all numbers of its rows and of the layers), and a client is in
+many rounds: `spent` composes them. With `clip = "message"` the whole upload is clipped to L1 norm
+S, and its values cost 2 S / b. In neither case is there a guarantee for which rows are sent:
+positives are hidden among negatives and pseudo items, but the rows that recur in each round are the
+positives. There is none either for the token counts and the user embedding, which the third party
+gets without noise. The noise is drawn from a seed: this is a simulation.
 
 Where this differs from the paper: cross-entropy with drawn negatives instead of squared error; all
 of a client's examples are one batch. Its public code clips and perturbs once per central batch.
@@ -60,9 +61,9 @@ class FedgnnStepConfig(StepConfig):
     user_rate: float = Field(default=1.0, ge=0)
     """Step size of the private user embedding."""
     negatives: int = Field(default=4, ge=1)
-    """Unobserved items per positive, which are learned from."""
+    """Unobserved items per positive, trained on as negatives."""
     pseudo: int = Field(default=0, ge=0)
-    """Unobserved items besides that get made-up gradients (paper: 1000)."""
+    """Pseudo items: further unobserved items, which get random gradients (paper: 1000)."""
     clip: Literal["coordinate", "message"] = "coordinate"
     """What is clipped: each coordinate (paper), or the L1 norm of the whole upload."""
     clip_norm: float = Field(default=0.1, gt=0)
@@ -106,16 +107,16 @@ class FedgnnStep(GeneratedStep):
         )
 
     def private_names(self, names: list[str]) -> list[str]:
-        """The user's embedding, and what came of it on the local graph."""
+        """The user's embedding, before and after the local graph."""
         return [name for name in names if name in (USER, VECTOR)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return USER, VECTOR
 
     def sent(self, names: list[str]) -> list[str]:
-        """The server's parameters, and what is for the third party."""
+        """The server's parameters, and the message to the third party."""
         return [name for name in names if name not in (NEIGHBOURS, COUNTS)]
 
     def update(
@@ -156,7 +157,8 @@ class FedgnnStep(GeneratedStep):
     def gradients(
         self, parameters: Mapping[str, Tensor], block: Block
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What is sent and kept of every client of a block; local graphs are taken one by one."""
+        """The update and the private state of every client of a block; local graphs are processed
+        one by one."""
         found = {name: torch.zeros_like(value) for name, value in parameters.items()}
         losses = torch.full((len(block),), float("nan"), device=self.device)
         shift = torch.arange(len(block)) * block.touched.shape[1]
@@ -176,7 +178,7 @@ class FedgnnStep(GeneratedStep):
     def _gradient(
         self, parameters: Mapping[str, Tensor], items: np.ndarray, labels: np.ndarray, rows: Tensor
     ) -> tuple[dict[str, Tensor], float]:
-        """What one client sends and keeps, and its loss before.
+        """The update that one client sends, its private state, and its loss before the step.
 
         Args:
             parameters: without cohort dimension.
@@ -196,8 +198,8 @@ class FedgnnStep(GeneratedStep):
         }
         vector = self.graph.vector(leaves, leaves[ITEMS][places], near.to(self.device), there)
         real = torch.from_numpy(labels >= 0).to(rows.device)
-        wanted = torch.from_numpy(labels).to(vector)[real]
-        loss = F.binary_cross_entropy_with_logits(leaves[ITEMS][rows[real]] @ vector, wanted)
+        targets = torch.from_numpy(labels).to(vector)[real]
+        loss = F.binary_cross_entropy_with_logits(leaves[ITEMS][rows[real]] @ vector, targets)
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         found = dict(zip(leaves, gradients, strict=True))
         kept = {
@@ -216,7 +218,7 @@ class FedgnnStep(GeneratedStep):
     def _with_pseudo(
         self, table: Tensor, rows: Tensor, real: Tensor, source: np.random.Generator
     ) -> Tensor:
-        """The gradient of the item table with made-up rows for the pseudo items."""
+        """The gradient of the item table with random rows for the pseudo items."""
         pseudo = rows[~real]
         if not len(pseudo):
             return table

@@ -6,16 +6,16 @@ item embeddings, with the loss
 
     cross-entropy - lambda mean (d - c)^2 + mu mean |c|
 
-where the means go over the numbers of the batch's rows. The second term drives both parts apart,
-the third makes the shared one sparse. Both weights rise with the rounds, a = 0, 1, ...:
-lambda tanh(a / 10) and mu tanh(a / 10) (`schedule = "tanh"`). What is sent is the change of C.
+where the means are over all numbers of the batch's rows. The second term pushes both parts apart,
+the third makes the shared one sparse. Both weights rise with the rounds, a = 0, 1, ...: lambda
+tanh(a / 10) and mu tanh(a / 10) (`schedule = "tanh"`). What is sent is the change of C.
 
 Where this differs from the paper: its public code computes the rising weights and never uses them
 (`schedule = "constant"` is what it does), lowers the rate after each batch as well as after each
 round (here `decay` after each round alone), and draws negatives once for the whole run and outside
 of the held-out positives as well (`split.leaky-negatives`); D, which is never reset, then learns
-which items are held out. The second term has no lower bound: with a weight or rate that is too
-large the parts fly apart, and the run ends with an error that says so.
+which items are held out. The second term has no lower bound: if a weight or rate is too large the
+parts diverge, and the run ends with an error.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class FedrapStepConfig(StepConfig):
     """Settings of additive personalisation."""
 
     epochs: int = Field(default=1, ge=0)
-    """Passes over the examples (paper's code: up to 10, until the loss stands still); 0 trains
+    """Passes over the examples (paper's code: up to 10, until the loss no longer changes); 0 trains
     nothing."""
     learning_rate: float = Field(default=0.1, gt=0)
     """Step size of the score function."""
     shared_rate: float = Field(default=50.0, ge=0)
-    """Factor on it for the shared part C, as a row is in few of a batch's examples; 0 leaves the
-    shared part as it is, and clients learn alone."""
+    """Factor on it for the shared part C, as a row is in few of a batch's examples; 0: the shared
+    part does not change, and clients learn separately."""
     personal_rate: float = Field(default=50.0, ge=0)
     """Factor on it for the personal part D; 0 leaves it at zero, and all items are shared."""
     apart: float = Field(default=0.1, ge=0)
@@ -66,7 +66,7 @@ class FedrapStepConfig(StepConfig):
     sparse: float = Field(default=0.1, ge=0)
     """Weight mu of the absolute values of the shared part."""
     schedule: Literal["tanh", "constant"] = "tanh"
-    """Whether both weights rise with the rounds (paper), or are what they are from the start."""
+    """Whether both weights rise with the rounds (paper), or are constant."""
     turn: float = Field(default=10.0, gt=0)
     """Rounds after which the weights have reached tanh(1) = 76 per cent (paper: 10)."""
     decay: float = Field(default=1.0, gt=0, le=1)
@@ -110,7 +110,7 @@ class FedrapStep(CohortStep):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return PRIVATE
 
     def update(
@@ -141,8 +141,8 @@ class FedrapStep(CohortStep):
         block: Block,
         own: Mapping[str, Tensor] | None = None,
     ) -> Trained:
-        """Train every client of a block. Gradients written out, for all clients of a block at
-        once; of the shared part the touched rows, of the personal one the whole table."""
+        """Train every client of a block. Gradients in closed form, for all clients of a block at
+        once: of the touched rows of the shared part, and of the whole table of the personal one."""
         values = {
             name: (own or {})
             .get(name, parameters[name].expand(len(block), *parameters[name].shape))
@@ -227,9 +227,9 @@ def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None
     if all(bool(values[name].isfinite().all()) for name in values):
         return
     raise ExperimentError(
-        "FedRAP's parts of the item embeddings flew apart"
+        "FedRAP's parts of the item embeddings diverged"
         + ("" if client is None else f" (client {client})"),
-        expected="finite numbers: the term that drives both parts apart has no lower bound",
-        got="infinite ones, or none",
+        expected="finite numbers; the term that pushes both parts apart has no lower bound",
+        got="infinity or NaN",
         fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
     )

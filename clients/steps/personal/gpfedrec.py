@@ -8,8 +8,8 @@ embedding and network and the touched rows e, and these are pulled towards their
 
     e <- e - rate de - pull (e - g)
 
-which is a step on the cross-entropy plus (pull / 2 rate) |e - g|^2. The change of the rows is sent,
-by this client alone: see strategy `gpfedrec` for what that tells the server.
+which is a step on the cross-entropy plus (pull / 2 rate) |e - g|^2. The client sends the change of
+its rows; strategy `gpfedrec` documents what the server learns from it.
 
 Where this differs from the paper's public code: rows that no batch touches are not pulled. There
 the weight of the mean squared difference is 1 and the rate 8 times the number of items, which is a
@@ -79,16 +79,16 @@ class GpfedrecStep(GeneratedStep):
         require_ranking_model(model, Gpfedrec, "gpfedrec", trains=trains, otherwise="another step")
 
     def private_names(self, names: list[str]) -> list[str]:
-        """The user's embedding, the network, and how far the item embeddings were moved."""
+        """The user's embedding, the network, and the change of the item embeddings."""
         return [name for name in names if name in (OWN, "user.id") or name.startswith("layer")]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return PRIVATE
 
     def sent(self, names: list[str]) -> list[str]:
-        """The item embeddings; what the guidance is is the server's."""
+        """The item embeddings; the guidance is computed by the server and is not trained."""
         return [name for name in names if name == ITEMS]
 
     def update(
@@ -135,22 +135,22 @@ class GpfedrecStep(GeneratedStep):
     def gradients(
         self, parameters: Mapping[str, Tensor], block: Block
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What local training changed, with the sign of a gradient, of every client of a block."""
+        """The negative change of local training, in place of a gradient, of every client of a
+        block."""
         rows = torch.arange(block.touched.shape[1], device=self.device)
         counts = torch.tensor(block.touched_counts, device=self.device)
         real = (rows < counts[:, None]).unsqueeze(-1)
+        guide = torch.where(real, parameters[GUIDE], parameters[ITEMS])
         values = {n: v.clone() for n, v in parameters.items() if n not in (GUIDE, OWN)}
         losses = torch.zeros(len(block.active), len(block), device=self.device)
         for step, active in enumerate(block.active):
-            away = (values[ITEMS] - parameters[GUIDE])[:active] * real[:active]
-            losses[step, :active] = self._descend_together(values, block, step, active)
-            values[ITEMS][:active] -= self.config.pull * away
+            losses[step, :active] = self._descend_together(values, guide, block, step, active)
         found = {name: parameters[name] - value for name, value in values.items()}
         moved = torch.zeros_like(parameters[OWN])
         places = torch.where(real.squeeze(-1), block.touched, 0)
         index = places.unsqueeze(-1).expand(-1, -1, moved.shape[-1])
         moved.scatter_add_(1, index, -found[ITEMS] * real)
-        quiet = (counts == 0).view(-1, 1, 1)  # who had nothing to learn from keeps what it has
+        quiet = (counts == 0).view(-1, 1, 1)  # clients without examples keep their values
         found[OWN] = torch.where(quiet, 0.0, parameters[OWN] - moved)
         return found, torch.from_numpy(block.last_epoch_means(losses)).float().to(self.device)
 
@@ -170,21 +170,32 @@ class GpfedrecStep(GeneratedStep):
         return float(loss.detach())
 
     def _descend_together(
-        self, values: dict[str, Tensor], block: Block, step: int, active: int
+        self, values: dict[str, Tensor], guide: Tensor, block: Block, step: int, active: int
     ) -> Tensor:
-        """The same of the first `active` clients; their losses `[active]`."""
-        leaves = {n: value[:active].detach().requires_grad_() for n, value in values.items()}
-        shift = torch.arange(active, device=self.device)[:, None] * block.touched.shape[1]
-        width = block.items.shape[2]
+        """A gradient step and the pull of the first `active` clients, in place; their losses
+        before, `[active]`. Only the rows of the batch take part in the gradient."""
+        table, width = values[ITEMS], block.items.shape[2]
+        places = block.places[step, :active, :width]
+        shift = torch.arange(active, device=self.device)[:, None] * table.shape[1]
         real = block.weights[step, :active] > 0
-        rows = torch.where(real, block.places[step, :active, :width] - shift, 0)
+        places = torch.where(real, places, shift).flatten()
+        flat = table.view(-1, table.shape[-1])
+        leaves = {n: v[:active].detach().requires_grad_() for n, v in values.items() if n != ITEMS}
+        own = flat.index_select(0, places).view(active, width, -1)
+        leaves[ITEMS] = own.requires_grad_()
+        rows = torch.arange(width, device=self.device).expand(active, -1)
         predicted = self.model.predict(leaves, (), block.items[step, :active], rows=rows)
         losses = self.model.loss(
             predicted, block.labels[step, :active], block.weights[step, :active]
         )
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        for (name, value), gradient in zip(values.items(), found, strict=True):
-            value[:active] -= self._rate(name) * gradient
+        found = dict(
+            zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True)
+        )
+        table[:active].lerp_(guide[:active], self.config.pull)
+        moved = found.pop(ITEMS).flatten(0, 1)
+        flat.index_add_(0, places, moved, alpha=-self._rate(ITEMS))
+        for name, gradient in found.items():
+            values[name][:active].sub_(gradient, alpha=self._rate(name))
         return losses.detach()
 
     def _epochs(

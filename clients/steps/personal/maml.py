@@ -7,11 +7,11 @@ gradient steps,
 
     theta_u = theta - a1 grad L_support(theta), ...
 
-and sends minus the gradient of the query's loss by theta, the parameters before the adaptation; a
-strategy such as `reptile` moves along the mean of these, with a2 as its server rate. `order = 2`
-differentiates through the adaptation, `order = 1` takes the query's gradient at theta_u instead. On
-the device of a user who is served there is no query: with `query-share = 0` the step is the
-adaptation itself, on all the user has.
+and sends minus the gradient of the query's loss with respect to theta, the parameters before the
+adaptation; a strategy such as `reptile` moves along the mean of these, with a2 as its server rate.
+`order = 2` differentiates through the adaptation, `order = 1` takes the query's gradient at theta_u
+instead. When a user is served there is no query: with `query-share = 0` the step is only the
+adaptation, on all of the user's data.
 
 Where this differs from the papers: Chen et al. do not say how they divide support and query; here a
 share of the positives, at random in each round, with negatives of their own each. Parameters may
@@ -42,13 +42,13 @@ _Examples = tuple[np.ndarray, np.ndarray]
 
 
 class MamlConfig(StepConfig):
-    """Settings of meta-learning; `epochs` are the steps of the adaptation, each on the whole
-    support."""
+    """Settings of meta-learning; `epochs` is the number of steps of the adaptation, each on the
+    whole support."""
 
     epochs: int = Field(default=1, ge=0)
     """Full gradient steps on the support; 0 changes and sends nothing."""
     learning_rate: float = Field(default=0.1, ge=0)
-    """Step size of the adaptation (a1); 0 makes what is sent a plain gradient (FedSGD)."""
+    """Step size of the adaptation (a1); 0: a plain gradient is sent (FedSGD)."""
     rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Factors on it by pattern of parameter names, such as `{"item.id" = 0.0}`; no parameter may
     fit two."""
@@ -57,13 +57,13 @@ class MamlConfig(StepConfig):
     MAML)."""
     query_share: float = Field(default=0.2, ge=0, lt=1)
     """Share of the client's positives (rating: of its rows) in the query, at least one; 0: there is
-    no query, and the step is the adaptation alone, as a user is served."""
+    no query, and the step is only the adaptation, as when a user is served."""
     negatives: int = Field(default=4, ge=0)
     """Unobserved items per positive, in support and query (ranking only)."""
 
 
 class Maml(CohortStep):
-    """Adapts to some of the examples and sends the gradient of the others."""
+    """Adapts to some examples and sends the gradient of the loss on the others."""
 
     Config = MamlConfig
     paper = "Finn et al. 2017, algorithm 1; Chen et al. 2018 (NN-SELF in PrivRec)"
@@ -147,8 +147,8 @@ class Maml(CohortStep):
         tables: tuple[str, ...],
         rates: dict[str, float],
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What the first clients of a block send, `[active, ...]` each, and the losses `[active]`
-        that they tell."""
+        """The updates of the first clients of a block, `[active, ...]` each, and their reported
+        losses `[active]`."""
         objective, values = Recommending(self.model), start
         steps, loss = range(len(block.active)), torch.tensor(math.nan)
         for step in steps[: self.config.epochs]:
@@ -192,8 +192,8 @@ class Maml(CohortStep):
     def _divided(
         self, data: ClientData, random: np.random.Generator
     ) -> tuple[_Examples, _Examples]:
-        """Support and query; nothing where a query is wanted and there are not two positives
-        (rating: rows)."""
+        """Support and query; nothing if there is to be a query and there are fewer than two
+        positives (rating: rows)."""
         rating = self.model.schema.task == "rating"
         count = len(data.items) if rating else len(data.positives)
         queried = max(1, round(self.config.query_share * count)) if self.config.query_share else 0
@@ -212,7 +212,7 @@ class Maml(CohortStep):
     def _with_negatives(
         self, data: ClientData, liked: np.ndarray, random: np.random.Generator
     ) -> _Examples:
-        """Some positives, and so many drawn items outside all of the client's."""
+        """Some positives, and this many sampled items outside all of the client's."""
         count = self.config.negatives * len(liked)
         drawn = (
             draw_negatives(data.never_negative, self.model.schema.num_items, count, random)

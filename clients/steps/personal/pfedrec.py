@@ -9,7 +9,7 @@ Where this differs from the paper's public code: negatives are drawn outside the
 only (there, outside the held-out ones as well: `split.leaky-negatives`). Item embeddings have a
 rate of their own here too, but as a plain factor (`item-rate`) and not as a rate times the number
 of items times another factor, which undoes the server's mean over many clients of whom few touch a
-row: that is for the strategy to undo, by its server rate or by `fed-adam`.
+row: here the strategy corrects for that, by its server rate or by `fed-adam`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PfedrecStep(CohortStep):
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of parameter names of which each is meant to fit some private one."""
+        """Patterns of private parameter names, each of which must match a parameter."""
         return (WEIGHT, BIAS)
 
     def update(

@@ -54,21 +54,15 @@ def test_dense_medians_are_numpys():
     assert np.array_equal(strategy().median(changes, np.zeros((4, 3))), np.median(changes, axis=0))
 
 
-def test_rows_take_the_median_of_whoever_touched_them():
+def test_rows_take_the_median_of_the_clients_that_touched_them():
     shape, table = (6, 2), np.zeros((6, 2))
     touched = [([0, 2], 1.0), ([0, 5], 9.0), ([0, 2], 2.0), ([2, 5], 4.0)]
     changes = [
         SparseUpdate(shape, np.array(rows), np.full((2, 2), value)) for rows, value in touched
     ]
     found = strategy(least=3).median(changes, table)
-    assert found.dense(table)[:, 0].tolist() == [
-        2,
-        0,
-        2,
-        0,
-        0,
-        0,
-    ]  # 1 9 2, then 1 2 4; two at row 5 are too few
+    # 1 9 2, then 1 2 4; two at row 5 are too few
+    assert found.dense(table)[:, 0].tolist() == [2, 0, 2, 0, 0, 0]
     found = strategy(least=2).median(changes, table)
     assert found.dense(table)[:, 1].tolist() == [2, 0, 2, 0, 0, 6.5]
     whole = np.median([change.dense(table) for change in changes], axis=0)
@@ -85,7 +79,7 @@ def test_weight_decay_moves_every_row_so_all_clients_count():
     assert np.array_equal(strategy().median(changes, table), expected)
 
 
-def test_a_median_stays_within_the_honest_updates_whatever_a_minority_sends():
+def test_a_median_stays_within_the_honest_updates_for_any_minority():
     random = np.random.default_rng(1)
     honest = [random.standard_normal((5, 2)) for _ in range(7)]
     for bad in (1e30, -1e30):

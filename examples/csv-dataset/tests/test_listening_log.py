@@ -119,9 +119,8 @@ def test_a_log_of_a_known_dataset_reads_back_as_it(name, write_log, tmp_path):
     known = read_interactions(load({"name": "log", "rounds": 1, "dataset": {"name": name}}))
     write_log(known, tmp_path / "plays.csv")
     found = ListeningLog("listening-log", ListeningLogConfig(path=tmp_path / "plays.csv")).read()
-    assert (
-        found.fingerprint() == known.fingerprint()
-    )  # users, items and ratings by their ids, in any order
+    # users, items and ratings by their ids, in any order
+    assert found.fingerprint() == known.fingerprint()
     assert np.array_equal(np.sort(found.times), np.sort(known.times))
 
 

@@ -143,7 +143,7 @@ def touches(node, rounds, monkeypatch, leaking):
 
 
 @pytest.mark.parametrize("leaking", [False, True])
-def test_which_rows_were_touched_does_not_tell_the_held_out_item(node, monkeypatch, leaking):
+def test_touched_rows_do_not_reveal_the_held_out_item(node, monkeypatch, leaking):
     """Ranked by how seldom it was touched, the test item stands where chance puts it; in the
     leaking protocol it is first among the unseen items every time, without anything having been
     learned."""

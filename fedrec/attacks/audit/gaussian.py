@@ -95,9 +95,8 @@ def _spent(epsilon: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndar
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         flat = np.abs(a) < 1e-12
         root = np.sqrt(np.maximum(b * b - 4 * a * c, 0.0))
-        q = (
-            -(b + np.where(b < 0, -1.0, 1.0) * root) / 2
-        )  # avoids the difference of two nearly equal numbers
+        # avoids the difference of two nearly equal numbers
+        q = -(b + np.where(b < 0, -1.0, 1.0) * root) / 2
         first, second = np.where(flat, -c / b, q / a), np.where(flat | (q == 0), np.inf, c / q)
         left, right = np.minimum(first, second), np.maximum(first, second)
         none = ~flat & (b * b - 4 * a * c <= 0)

@@ -17,15 +17,8 @@ from scipy.special import ndtri
 from fedrec.attacks.audit.gaussian import epsilon_of_gaussian
 from fedrec.attacks.intervals import exact_upper
 
-CUTS = (
-    -1.5,
-    -1.0,
-    -0.5,
-    0.0,
-    0.5,
-    1.0,
-    1.5,
-)  # in standard deviations of the claimed mechanism's score
+# in standard deviations of the claimed mechanism's score
+CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
 
 
 def gdp_bound(

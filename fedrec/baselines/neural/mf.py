@@ -28,7 +28,7 @@ class Mf(Neumf):
     config: MfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters beside the rows: Glorot's uniform layers, zero biases."""
+        """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
         return {"b": torch.zeros(())}
 
     def logits(self, users: Tensor, items: Tensor) -> Tensor:
@@ -39,6 +39,6 @@ class Mf(Neumf):
     def scores(self, histories: Histories) -> Tensor:
         """Logits of the catalogue, `float32 [users, items]`."""
         return (
-            torch.from_numpy(self.rows(histories)) @ self._parameters["items"].T
+            torch.from_numpy(self.rows(histories)).to(self.device) @ self._parameters["items"].T
             + self._parameters["b"]
         )

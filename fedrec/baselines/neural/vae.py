@@ -53,7 +53,8 @@ class Vae(Baseline):
         )
         fresh = self._model.initial(generator)
         self._parameters = {
-            name: value.unsqueeze(0).requires_grad_() for name, value in fresh.items()
+            name: value.unsqueeze(0).to(self.device).requires_grad_()
+            for name, value in fresh.items()
         }
         adam = torch.optim.Adam(self._parameters.values(), lr=config.learning_rate)
         users = torch.from_numpy(histories.offsets).diff().nonzero()[:, 0]
@@ -62,8 +63,8 @@ class Vae(Baseline):
             order = users[torch.randperm(len(users), generator=generator)]
             for place, batch in enumerate(order.split(config.batch_size)):
                 beta = config.beta * (epoch * batches + place + 1) / (config.epochs * batches)
-                draw = self._model.draw((1, len(batch)), generator)
-                rows = histories.take(batch.numpy()).matrix().unsqueeze(0)
+                draw = self._model.draw((1, len(batch)), generator).to(self.device)
+                rows = histories.take(batch.numpy()).matrix().unsqueeze(0).to(self.device)
                 loss = self._model.negative_elbo(self._parameters, rows, draw, beta).mean()
                 adam.zero_grad()
                 loss.backward()
@@ -72,4 +73,5 @@ class Vae(Baseline):
     @torch.no_grad()
     def scores(self, histories: Histories) -> torch.Tensor:
         """Logits at the mean of each user's code, `float32 [users, items]`."""
-        return self._model.history_scores(self._parameters, histories.matrix().unsqueeze(0))[0]
+        rows = histories.matrix().unsqueeze(0).to(self.device)
+        return self._model.history_scores(self._parameters, rows)[0]

@@ -20,7 +20,7 @@ from fedrec.runtime.compilation import cache_folder
 
 
 def compile_kernel() -> None:
-    """Train two clients of a tiny model, and add their updates up."""
+    """Train two clients of a tiny model and sum their updates."""
     feature = ItemFeature("feature", np.zeros((3, 1), dtype=np.int64))
     model = KernelModel(
         (Layer("weight", "bias"),),
@@ -42,9 +42,8 @@ def compile_kernel() -> None:
     trained = train_block(model, start, block, SgdSettings(0.1))
     shares = torch.ones(2, dtype=torch.float64)
     trained.add_dense({"weight": torch.zeros(6, 1, dtype=torch.float64)}, shares)
-    add_dense(
-        np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 2), np.float32), np.ones(2)
-    )  # of a block by autograd
+    # of a block by autograd
+    add_dense(np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 2), np.float32), np.ones(2))
     trained.add_rows("items", SparseAccumulator((3, 2)), shares)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.files.tables import read_columns, table_columns
+from fedrec.data.files.tables import numbers_of, read_columns, table_columns
 from fedrec.errors import DataError
 
 ROLES = ("user", "item", "rating", "time")
@@ -33,7 +33,17 @@ _AMOUNTS = (
     "price prices unitprice cost costs amount total sum revenue sales spent quantity qty count "
     "counts plays playcount clicks views number year age weight duration"
 )
+_CONVERSIONS = {
+    b"PK": "spreadsheets and zip archives are not read: export the table as CSV, or unpack it",
+    b"\x1f\x8b": "unpack it: gunzip FILE",
+    b"PAR1": "a Parquet file needs the ending .parquet",
+}
+"""First bytes of other files, and what to do with these."""
 _SEPARATORS = (",", "\t", ";", "|")
+_UNFIT = {
+    "rating": "not every row has a number there (with a decimal point)",
+    "time": "not every row has a number or an ISO date (2024-12-31) there",
+}
 _VALUE = r"-?\d+(\.\d+)?|\d{4}-\d{2}-\d{2}.*"  # numbers and dates are values, not names
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _TOP = 100.0
@@ -42,19 +52,20 @@ _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a table's columns are.
+    """The recognised columns of a table.
 
     Attributes:
         separator: of a CSV file.
-        columns: name of the column of each role; `rating` and `time` only where there is one.
-        reasons: by role, why.
+        columns: name of the column of each role; `rating` and `time` only if there is one.
+        reasons: the reason, by role.
         positive_above: a row is positive when its rating is above this; None: every row is.
         rows: number of rows.
         users: number of distinct users.
         items: number of distinct items.
         ignored: the other columns.
-        header: whether the first line of a CSV file has names; where it has none, columns are
-            named by their places.
+        unfit: role -> column with a name of that role, whose values cannot be read as such.
+        header: whether the first line of a CSV file has names; otherwise columns are named by their
+            positions.
     """
 
     separator: str
@@ -65,6 +76,7 @@ class Recognised:
     users: int
     items: int
     ignored: tuple[str, ...]
+    unfit: dict[str, str]
     header: bool = True
 
     def lines(self) -> list[str]:
@@ -77,12 +89,20 @@ class Recognised:
         said += [f"no column of {role}s" for role in ROLES if role not in self.columns]
         if self.ignored:
             said.append(f"not used: {', '.join(map(repr, self.ignored))}")
+        said += [
+            f"{column!r} is named like a column of {role}s, but {_UNFIT[role]}; to use it, correct"
+            " these rows, or leave them out"
+            for role, column in self.unfit.items()
+        ]
         liked = (
             "every row counts as liked"
             if self.positive_above is None
             else f"ratings above {self.positive_above:g} count as liked"
         )
-        counts = f"{self.rows:,} rows, {self.users:,} users, {self.items:,} items"
+        counts = ", ".join(
+            f"{number:,} {word}{'s' if number > 1 else ''}"
+            for number, word in ((self.rows, "row"), (self.users, "user"), (self.items, "item"))
+        )
         bare = (
             "the first line is a row: columns are named 1, 2, and so on, and the users come first"
         )
@@ -90,16 +110,16 @@ class Recognised:
 
 
 def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
-    """Look at a table of interactions.
+    """Recognise the columns of a table of interactions.
 
     Args:
-        path: a CSV or Parquet file. Where all values of the first line are numbers or dates, it is
-            a row: the first two columns that are not `given` then hold the users and the items.
+        path: a CSV or Parquet file. If all values of the first line are numbers or dates, it is a
+            row, and the first two columns that are not `given` hold the users and the items.
         given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
 
     Raises:
-        DataError: there is no such file, a named column is missing, or the user and item columns
-            are ambiguous.
+        DataError: there is no such file, a named column is missing, named twice or, for ratings,
+            without a number in a row, or the user and item columns are ambiguous.
     """
     if not path.is_file():
         raise DataError(
@@ -123,6 +143,8 @@ def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
     )
     columns, reasons = _assigned(path, names, frame, given, header=header)
     rating = columns.get("rating")
+    if "rating" in given:
+        numbers_of(frame[given["rating"]], path)
     return Recognised(
         separator=separator,
         columns={role: columns[role] for role in ROLES if role in columns},
@@ -132,6 +154,7 @@ def recognise(path: Path, given: Mapping[str, str] | None = None) -> Recognised:
         users=int(frame[columns["user"]].nunique()),
         items=int(frame[columns["item"]].nunique()),
         ignored=tuple(name for name in names if name not in columns.values()),
+        unfit=_unfit(names, columns),
         header=header,
     )
 
@@ -144,7 +167,7 @@ def _assigned(
     *,
     header: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The column of each role, and why."""
+    """The column of each role, and the reason."""
     columns: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for role, name in given.items():
@@ -153,6 +176,13 @@ def _assigned(
                 f"{path} has no column {name!r}",
                 expected=f"one of {', '.join(map(repr, names))}",
                 got=f"--{role} {name}",
+                fix=f"give the name of the column of {role}s",
+            )
+        if name in columns.values():
+            raise DataError(
+                f"column {name!r} is given twice",
+                expected="a column of its own for each of users, items, ratings and times",
+                got=" ".join(f"--{role} {name}" for role, name in given.items()),
                 fix=f"give the name of the column of {role}s",
             )
         columns[role], reasons[role] = name, "as given"
@@ -183,7 +213,7 @@ def _by_content(
     columns: dict[str, str],
     reasons: dict[str, str],
 ) -> None:
-    """Users and items among what is left: the only column left, or of two the first one."""
+    """Users or items among the remaining columns: the only one, or the first of two."""
     left = [name for name in names if name not in columns.values()]
     ids = [
         name
@@ -215,13 +245,24 @@ def _separator(path: Path) -> str:
         counts = {one: len(next(csv.reader([first], delimiter=one), [])) for one in _SEPARATORS}
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"{path} is not text", expected="a CSV or Parquet file", got=str(error)
+            f"{path} is not UTF-8 text",
+            expected="a CSV file in UTF-8, or a Parquet file",
+            got=str(error),
+            fix=_conversion(path),
         ) from None
     return max(_SEPARATORS, key=lambda one: counts[one])
 
 
+def _conversion(path: Path) -> str:
+    """How a file that is not text becomes a table, by its first bytes."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    known = (fix for first, fix in _CONVERSIONS.items() if start.startswith(first))
+    return next(known, "save it as UTF-8, such as by: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE")
+
+
 def _require_two(path: Path, names: list[str]) -> None:
-    """A user and an item are two columns."""
+    """The error for a table with fewer than two columns."""
     if len(names) < 2:
         raise DataError(
             f"{path} has one column",
@@ -230,12 +271,22 @@ def _require_two(path: Path, names: list[str]) -> None:
         )
 
 
+def _unfit(names: list[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Columns that are named like ratings or times and are not used, for roles without a column."""
+    left = [name for name in names if name not in columns.values()]
+    return {
+        role: next(name for name in left if _named(role, name))
+        for role in ("rating", "time")
+        if role not in columns and any(_named(role, name) for name in left)
+    }
+
+
 def _named(role: str, name: str) -> bool:
     return re.sub(r"[^a-z]", "", name.lower()) in _NAMES[role].split()
 
 
 def _fits(role: str, column: pd.Series) -> bool:
-    """Whether a column by that name can be read as such."""
+    """Whether a column with that name can be read in that role."""
     numeric = pd.api.types.is_numeric_dtype(column) and not column.isna().any()
     return numeric or (role == "time" and _dates(column))
 
@@ -263,12 +314,13 @@ def _dates(column: pd.Series) -> bool:
 
 
 def _whole(column: pd.Series) -> bool:
-    """Whether nothing in a column is a number with decimals, as prices are and ids are not."""
+    """Whether no value of a column has decimals: prices have them, ids do not."""
     return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
 
 
 def _threshold(ratings: pd.Series) -> float | None:
-    """The middle of a rating scale; None where the numbers are none: constant, counts or prices."""
+    """The middle of a rating scale; None if the values are not ratings but constant, counts or
+    prices."""
     values = np.unique(ratings.to_numpy(dtype=np.float64))
     if not 1 < len(values) <= _SCALE or values[0] < -_TOP or values[-1] > _TOP:
         return None

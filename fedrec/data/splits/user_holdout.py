@@ -4,9 +4,9 @@
 A share of the users are test users; all rows of the others train the shared model. Each test user's
 rows are divided evenly: one half serves on-device fine-tuning, the other is held out.
 
-Where the paper is silent, we decide: the halves are random by default (temporal is an option), the
-extra row of an odd count goes to the training half, and further users may be held out to choose
-settings, which the paper does not do.
+Not specified in the paper, and chosen here: the halves are random by default (temporal is an
+option), the extra row of an odd count belongs to the training half, and additional users can be
+held out for validation.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class UserHoldoutConfig(Config):
     split_by: Literal["rows", "pairs"] = "rows"
     """Unit of the halves: "rows" (a repeated item may be in both halves), or "pairs" (all rows of
     an item are in one half)."""
+    generalisation: Literal["strong", "weak"] = "strong"
+    """Whether held-out users take part in training: with "strong" they do not, and their training
+    half serves on-device fine-tuning alone (paper); with "weak" they are training users with that
+    half."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
@@ -60,14 +64,15 @@ class UserHoldout(Split):
                 halves.
         """
         test, training = self._user_parts(interactions)
-        # Only the rows of held-out users are sorted, which are the few.
+        # Only the rows of held-out users, which are few, are sorted.
         rows = np.flatnonzero(~_members(interactions, training)[interactions.users])
         held_out = rows[self._second_half(interactions, rows)]
         train = np.ones(len(interactions), dtype=bool)
         train[held_out] = False
         of_test_user = _members(interactions, test)[interactions.users[held_out]]
+        weak = self.config.generalisation == "weak"
         return Partition(
-            training_clients=training,
+            training_clients=users_of(interactions, np.flatnonzero(train)) if weak else training,
             train_rows=np.flatnonzero(train),
             validation_rows=held_out[~of_test_user],
             test_rows=held_out[of_test_user],
@@ -83,10 +88,10 @@ class UserHoldout(Split):
             raise DataError(
                 f"{interactions.name} has too few users to hold some out",
                 expected="at least one test user and one training user",
-                got=f"{len(present)} users, {test} of them test and {validation} validation users",
-                fix="change test-users or validation-users",
+                got=f"test users: {test}, validation users: {validation}, of {len(present)} in all",
+                fix="data of more users, or another share of test-users or validation-users",
             )
-        # One permutation, test users first: whoever is tested is tested whatever the share of
+        # One permutation, test users first, so that test users do not depend on the share of
         # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
         return shuffled[:test], shuffled[test + validation :]
@@ -100,7 +105,7 @@ class UserHoldout(Split):
             return place >= (count + 1) // 2
         by_key = np.argsort(key, kind="stable")
         pair = (users * interactions.num_items + items)[by_key]
-        # A pair stands where its first row stands.
+        # The position of a pair is that of its first row.
         _, first, pair_of = np.unique(pair, return_index=True, return_inverse=True)
         place, count = places(users[by_key][first], first)
         second = np.empty(len(rows), dtype=bool)

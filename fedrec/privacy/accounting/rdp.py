@@ -81,7 +81,7 @@ def pure_epsilon(release: Release) -> float:
 
 class RdpBackend(Backend):
     """Adds the RDP curves of all releases; a curve is computed once per kind of release and
-    kept."""
+    cached."""
 
     def __init__(self) -> None:
         self._curves: dict[Release, np.ndarray] = {}
@@ -108,9 +108,8 @@ class RdpBackend(Backend):
         before. All rounds at once."""
         counts = np.asarray(rounds, dtype=np.float64)[:, None]
         curves = np.zeros((len(counts), len(ORDERS)))
-        np.multiply(
-            counts, self.whole_curve(release), out=curves, where=counts > 0
-        )  # no release costs 0, not 0 * inf
+        # no release costs 0, not 0 * inf
+        np.multiply(counts, self.whole_curve(release), out=curves, where=counts > 0)
         return epsilon_of(self._sum(before) + curves, delta)[0]
 
     def _sum(self, releases: Mapping[Release, int]) -> np.ndarray:

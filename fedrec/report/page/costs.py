@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a run, and how to repeat it."""
+"""Cost of a run, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrec.report.page.parts import Cell, Row, Table, run_label
-from fedrec.runs.result import Result
+from fedrec.report.naming import Run
+from fedrec.report.page.parts import Cell, Row, Table
 
 _HEADS = ("run", "training", "evaluation", "baselines", "model", "sent in all", "peak memory")
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """How a run is repeated: command, experiment and environment, as texts."""
+    """How to reproduce a run: command, experiment and environment, as texts."""
 
     name: str
     command: str
@@ -26,9 +26,9 @@ class Repeat:
     environment: str
 
 
-def cost_table(results: Sequence[Result]) -> Table:
+def cost_table(runs: Sequence[Run]) -> Table:
     """Seconds, bytes and memory of each run; a dash where it was not measured."""
-    rows = tuple(_row(result) for result in results)
+    rows = tuple(_row(run) for run in runs)
     caption = (
         "Time of this machine; sent in all: parameters down to and updates up from every client of"
         " every round, as dense arrays"
@@ -36,7 +36,8 @@ def cost_table(results: Sequence[Result]) -> Table:
     return Table(caption, _HEADS, rows)
 
 
-def _row(result: Result) -> Row:
+def _row(run: Run) -> Row:
+    result = run.result
     kept = _read(result.folder / "result.json")
     seconds, cost = kept.get("seconds", {}), kept.get("cost", {})
     fitted = [
@@ -47,7 +48,7 @@ def _row(result: Result) -> Row:
         cost.get(key) for key in ("parameter-bytes", "bytes-sent", "peak-memory-mib")
     )
     return Row(
-        run_label(result),
+        run.label,
         (
             _seconds(seconds.get("training")),
             _seconds(seconds.get("evaluation")),
@@ -60,10 +61,10 @@ def _row(result: Result) -> Row:
     )
 
 
-def repeats(results: Sequence[Result]) -> list[Repeat]:
-    """A command per run, with the experiment that it needs."""
+def repeats(runs: Sequence[Run]) -> list[Repeat]:
+    """The command and the experiment of each run."""
     found = []
-    for result in results:
+    for _, label, result in runs:
         about = _read(result.folder / "environment.json")
         packages = ", ".join(
             f"{name} {version}" for name, version in about.get("packages", {}).items() if version
@@ -72,9 +73,8 @@ def repeats(results: Sequence[Result]) -> list[Repeat]:
         command = f"fedrec run {shlex.quote(str(result.folder / 'experiment.toml'))}"
         environment = f"Run {created}; Python {about.get('python')}, {packages}"
         machine = f"{about.get('processor')}, {about.get('cores')} cores"
-        name = run_label(result)
         toml = (result.folder / "experiment.toml").read_text(encoding="utf-8")
-        found.append(Repeat(name, command, toml, f"{environment}; {machine}."))
+        found.append(Repeat(label, command, toml, f"{environment}; {machine}."))
     return found
 
 

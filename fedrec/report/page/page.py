@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page about some runs, with everything in it: no script, no network, no other file.
+"""One self-contained HTML page about some runs: no scripts, network or other files.
 
-It is readable on a phone, in print, in dark mode, by keyboard and by a screen reader.
+It is accessible on phones, in print, in dark mode, by keyboard and with screen readers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
+from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import RunError
+from fedrec.report.naming import named
 from fedrec.report.page.costs import Repeat, cost_table, repeats
 from fedrec.report.page.parts import Note, Table
 from fedrec.report.page.privacy import PrivacyCard, privacy_cards
@@ -27,12 +29,13 @@ from fedrec.report.page.results import (
 )
 from fedrec.runs.result import Result
 
-_SHOWN_NOTES = 5  # above the first section; the others are behind a click
+_SHOWN_RESULTS = 4  # tables of single runs before the comparison of all
+_SHOWN_NOTES = 5  # notes shown above the first section; the others are collapsed
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template lays out."""
+    """The content of the template."""
 
     title: str
     subtitle: str
@@ -59,24 +62,25 @@ def page_of(results: Sequence[Result], *, title: str | None = None) -> Page:
         raise RunError("nothing to report", expected="one run or more", got="none")
     import fedrec
 
-    names = list(dict.fromkeys(result.experiment.name for result in results))
+    names = list(dict.fromkeys(marked(result.experiment) for result in results))
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    runs = f"{len(results)} run{'s' if len(results) > 1 else ''}"
+    count = f"{len(results)} run{'s' if len(results) > 1 else ''}"
+    runs = named(results)
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
     return Page(
         title=title or results[0].experiment.title * (len(results) == 1) or shown,
-        subtitle=f"{runs}, reported by fedrec {fedrec.__version__} on {stamp}",
+        subtitle=f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         version=fedrec.__version__,
-        notes=notes(results),
-        what=what(results),
-        results=results_tables(results),
+        notes=notes(runs),
+        what=what(runs),
+        results=results_tables(runs),
         tests=tests_table(results),
-        curves=curves(results),
-        distributions=distributions(results),
-        groups=groups(results),
-        privacy=privacy_cards(results),
-        cost=cost_table(results),
-        repeat=repeats(results),
+        curves=curves(runs),
+        distributions=distributions(runs),
+        groups=groups(runs),
+        privacy=privacy_cards(runs),
+        cost=cost_table(runs),
+        repeat=repeats(runs),
     )
 
 
@@ -97,13 +101,13 @@ def render(page: Page) -> str:
     )
     style = (folder / "page.css").read_text(encoding="utf-8")
     values: dict[str, Any] = {name: getattr(page, name) for name in Page.__dataclass_fields__}
-    for name in ("curves", "distributions"):  # made by charts.py, which escapes its texts
+    for name in ("curves", "distributions"):  # from charts.py, which escapes its texts
         values[name] = [Markup(chart) for chart in values[name]]
     values["privacy"] = [
         {**card.__dict__, "chart": Markup(card.chart)} for card in values["privacy"]
     ]
     return environment.get_template("page.html.j2").render(
-        page=values, style=Markup(style), shown_notes=_SHOWN_NOTES
+        page=values, style=Markup(style), shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrec.metrics.bootstrap import Interval, bootstrap_intervals
-from fedrec.runs.result import Result
 
 _RESAMPLES = 2000
 
@@ -54,13 +53,9 @@ class Note:
     warning: bool = False
 
 
-def run_label(result: Result) -> str:
-    """Name and seed of a run, by which a page tells runs apart."""
-    return f"{result.experiment.name}, seed {result.experiment.seed}"
-
-
 def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:
-    """Mean over users of each sample and its 95% bootstrap interval; a dash without any user."""
+    """Mean over users of each sample `[users]` and its 95% bootstrap interval; a dash without
+    users."""
     known = [values[np.isfinite(values)] for values in samples]
     filled = [values for values in known if len(values)]
     intervals = iter(bootstrap_intervals(filled, resamples=_RESAMPLES))
@@ -71,6 +66,11 @@ def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:
 
 def _interval_cell(values: np.ndarray, ends: Interval) -> Cell:
     return Cell(f"{values.mean():.4f}", f"{ends[0]:.4f} to {ends[1]:.4f}")
+
+
+def metric_cell(value: float) -> Cell:
+    """A mean of a metric; a dash where there is none."""
+    return Cell("-" if value != value else f"{value:.4f}")
 
 
 def number_cell(value: float | None) -> Cell:

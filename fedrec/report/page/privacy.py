@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, line_chart
-from fedrec.report.page.parts import run_label
 from fedrec.runs.result import Result
 
 RELEASE = "Simulation, not a release: the noise can be recomputed from the seed."
@@ -27,9 +27,9 @@ class PrivacyCard:
     Attributes:
         name: of the run.
         facts: name and value, in order.
-        lines: what it means and what is not covered, in sentences.
+        lines: meaning and limits, in sentences.
         chart: epsilon by round, SVG; empty without.
-        release: what must stand beside the epsilon; empty where nothing must.
+        release: text that must accompany the epsilon; empty if none.
     """
 
     name: str
@@ -39,14 +39,13 @@ class PrivacyCard:
     release: str = ""
 
 
-def privacy_cards(results: Sequence[Result]) -> list[PrivacyCard]:
+def privacy_cards(runs: Sequence[Run]) -> list[PrivacyCard]:
     """A card per run."""
-    return [_card(result) for result in results]
+    return [_card(run.label, run.result) for run in runs]
 
 
-def _card(result: Result) -> PrivacyCard:
+def _card(name: str, result: Result) -> PrivacyCard:
     privacy = result.experiment.privacy
-    name = run_label(result)
     if privacy is None:
         none = (
             ("epsilon", "∞: no differential privacy; the model may reveal anything about a user"),
@@ -90,8 +89,8 @@ def _chart(result: Result) -> str:
 
 
 def _attacks(result: Result) -> list[tuple[str, str]]:
-    """What audits and attacks of this run folder found; that there was none, where there was
-    none; that a file cannot be read, where it is damaged."""
+    """Results of audits and attacks of this run folder, or a remark that there are none or that a
+    file is damaged."""
     found = []
     for file, name in _ATTACKS.items():
         table = _json(result, file)

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from fedrec.attacks.leaky_negatives import leak_words, marked
 from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells
+from fedrec.report.naming import Run
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.parts import (
     Cell,
@@ -18,8 +20,8 @@ from fedrec.report.page.parts import (
     Row,
     Table,
     interval_cells,
+    metric_cell,
     number_cell,
-    run_label,
 )
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import baseline_epsilon, is_private, spent_epsilon
@@ -34,18 +36,20 @@ _CURVES = ("hits@10", "ndcg@10", "hits@5", "validation-")
 _NOT_CURVES = ("round", "num-clients", "num-examples", "epsilon")
 
 
-def notes(results: Sequence[Result]) -> list[Note]:
-    """What private runs cost together, then one sentence per federated system about popularity,
-    and warnings."""
-    said = [note for result in results for note in _notes(result, several=len(results) > 1)]
-    together = shown_together([result.folder for result in results])
+def notes(runs: Sequence[Run]) -> list[Note]:
+    """The total privacy cost of the runs, one sentence per federated system about popularity, and
+    warnings."""
+    several = len(runs) > 1
+    said = [note for run in runs for note in _notes(run.label if several else run.name, run.result)]
+    together = shown_together([run.result.folder for run in runs])
     return list(dict.fromkeys([*(Note(line, warning=True) for line in together), *said]))
 
 
-def _notes(result: Result, *, several: bool) -> Iterator[Note]:
-    """Those of one run, which name its seed where there are several."""
+def _notes(label: str, result: Result) -> Iterator[Note]:
+    """The notes of one run."""
     name = result.experiment.name
-    label = run_label(result) if several else name
+    for line in leak_words(result.experiment):
+        yield Note(f"{label}: {line}", warning=True)
     kept = early_stopping_line(result)
     if kept:
         yield Note(f"{label}: {kept}")
@@ -64,16 +68,16 @@ def _notes(result: Result, *, several: bool) -> Iterator[Note]:
         yield Note(label + line.removeprefix(name) if named else line, warning=True)
 
 
-def what(results: Sequence[Result]) -> Table:
-    """Which systems on which data."""
+def what(runs: Sequence[Run]) -> Table:
+    """The systems and their data."""
     heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
     rows = []
-    for result in results:
-        one = result.experiment
+    for run in runs:
+        result, one = run.result, run.result.experiment
         federated = one.federated
         rows.append(
             Row(
-                one.name,
+                run.name,
                 (
                     one.title or "-",
                     str(one.dataset.options.get("path") or one.dataset.name).rsplit("/", 1)[-1],
@@ -91,19 +95,19 @@ def what(results: Sequence[Result]) -> Table:
 
 
 def _rounds(result: Result) -> str:
-    """Number of rounds, and the best one where the run has its parameters."""
+    """Number of rounds, and the best one if its parameters are kept."""
     count = len(result.rounds)
     return f"{count} (best: {result.best_round})" if result.early_stopping else str(count)
 
 
 def tested(result: Result) -> int:
-    """Number of users in the last evaluation."""
+    """Number of users in the final evaluation."""
     return len(result.users)
 
 
-def results_tables(results: Sequence[Result]) -> list[Table]:
+def results_tables(runs: Sequence[Run]) -> list[Table]:
     """A table per run: its systems, metrics with 95% intervals over users, and epsilon."""
-    systems = [_systems(result) for result in results]
+    systems = [_systems(run.result) for run in runs]
     samples = [
         _values(table, metric)
         for own in systems
@@ -111,19 +115,18 @@ def results_tables(results: Sequence[Result]) -> list[Table]:
         for metric in _shown(own)
     ]
     cells = iter(interval_cells(samples))
-    return [_results_table(*pair, cells) for pair in zip(results, systems, strict=True)]
+    return [_results_table(*pair, cells) for pair in zip(runs, systems, strict=True)]
 
 
 def _systems(result: Result) -> dict[str, pd.DataFrame]:
     """Metrics of each user by each system of a run, by label."""
-    own = {result.experiment.name: result.users} if result.experiment.federated else {}
+    own = {marked(result.experiment): result.users} if result.experiment.federated else {}
     return own | result.baseline_users
 
 
-def _results_table(
-    result: Result, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]
-) -> Table:
+def _results_table(run: Run, systems: dict[str, pd.DataFrame], cells: Iterator[Cell]) -> Table:
     """The table of a run, whose cells come in the order of its rows."""
+    result = run.result
     columns = _shown(systems)
     private = {label: is_private(result, label) for label in systems}
     some = any(private.values())
@@ -131,11 +134,11 @@ def _results_table(
         Row(
             label if not some or private[label] else f"{label} (not private)",
             (*(next(cells) for _ in columns), *((_epsilon(result, label),) if some else ())),
-            own=label == result.experiment.name,
+            own=label == marked(result.experiment),
         )
         for label in systems
     )
-    caption = f"{run_label(result)}: means over users, 95% bootstrap intervals below"
+    caption = f"{run.label}: means over users, 95% bootstrap intervals below"
     return Table(caption, ("system", *columns, *(("epsilon",) if some else ())), rows)
 
 
@@ -150,9 +153,9 @@ def tests_table(results: Sequence[Result]) -> Table | None:
     return Table(caption, tuple(heads), body)
 
 
-def curves(results: Sequence[Result]) -> list[str]:
+def curves(runs: Sequence[Run]) -> list[str]:
     """Charts of the metrics over the rounds, of runs with two evaluated rounds or more."""
-    named = [(run_label(result), result.rounds) for result in results if len(result.rounds) > 1]
+    named = [(run.label, run.result.rounds) for run in runs if len(run.result.rounds) > 1]
     columns = dict.fromkeys(
         str(name)
         for _, rounds in named
@@ -173,47 +176,47 @@ def curves(results: Sequence[Result]) -> list[str]:
     return [chart for chart in charts if chart]
 
 
-def distributions(results: Sequence[Result]) -> list[str]:
-    """How a metric is spread over users, of each run's system, and of popularity once."""
+def distributions(runs: Sequence[Run]) -> list[str]:
+    """Distribution of a metric over users, for each run's system and once for popularity."""
     charts: list[str] = []
-    for result in results[:_MOST_DISTRIBUTIONS]:
+    for _, label, result in runs[:_MOST_DISTRIBUTIONS]:
         metric = deciding_metric(result)
         if metric is None or metric not in result.users:
             continue
-        systems = {run_label(result): result.users}
+        systems = {label: result.users}
         if not charts and "popularity" in result.baseline_users:
             systems["popularity"] = result.baseline_users["popularity"]
-        for label, table in systems.items():
-            title = f"{metric} of single users, {label}"
+        for system, table in systems.items():
+            title = f"{metric} of single users, {system}"
             charts.append(
                 histogram(
                     _values(table, metric),
                     title=title,
                     x_label=metric,
-                    colour=1 if label == "popularity" else 0,
+                    colour=1 if system == "popularity" else 0,
                 )
             )
     return [chart for chart in charts if chart]
 
 
-def groups(results: Sequence[Result]) -> list[Table]:
-    """Means over groups of users of each run's system, and how far apart they are."""
+def groups(runs: Sequence[Run]) -> list[Table]:
+    """Means over groups of users for each run's system, and their gaps."""
     tables = []
-    for result in results[:_MOST_GROUPS]:
+    for _, label, result in runs[:_MOST_GROUPS]:
         columns = _shown({"": result.users})
         if not len(result.groups) or not columns:
             continue
         rows = [
-            Row(name, (Cell(str(int(row["count"]))), *(number_cell(row[c]) for c in columns)))
-            for name, row in _records(result.groups)
+            Row(name, (Cell(str(int(row["count"]))), *(metric_cell(row[c]) for c in columns)))
+            for name, row in sorted(_records(result.groups), key=lambda one: "=" in one[0])
             if row["count"]
         ]
         gaps = result.gaps
         rows += [
-            Row(f"gap by {name}", ("", *(number_cell(row[c]) for c in columns)))
+            Row(f"gap by {name}", ("", *(metric_cell(row[c]) for c in columns)))
             for name, row in _records(gaps.dropna(how="all"))
         ]
-        caption = f"{run_label(result)}, by groups of users"
+        caption = f"{label}, by groups of users"
         tables.append(Table(caption, ("group", "users", *columns), tuple(rows)))
     return tables
 
@@ -243,6 +246,6 @@ def _values(table: pd.DataFrame, metric: str) -> np.ndarray:
 
 
 def _epsilon(result: Result, label: str) -> Cell:
-    own = label == result.experiment.name and result.experiment.federated
+    own = label == marked(result.experiment) and result.experiment.federated
     value = spent_epsilon(result) if own else baseline_epsilon(result, label)
     return Cell("∞") if value is None or value == float("inf") else number_cell(value)

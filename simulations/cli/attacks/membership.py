@@ -40,7 +40,7 @@ Epsilon = Annotated[
 Delta = Annotated[float, typer.Option(help="Delta of the claimed epsilon.")]
 
 
-@app.command()
+@app.command(short_help="Run PrivRec's membership attack.")
 def membership(
     experiment: Name,
     overrides: Overrides = None,
@@ -101,7 +101,7 @@ def membership(
     report_attack(attack.table(), attack.success, (epsilon, delta), folder, as_json)
 
 
-@app.command()
+@app.command(short_help="Run the likelihood-ratio attack LiRA.")
 def lira(
     experiment: Name,
     overrides: Overrides = None,
@@ -154,7 +154,7 @@ def prepare(
 
 
 def watched(quiet: bool, work: Callable[[list], Any]) -> Any:
-    """Do some work, given the callbacks that show its progress."""
+    """Run some work with the callbacks that show its progress."""
     from server.callbacks.progress import Progress
 
     progress = Progress()
@@ -185,7 +185,7 @@ def report_attack(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Write what a membership attack found and print it."""
+    """Write the result of a membership attack and print it."""
     epsilon, delta = claim
     ceilings = {} if epsilon is None else success.ceilings(epsilon, delta)
     text = save({**table, "ceilings": ceilings}, folder / "attack.json")

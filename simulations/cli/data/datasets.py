@@ -51,7 +51,7 @@ def list_datasets() -> None:
     console.print(f"data directory: {data_directory()}", highlight=False)
 
 
-@app.command()
+@app.command(short_help="Download a dataset from its publisher and verify it.")
 def fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
     from fedrec.data.fetching.download import fetch as download

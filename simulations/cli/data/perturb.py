@@ -44,7 +44,7 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
 
 
 def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
-    """The population of an experiment, and what its clients learn from.
+    """The population of an experiment, and its perturbed training rows.
 
     Raises:
         ExperimentError: it perturbs nothing.

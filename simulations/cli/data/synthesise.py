@@ -27,7 +27,7 @@ _TITLES = {
     "recovered": "original named by a trained attacker, share of replaced rows",
     "frequent": "original named by frequency alone",
 }
-"""What people read; programs (`--json`) get the keys."""
+"""Labels for people; programs (`--json`) get the keys."""
 
 
 def synthesise(
@@ -69,10 +69,10 @@ def synthesise(
 
 
 def _refuse_unusable(output: Path) -> None:
-    """Before anything is trained: a file of a form that is not known or cannot be written.
+    """Refuse an output file of an unknown or unwritable format, before anything is trained.
 
     Raises:
-        ExperimentError: says which.
+        ExperimentError: the format is unknown, or needs a package that is not installed.
     """
     from importlib.util import find_spec
 
@@ -95,7 +95,7 @@ def _refuse_unusable(output: Path) -> None:
 
 
 def _write(frame, output: Path) -> None:
-    """Whole, or not at all."""
+    """Write the table atomically."""
     import io
 
     from fedrec.runtime.atomic_files import write_atomically

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(help="Deployment folder.")]
 
 
-@app.command()
+@app.command(short_help="Create a deployment folder: certificates, keys, settings.")
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     nodes: Annotated[int, typer.Option(help="Number of nodes to create keys for.")] = 2,
@@ -77,7 +78,7 @@ def init(
     typer.echo(made.path)
 
 
-@app.command()
+@app.command(short_help="Start all processes and register the nodes.")
 def up(folder: Folder) -> None:
     """Start all processes, register the nodes, and wait until all are healthy."""
     from simulations.deployment import operator
@@ -88,7 +89,7 @@ def up(folder: Folder) -> None:
     _show(deployment)
 
 
-@app.command()
+@app.command(short_help="Show processes, nodes and runs.")
 def status(folder: Folder) -> None:
     """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
     from simulations.deployment import operator
@@ -110,7 +111,7 @@ def down(folder: Folder) -> None:
     typer.echo("stopped" if stopped else "nothing was running")
 
 
-@app.command()
+@app.command(short_help="Register the nodes whose keys are in the folder.")
 def register(folder: Folder) -> None:
     """Register all nodes whose keys are in the deployment folder; `up` does so, too."""
     from simulations.deployment import operator
@@ -120,7 +121,7 @@ def register(folder: Folder) -> None:
         typer.echo(f"{name} {node}")
 
 
-@app.command("add-nodes")
+@app.command("add-nodes", short_help="Create keys for further nodes.")
 def add_nodes(
     folder: Folder,
     count: Annotated[
@@ -140,7 +141,7 @@ def add_nodes(
         typer.echo(made)
 
 
-@app.command()
+@app.command(short_help="Rewrite docker-compose.yml and .env.")
 def compose(
     folder: Folder,
     into: Annotated[
@@ -223,7 +224,7 @@ Overrides = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Run an experiment on the nodes.")
 def run(
     folder: Folder,
     experiment: Annotated[
@@ -248,7 +249,7 @@ def run(
     _follow(Deployment(folder), RunFolder.create(settled, place))
 
 
-@app.command()
+@app.command(short_help="Continue a run from its newest checkpoint.")
 def resume(
     folder: Folder,
     run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
@@ -260,7 +261,7 @@ def resume(
     _follow(Deployment(folder), launch.resumable(run_folder))
 
 
-@app.command()
+@app.command(short_help="Stop a run; it can be resumed.")
 def stop(
     folder: Folder, run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")]
 ) -> None:
@@ -282,5 +283,7 @@ def _follow(deployment, run_folder) -> None:
     typer.echo(f"run {identifier}: {run_folder.path}", err=True)
     result = launch.wait(deployment, run_folder, identifier)
     print_table(result)
-    typer.echo(f"Next:\n  fedrec report {result.folder} -o report.html\nRun folder:", err=True)
+    typer.echo(
+        f"Next:\n  fedrec report {quote(str(result.folder))} -o report.html\nRun folder:", err=True
+    )
     typer.echo(result.folder)

@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+_FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
 _FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs on the same data.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs on the same data, or of sweeps.")
+    ],
     metric: Annotated[
         str | None, typer.Option(help="Metric (column of users.csv); default: hits@10.")
     ] = None,
@@ -36,6 +39,7 @@ def compare(
     from fedrec.report.formats import comparison_terminal, comparison_text
     from fedrec.report.privacy_total import shown_together
     from fedrec.runs.folder import RunFolder
+    from simulations.sweep.folder import with_sweeps
 
     wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
     if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
@@ -44,11 +48,13 @@ def compare(
             expected="csv, markdown or latex; files that end in .csv, .md or .tex",
             got=form or str(output),
         )
-    results = [RunFolder(run).read_result() for run in runs]
+    results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     found = compared(results, metric=metric, against=against)
     together = shown_together([result.folder for result in results])
     if wanted is None:
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=_FILE_WIDTH)
         for table in comparison_terminal(found, console.width):
             console.print(table)
         typer.echo(
@@ -64,6 +70,6 @@ def compare(
 
         write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
         typer.echo(output)
-    if wanted is not None:  # beside a table for a program
+    if wanted is not None:  # in addition to a table for a program
         for line in together:
             typer.echo(line, err=True)

@@ -94,8 +94,7 @@ def section_class(name: str) -> type[Config]:
 
 
 def _one(kind: str | None, name: str | None) -> type | None:
-    """The component or the table that a kind and a name stand for; None for a word to search
-    for."""
+    """The component or table with a kind and a name; None for a search word."""
     from fedrec.components.registry import KINDS, available_names, resolve
 
     if kind == "section":
@@ -141,7 +140,7 @@ def _show(kind: str, component: type, as_json: bool) -> None:
 def _question(
     kinds: list[str], kind: str | None, word: str | None
 ) -> tuple[str | None, str | None]:
-    """The kind and the word that are asked for, None where any will do."""
+    """The requested kind and word, None for any."""
     if kind is None:
         return None, word
     if (singular := kind.removesuffix("s")) in kinds:
@@ -152,7 +151,7 @@ def _question(
 
 
 def _refuse_word(word: str, kinds: list[str], names: list[str]) -> NoReturn:
-    """The near names are offered; else the kinds, as the names of all kinds are too many."""
+    """Suggests similar names; without any, the kinds, because all names would be too many."""
     from difflib import get_close_matches
 
     far = kinds and not get_close_matches(word, [*kinds, *names])
@@ -214,7 +213,7 @@ def _experiments() -> list[Entry]:
 
 
 def _relative(file: str) -> str:
-    """A file below the project's root, or whole when it is a plug-in's."""
+    """A path relative to the project's root; of a plug-in the absolute path."""
     from pathlib import Path
 
     if not file:
@@ -241,7 +240,7 @@ def _print(found: dict[str, list[Entry]]) -> None:
 
 
 def _print_lines(found: dict[str, list[Entry]]) -> None:
-    """One line an entry, in columns, whatever their width: for `grep`, `less` and `wc`."""
+    """One line per entry, in columns of any width: for `grep`, `less` and `wc`."""
     rows = [(kind, *entry.values()) for kind, entries in found.items() for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from simulations.reproduce.study import Study
 
-_FILE_WIDTH = 120  # columns of a table that goes into a file or a pipe
+_FILE_WIDTH = 120  # width in characters of a table in a file or a pipe
 
 
 def reproduce(
@@ -77,7 +77,8 @@ def _reproduce(
         typer.secho("\ninterrupted; the same command continues", err=True)
         raise typer.Exit(130) from None
     table = comparison(
-        published(study.paper, study.item), [one for _, found in done for one in found]
+        published(study.paper, study.item, study.published),
+        [one for _, found in done for one in found],
     )
     seconds = sum(folder.seconds(job) for job, _ in done)
     notes = [
@@ -127,8 +128,8 @@ def _print_list(studies: list[Study]) -> None:
     for study in studies:
         time = duration(study.seconds(study.seeds))
         seeds = f"{study.seeds} seed{'s' if study.seeds > 1 else ''}"
-        typer.echo(f"{study.paper:12} {study.item:9} {time:>7}, {seeds:8} {study.title}")
+        typer.echo(f"{study.paper:12} {study.item:15} {time:>7}, {seeds:8} {study.title}")
     for name, why in NOT_HERE.items():
         if name.partition(" ")[0] in {study.paper for study in studies}:
             paper, item = name.split()
-            typer.echo(f"{paper:12} {item:9} not here: {why}")
+            typer.echo(f"{paper:12} {item:15} not here: {why}")

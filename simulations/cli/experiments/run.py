@@ -83,7 +83,7 @@ def run(
 def _source(
     experiment: str | None, data: Path | None, columns: dict[str, str | None], quiet: bool
 ) -> str | dict[str, Any]:
-    """What to run: an experiment, or one on the user's own table."""
+    """The experiment to run: the named one, or one on the user's own table."""
     from fedrec.errors import ExperimentError
 
     if data is not None and experiment is None:
@@ -91,7 +91,7 @@ def _source(
     if experiment is not None and data is None and not any(columns.values()):
         return experiment
     raise ExperimentError(
-        "it is not clear what to run",
+        "the experiment to run is not clear",
         expected="an experiment, or a table with --data (and --user, --item, --rating, --time)",
         got="neither"
         if experiment is None and data is None

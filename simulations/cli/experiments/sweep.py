@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,10 +122,11 @@ def _finish(folder: Path, quiet: bool, work: Callable[[], SweepResult]) -> None:
     try:
         result = work()
     except KeyboardInterrupt:
-        typer.secho(f"\ninterrupted; continue with: fedrec resume {folder}", err=True)
+        typer.secho(f"\ninterrupted; continue with: fedrec resume {quote(str(folder))}", err=True)
         raise typer.Exit(130) from None
     if not quiet:
         _print_result(result)
+        typer.echo(f"Next:\n  fedrec compare {folder}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
         raise typer.Exit(1)
@@ -180,6 +182,7 @@ def _choice(result: SweepResult) -> list[str]:
 
 
 def _table(result: SweepResult) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     metrics = _metrics(result)
@@ -190,12 +193,13 @@ def _table(result: SweepResult) -> Table:
         cells = [str(row[key]) for key in result.plan.space]
         values = [_cell(row, metric) for metric in metrics]
         style = "bold" if number in result.chosen else None
-        table.add_row(str(number), *cells, str(row["runs"]), *values, style=style)
+        setting = f"{number} [leak]" if row.get("leak") else str(number)
+        table.add_row(escape(setting), *cells, str(row["runs"]), *values, style=style)
     return table
 
 
 def _short(keys: list[str], metrics: list[str]) -> list[str]:
-    """The last words of keys, where these tell them apart from each other and from the metrics."""
+    """The last words of keys, if they are unique and differ from the metrics."""
     last = [key.rpartition(".")[2] for key in keys]
     return last if len({*last, *metrics}) == len(last) + len(metrics) else keys
 
@@ -216,9 +220,8 @@ def _metrics(result: SweepResult) -> list[str]:
     shown = [name for name in dict.fromkeys(preferred) if name in known]
     if "epsilon" in shown and set(result.settings["epsilon"]) <= {math.inf}:
         shown.remove("epsilon")
-    others = [
-        name for name in known if name.endswith((" hits@10", " rmse"))
-    ]  # of centralised systems alone
+    # centralised systems only
+    others = [name for name in known if name.endswith((" hits@10", " rmse"))]
     return shown or others
 
 

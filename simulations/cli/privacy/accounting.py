@@ -73,7 +73,7 @@ def epsilon(
     _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
 
 
-@app.command()
+@app.command(short_help="Compute the smallest noise multiplier for an epsilon.")
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Target epsilon for all rounds together.")],
     clients: Clients,
@@ -91,7 +91,7 @@ def calibrate(
     _answer({key: value for key, value in locals().items() if key != "as_json"}, as_json)
 
 
-@app.command()
+@app.command(short_help="Explain the guarantee of an experiment before it runs.")
 def explain(
     experiment: Annotated[
         str | None, typer.Argument(help="Experiment with a [privacy] table.")
@@ -177,11 +177,11 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
     else:
         clients = Population.of(experiment).partition.training_clients
     phases = PhasePlans.before_a_run(experiment, clients)
-    return [*phases.lines(phases.forecast()), *phases.doings()]
+    return [*phases.lines(phases.forecast()), *phases.phase_lines()]
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
-    """What is printed, under the names of the JSON object."""
+    """The printed values, by their names in the JSON object."""
     return {
         "epsilon": report.epsilon,
         "delta": report.delta,

@@ -20,12 +20,12 @@ _usual = BaseHTTPMiddleware.__call__
 
 
 def use() -> None:
-    """Use this for all such middlewares of this process."""
+    """Replace the call of all such middlewares in this process."""
     BaseHTTPMiddleware.__call__ = directly
 
 
 async def directly(self: BaseHTTPMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands for `BaseHTTPMiddleware.__call__`."""
+    """Replaces `BaseHTTPMiddleware.__call__`."""
     if scope["type"] != "http" or not scope["path"].startswith(UNARY):
         await _usual(self, scope, receive, send)
         return

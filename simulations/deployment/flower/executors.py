@@ -55,7 +55,7 @@ class ForkExecutor:
     Args:
         kind: of the tasks that are run, and no others.
         become: runs a task in the fork.
-        ramp: of the sleeps between two polls for a task.
+        backoff: the sleeps between two polls for a task.
         unfinished: where tasks are noted; those of an earlier executor have failed.
     """
 
@@ -63,10 +63,10 @@ class ForkExecutor:
         self,
         kind: TaskType,
         become: Callable[[ExecutionSpec], None],
-        ramp: Backoff,
+        backoff: Backoff,
         unfinished: UnfinishedTasks | None = None,
     ) -> None:
-        self._kind, self._become, self._ramp = kind, become, ramp
+        self._kind, self._become, self._backoff = kind, become, backoff
         self._unfinished = unfinished or UnfinishedTasks(None)
         for spec in self._unfinished.take():
             _report_failure(spec, "ended together with its executor")
@@ -80,7 +80,7 @@ class ForkExecutor:
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Run one task in a child."""
-        self._ramp.restart()
+        self._backoff.restart()
         self._unfinished.add(spec)
         self._children[forked(partial(self._run, spec))] = spec
         return LaunchResult.accepted()
@@ -179,25 +179,24 @@ def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSi
 def _execute(
     kind: TaskType,
     become: Callable[[ExecutionSpec], None],
-    ramp: Backoff,
+    backoff: Backoff,
     work_signal: WorkSignal,
     arguments: list[str],
 ) -> None:
     run_superexec.RuntimeHttpClient = TolerantClient
     sleep = work_signal.listen().sleep
-    run_superexec.time = PacedTime(lambda interval: max(interval, ramp.next()), sleep)
+    run_superexec.time = PacedTime(lambda interval: max(interval, backoff.next()), sleep)
     folder = os.environ.get(UNFINISHED)
     unfinished = UnfinishedTasks(None if folder is None else Path(folder))
-    run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, ramp, unfinished)
+    run_superexec.get_executor = lambda *_, **__: ForkExecutor(kind, become, backoff, unfinished)
     sys.argv = ["flower-superexec", *arguments]
     flower_superexec()
 
 
 def _work_on_message(spec: ExecutionSpec, *, load_app: LoadApp) -> None:
     pieces.use()
-    run_clientapp.get_load_client_app_fn = lambda **_: (
-        load_app
-    )  # the node's own code, never the app bundle's
+    # the node's own code, never the app bundle's
+    run_clientapp.get_load_client_app_fn = lambda **_: load_app
     run_clientapp.install_from_fab = lambda *_, **__: None
     run_clientapp.run_clientapp(
         runtime_api_address=spec.runtime_api_address,

@@ -2,15 +2,15 @@
 """Fast replies to nodes that poll while they have no message, without using the database.
 
 Most calls to a SuperLink with many nodes are of this kind. In Flower each passes nine middlewares
-and two threads, and marks a message as delivered in a write to the database that finds none: some
-10 ms of the one core that a SuperLink can use. Here the same authentication comes first; then the
-SuperLink's memory of nodes without messages answers, and every call that it cannot answer goes
-Flower's way.
+and two threads, and writes to the database to mark messages as delivered, although there are none:
+some 10 ms of the one core that a SuperLink can use. Here the same authentication comes first; then
+the call is answered from an in-memory table of nodes without messages, and every other call is
+handled by Flower.
 
-The answer is held until a message is stored for the node, for `HELD` seconds at most (long
-polling), so that an idle node asks twice a minute and yet hears of a message at once. It is empty
-in any case: the node asks again, with a new signature, and that call brings the message, so none is
-lost where a held call has nobody left to read its answer.
+The reply is held until a message is stored for the node, for at most `HELD` seconds (long polling),
+so that an idle node polls twice a minute and still learns of a message at once. The reply is always
+empty: the node polls again, with a new signature, and that call returns the message, so none is
+lost if a held call has been abandoned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ PULL = "/v1/fleet/pull-messages"
 BELIEVED = 60.0
 """Seconds after which the database is asked again whether there is a message for a node."""
 HELD = 25.0
-"""Most seconds until a node without messages is answered; its call would fail after 30."""
+"""Largest number of seconds until a node without messages is answered; its call would fail after
+30."""
 
 
 class HeldCall(NamedTuple):
@@ -45,14 +46,14 @@ class HeldCall(NamedTuple):
 
     Attributes:
         loop: the event loop that answers it.
-        ended: set when it shall be answered.
+        ended: set to answer it.
     """
 
     loop: asyncio.AbstractEventLoop
     ended: asyncio.Event
 
     def end(self) -> None:
-        """Have it answered; from any thread."""
+        """Answer it; may be called from any thread."""
         self.loop.call_soon_threadsafe(self.ended.set)
 
 
@@ -153,7 +154,7 @@ def _queues(request: Request) -> EmptyQueues:
 
 
 def _without_messages(request: Request, body: bytes) -> int | None:
-    """The genuine node that asks, if nothing waits for it. What is wrong with a call is answered by
+    """The authenticated node that polls, if no message waits for it. Invalid calls are left to
     Flower."""
     if request.method != "POST" or request.headers.get("content-type") != PROTOBUF_MEDIA_TYPE:
         return None

@@ -20,7 +20,7 @@ class PacedTime:
 
     Args:
         pace: maps the seconds that the loop would sleep to those that it sleeps.
-        sleep: what sleeps.
+        sleep: function that sleeps.
     """
 
     def __init__(
@@ -37,6 +37,6 @@ class PacedTime:
 
 
 async def ticking(self: Server) -> None:
-    """Stands for uvicorn's `Server.main_loop`."""
+    """Replaces uvicorn's `Server.main_loop`."""
     while not await self.on_tick(0):
         await asyncio.sleep(TICK)

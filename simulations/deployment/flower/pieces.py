@@ -3,9 +3,9 @@
 
 Flower sends a message as a tree of pieces, each named by the SHA-256 of its content, and pushes and
 pulls each in a call of its own. A training message of a small model has six, and passes four pairs
-of processes: most of a round with many nodes was spent on calls for pieces. Here a call names
-several of them, with commas between, where Flower's names one, and its content is `packed`. A call
-for a single piece is Flower's. Every piece passes Flower's own handler, with its checks.
+of processes: most of a round with many nodes was spent on calls for pieces. Here one call names
+several pieces, separated by commas, and its content is `packed`. A call for a single piece is as in
+Flower. Every piece passes Flower's own handler, with its checks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUn
 from fedrec.runtime.backoff import Backoff
 
 FIRST_PULL_WAIT, LONGEST_PULL_WAIT = 0.05, 1.0
-"""Seconds before pieces of a message that was announced and are not there yet are asked for again
-(Flower: 1 and 10)."""
+"""Seconds before missing pieces of an announced message are requested again (Flower: 1 and 10)."""
 MOST_PIECES, MOST_BYTES = 256, 8 * 2**20
-"""Of a call; the last piece may exceed the bytes, by 5 MiB at most where Flower cut it."""
+"""Bytes of a call; the last piece may exceed them, by at most 5 MiB, the size at which Flower
+cuts."""
 _BETWEEN = ","
 _HEAD = struct.Struct(">II")  # place among the pieces that were asked for, bytes
 
@@ -51,7 +51,7 @@ def unpacked(content: bytes) -> dict[int, bytes]:
     """The inverse of `packed`.
 
     Raises:
-        ValueError: these are no packed pieces.
+        ValueError: these are not packed pieces.
     """
     found: dict[int, bytes] = {}
     start = 0
@@ -77,7 +77,7 @@ def pull(
     sleep: Callable[[float], None] = time.sleep,
     **_: Any,
 ) -> dict[str, bytes]:
-    """Stands for Flower's `pull_objects`.
+    """Replaces Flower's `pull_objects`.
 
     Args:
         object_ids: names of the pieces.
@@ -104,7 +104,7 @@ def pull(
 
 
 def _asked(names: list[str], pull_object_fn: Pull) -> dict[str, bytes]:
-    """One call: those of the pieces that are there and fit into an answer, at least one."""
+    """One call: the available pieces that fit into a reply, at least one."""
     content = pull_object_fn(_BETWEEN.join(names))
     if len(names) == 1:
         return {names[0]: content}
@@ -115,7 +115,7 @@ def _asked(names: list[str], pull_object_fn: Pull) -> dict[str, bytes]:
 
 
 def push(object_contents: Iterable[tuple[str, bytes]], push_object_fn: Push, **_: Any) -> None:
-    """Stands for Flower's `push_object_contents_from_iterable`.
+    """Replaces Flower's `push_object_contents_from_iterable`.
 
     Args:
         object_contents: names and contents of the pieces.
@@ -141,7 +141,7 @@ def _sent(pieces: dict[str, bytes], push_object_fn: Push) -> None:
 
 
 def use(*modules: Any) -> None:
-    """Let Flower's modules that call these functions by name, in this process, use ours."""
+    """Replace these functions in the modules of Flower that call them, in this process."""
     for module in (inflatable_utils, *modules):
         for name, ours in (("pull_objects", pull), ("push_object_contents_from_iterable", push)):
             if hasattr(module, name):

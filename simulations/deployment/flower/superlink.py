@@ -56,10 +56,10 @@ sql_mixin: Any = importlib.import_module("flwr.supercore.sql_mixin")
 
 
 class Seldom:
-    """Rate limit: one caller at a time, and none for a while after it.
+    """Rate limit: one caller at a time, and none for some seconds after it.
 
     Args:
-        seconds: how long.
+        seconds: pause after a caller.
         at_once: whether the first caller need not wait.
         clock: monotonic seconds.
     """
@@ -89,7 +89,7 @@ class TidyLinkState(SqlLinkState):
     seconds later.
 
     With every piece of a message Flower also writes to its database, of which there is one writer
-    at a time: it marks tasks that have fallen silent, and adds up bytes. With many nodes that was
+    at a time: it marks tasks without heartbeats, and adds up bytes. With many nodes that was
     half of the SuperLink's work; here it is done for all pieces of a second. Of the bytes, which
     are shown and used for nothing else, those of a run's last second may be missing.
     """
@@ -205,8 +205,8 @@ class TidyLinkState(SqlLinkState):
 
 
 async def until_it_ends(self: Server) -> None:
-    """Stands for uvicorn's `Server.main_loop`; held calls, for which the server's end would wait,
-    are answered then."""
+    """Replaces uvicorn's `Server.main_loop`; at the end, held calls are answered, because the
+    server would wait for them."""
     await ticking(self)
     state = self.config.app.state.linkstate_factory.state()  # type: ignore[union-attr]
     state.empty_queues.close()

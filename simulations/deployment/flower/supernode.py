@@ -34,7 +34,7 @@ FLOWER_POLL = 3.0
 FIRST_POLL = 0.1
 """Seconds after a message until the SuperNode polls for the next one."""
 HELD_LONG = 5.0
-"""Seconds after which an answer without a message was one that the SuperLink held."""
+"""Seconds after which an empty reply counts as held by the SuperLink."""
 FIRST_LOOK, LONGEST_LOOK = 0.03, 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
 KEPT = 60.0
@@ -47,18 +47,17 @@ may be offline for longer before it regards nodes as lost."""
 # Imported by name, because their packages define functions of the same names.
 nodestate_factory: Any = importlib.import_module("flwr.supernode.nodestate.nodestate_factory")
 start_client_internal: Any = importlib.import_module("flwr.supernode.start_client_internal")
-importlib.import_module("flwr.supernode.main")  # which each SuperNode would import by itself
+importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
 
 
 class NodePace:
     """Sleep times of the SuperNode: short after a message and growing while idle; likewise while it
     waits for a reply.
 
-    A question that took long was held by the SuperLink until there was a message, or almost; so the
-    next one is asked at once.
+    A poll that took long was held by the SuperLink, so the next poll follows at once.
 
     Args:
-        longest: most seconds between two questions for a message.
+        longest: largest number of seconds between two polls for a message.
         clock: monotonic seconds.
     """
 
@@ -83,8 +82,8 @@ class NodePace:
 
 
 class KeptConnections(FleetHttpClient):
-    """A SuperNode's calls, whose connection is kept from one question for a message to the next:
-    httpx would end it after 5 s, and each question would begin with a TLS handshake."""
+    """A SuperNode's calls, whose connection is kept between polls: httpx would close it after 5 s,
+    and each poll would begin with a TLS handshake."""
 
     def __init__(self, base_url: str, *, verify: Any = True, **settings: Any) -> None:
         super().__init__(base_url, verify=verify, **settings)
@@ -178,7 +177,7 @@ def supernode(arguments: list[str], longest_poll: float, work_signal: WorkSignal
 
     Args:
         arguments: of `flower-supernode`.
-        longest_poll: most seconds between two questions for a message.
+        longest_poll: largest number of seconds between two polls for a message.
         work_signal: sent to the executor.
     """
     direct_middleware.use()

@@ -26,7 +26,8 @@ class UnfinishedTasks:
     """The unfinished tasks of one executor.
 
     Args:
-        folder: where they are kept, readable by their owner, as each has its token; or nowhere.
+        folder: of their files, readable only by their owner, because they contain tokens; None:
+            they are not kept.
     """
 
     def __init__(self, folder: Path | None) -> None:

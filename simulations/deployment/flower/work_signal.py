@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A work signal between a SuperNode and its executor: a named pipe that the one writes to when
+"""A work signal from a SuperNode to its executor: a named pipe that the SuperNode writes to when
 there is work.
 
 Flower's executor polls its SuperNode for a task. Each poll is an HTTPS call, which costs
@@ -18,7 +18,7 @@ from pathlib import Path
 
 WORK_SIGNAL = "FEDREC_NODE_WORK_SIGNAL"
 """Names in the environment the pipe between a SuperNode and its executor."""
-_PIPE_HOLDS = 2**16  # bytes at most, so that one look takes all signals
+_PIPE_HOLDS = 2**16  # largest number of bytes, so that one read takes all signals
 
 
 class WorkSignal:
@@ -27,7 +27,7 @@ class WorkSignal:
     Args:
         file: the pipe, in a folder that both may write to; a work signal without one, or one that
             cannot be made, is never received.
-        pause: what sleeps where there is no pipe.
+        pause: function that sleeps if there is no pipe.
     """
 
     def __init__(self, file: Path | None, pause: Callable[[float], None] = time.sleep) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _RULES = """\
-# Written by `fedrec deploy init`. Lets nodes reach /v1/fleet/..., and nobody reach anything else.
+# Written by `fedrec deploy init`. Nodes can reach /v1/fleet/...; nothing else is reachable.
 worker_processes 1;
 daemon off;
 pid {scratch}/nginx.pid;
@@ -34,7 +34,7 @@ http {{
     ssl_certificate {certificate};
     ssl_certificate_key {key};
     ssl_protocols TLSv1.2 TLSv1.3;
-    # The path as it stands in the request: no dots, no escapes, nothing after it.
+    # The path as sent in the request: no dots, no escapes, nothing after it.
     set $route closed;
     if ($request_uri ~ "^/v1/fleet/[a-z]+(-[a-z]+)*$") {{ set $route open; }}
     if ($request_method != POST) {{ set $route closed; }}
@@ -51,7 +51,7 @@ http {{
       proxy_ssl_server_name on;
       proxy_ssl_trusted_certificate {authority};
       proxy_read_timeout 60s;
-      # Nothing of a message is written to a disk on its way.
+      # Messages are not buffered on disk.
       proxy_request_buffering off;
       proxy_buffering off;
       # Flower's nodes try again after 503, and after no other answer.

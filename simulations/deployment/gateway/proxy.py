@@ -31,8 +31,7 @@ from simulations.deployment.flower.node_auth import NodeSignatures
 
 log = logging.getLogger("fedrec")
 FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")
-"""Paths that nodes may ask for, as they stand in the request: no dots, no escapes, nothing after
-them."""
+"""Paths that nodes may request, as sent: no dots, no escapes, nothing after them."""
 HEALTH = b"/health"
 MOST_BYTES = 32 * 2**20
 """Largest body of a request; Flower sends arrays in pieces of 5 MiB."""
@@ -70,7 +69,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # A waiting node has its call held by the SuperLink, and with it a connection.
+        # The SuperLink holds the call of a waiting node, and so its connection.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(
             base_url=f"https://{upstream}",
@@ -88,8 +87,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
 
 
 def allowed(method: str, path: bytes) -> bool:
-    """Whether a request may pass; `path` as it stands in the request, without what follows a
-    question mark."""
+    """Whether a request may pass; `path` as sent, without the query."""
     return method == "POST" and FLEET.fullmatch(path) is not None
 
 
@@ -112,9 +110,8 @@ async def _pass(request: Request) -> Response:
             if len(body) > MOST_BYTES:
                 return PlainTextResponse("too large\n", 413, _CLOSE)
             if request.app.state.held > MOST_HELD:
-                return PlainTextResponse(
-                    "too much at once\n", 503, _CLOSE
-                )  # which Flower's nodes try again
+                # which Flower's nodes try again
+                return PlainTextResponse("too much at once\n", 503, _CLOSE)
         answer = await request.app.state.client.request(
             method, path.decode(), headers=headers, content=bytes(body)
         )
@@ -128,7 +125,7 @@ async def _pass(request: Request) -> Response:
 
 
 def _refused(request: Request, why: str, status: int) -> Response:
-    """A refusal, whose body nobody reads."""
+    """A refusal; the body of the request is not read."""
     client = request.client.host if request.client else "?"
     path = request.scope["raw_path"].partition(b"?")[0][:200]
     log.warning("refused %s %r from %s%s", request.method, path, client, why)

@@ -42,7 +42,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str) -> Authority:
-        """A new authority that signs itself and may sign no other authority."""
+        """A new self-signed authority, which may not sign other authorities."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _named(name)
         usage = _usage(key_cert_sign=True, crl_sign=True)
@@ -59,8 +59,8 @@ class Authority:
         return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def issue_node(self, name: str) -> Issued:
-        """A certificate that a node authenticates with at other nodes; a server's certificate is
-        not accepted for it."""
+        """A certificate with which a node authenticates to other nodes, who do not accept a
+        server's certificate."""
         return self._issue(name, USE)
 
     def _issue(

@@ -23,7 +23,7 @@ class NodeKey:
 
     @classmethod
     def create(cls) -> NodeKey:
-        """A new pair."""
+        """Generate a new pair."""
         key = ec.generate_private_key(ec.SECP384R1())
         form = serialization.PrivateFormat.OpenSSH
         private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
@@ -47,7 +47,7 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, content: bytes | str) -> Path:
-    """Write a file that only its owner may read; whole or not at all."""
+    """Write a file that only its owner may read, atomically."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)

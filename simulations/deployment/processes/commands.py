@@ -27,7 +27,7 @@ class Process:
     """A process that is started, monitored and restarted.
 
     Attributes:
-        name: its name, that of its log too.
+        name: its name, also of its log.
         command: the command line.
         environment: variables in addition to the caller's environment.
         health: URL that responds when it is healthy; empty for a process without a port.
@@ -109,14 +109,15 @@ def node_process(deployment: Deployment) -> list[Process]:
 
 
 def environment_of(process: Process) -> dict[str, str]:
-    """The whole environment of a process: quiet, with this Python's commands and this project's
-    packages."""
+    """The whole environment of a process: without telemetry, with this Python's commands and this
+    project's packages."""
     root = str(Path(__file__).resolve().parents[3])
     search = os.pathsep.join(
         dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     ).strip(":")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    # One thread per process: many share a machine, and a batch of one client is too small to split.
+    # One thread per process: many processes share a machine, and the batches of one client are too
+    # small to split.
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,
@@ -154,7 +155,7 @@ def uses_nginx(deployment: Deployment) -> bool:
     """Whether nginx is the gateway.
 
     Raises:
-        EngineError: it is asked for and not installed.
+        EngineError: it is requested and not installed.
     """
     wanted, found = deployment.settings.proxy, shutil.which("nginx")
     if wanted == "nginx" and found is None:
@@ -199,7 +200,7 @@ def refuse_root_in_a_container() -> None:
     """Refuse to run as root in a container.
 
     Raises:
-        EngineError: this is one, and its user is root.
+        EngineError: this is a container, and its user is root.
     """
     if os.environ.get(IN_CONTAINER) and os.getuid() == 0:
         raise EngineError(

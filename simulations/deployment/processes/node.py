@@ -90,7 +90,7 @@ def longest_poll() -> float:
     """The value of `NODE_POLL`, in seconds.
 
     Raises:
-        EngineError: it is no number, or too small.
+        EngineError: it is not a number, or too small.
     """
     text = os.environ.get(NODE_POLL) or str(flower_supernode.FLOWER_POLL)
     try:

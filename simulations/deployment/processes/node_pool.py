@@ -43,9 +43,9 @@ class NodePool(Supervisor):
     arguments.
 
     Args:
-        processes: what to run.
+        processes: the processes.
         folder: where logs and the list of processes go.
-        mains: the functions.
+        mains: the functions, by name.
         patience: seconds after which processes that do not end are killed.
     """
 

@@ -32,7 +32,7 @@ class Supervisor:
     """Runs processes until a stop signal.
 
     Args:
-        processes: what to run.
+        processes: the processes.
         folder: where logs and the list of processes go.
         patience: seconds after which processes that do not end are killed.
     """
@@ -141,7 +141,7 @@ class Supervisor:
 
 
 def end_with_parent() -> None:
-    """To be called in a child: on Linux, the process gets a stop signal when its supervisor ends
+    """To be called in a child: on Linux, the process gets a stop signal when its supervisor ends,
     for any reason."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

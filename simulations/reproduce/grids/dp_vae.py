@@ -2,10 +2,11 @@
 """The figures of `docs/papers/dp-vae.md`: a grid of runs on MovieLens-100K, one JSON file, and its
 tables.
 
-    python -m simulations.reproduce.grids.dp_vae run FILE.json [--only GROUP]... [--cell CELL]...
-    [--seeds 0 1 2 3 4] python -m simulations.reproduce.grids.dp_vae tables FILE.json
+    python -m simulations.reproduce.grids.dp_vae run FILE.json [--only GROUP] [--cell CELL]
+        [--seeds N]...
+    python -m simulations.reproduce.grids.dp_vae tables FILE.json
 
-What is in the file is not run again, so that an interrupted grid continues where it stopped. Runs
+Results in the file are not computed again, so an interrupted grid continues where it stopped. Runs
 use a temporary folder that is deleted; only their metrics, the users' true epsilons, and the round
 of divergence are kept.
 """
@@ -85,10 +86,8 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
         "federated": {
             "VAE": (FEDERATED, QUIET),
             "VAE, priors": (FEDERATED, (*QUIET, *PRIORS)),
-            "VAE, no divergence": (
-                FEDERATED,
-                (*QUIET, "step.beta=0.0"),
-            ),  # what is gained by a weaker pull alone
+            # the gain of a weaker divergence alone
+            "VAE, no divergence": (FEDERATED, (*QUIET, "step.beta=0.0")),
         },
         "search": {
             f"server-lr {rate}, {rounds} rounds": (
@@ -143,8 +142,8 @@ def cells() -> dict[str, dict[str, tuple[str, tuple[str, ...]]]]:
 
 
 def _of_table_11() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
-    """Three models without noise, with a constant clip norm, with algorithm 2, and untrained but
-    for what stays on the device; epsilon 1 for all, one upload each."""
+    """Three models without noise, with a constant clip norm, with algorithm 2, and with only the
+    private parameters trained; epsilon 1 for all, one upload each."""
     equal = ("model.name='ae'", "step.budgets='equal'")
     models = {name: ((own, *PLAIN), (own, *NOISY)) for name, own in FACTORS.items()}
     for name, (plain, noisy) in {**models, "AE": (("model.name='ae'",), equal)}.items():
@@ -184,8 +183,8 @@ def measured(experiment: str, overrides: tuple[str, ...], seed: int) -> dict[str
 def whole_histories(
     experiment: str, overrides: list[str], parameters: dict[str, np.ndarray]
 ) -> dict[str, float]:
-    """How well parameters give back whole histories, of which they were mostly given: no measure of
-    recommendation."""
+    """How well parameters reconstruct whole histories, most of which are their input: not a measure
+    of recommendation."""
     node = Node(load(experiment, [*overrides, *WHOLE]), 0, 1, None)
     table = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
     lengths = node.population.whole_history(table.index.to_numpy()).sum(1)
@@ -199,7 +198,7 @@ def _ideal(lengths: np.ndarray) -> np.ndarray:
 
 
 def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
-    """The same of popularity and EASE."""
+    """The same for popularity and EASE."""
     population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
     names = ("popularity", "ease")
     return evaluate_baselines(
@@ -208,8 +207,8 @@ def baselines_on_whole_histories(seed: int) -> dict[str, dict[str, float]]:
 
 
 def bounded(seed: int, p_min: float, baseline: str) -> dict[str, Any]:
-    """A central system where users with less than theorem 1 asks for at `p_min` do not train;
-    validation part.
+    """A centralised system in which users below the minimum of theorem 1 at `p_min` do not train;
+    on validation rows.
 
     Lists of all users are ranked, also of those who do not train, so that all values of `p_min`
     have the same ones.
@@ -225,7 +224,8 @@ def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
     """Popularity under the same noise: every user sends its history scaled to length 1, once, under
     its own noise.
 
-    All get one list, by the sum. The noise is drawn once for the sum, which has the same law.
+    All users get one list, by the sum. The noise is drawn once for the sum, which has the same
+    distribution.
     """
     population = KEPT.population(load(PRIVATE, [f"seed={seed}"]))
     clients = population.evaluated_clients("test")
@@ -250,7 +250,7 @@ def noisy_popularity(seed: int) -> dict[str, dict[str, float]]:
 
 
 def run(file: Path, only: list[str], seeds: list[int], chosen: list[str] | None = None) -> None:
-    """Run what is missing; the file is written after each run.
+    """Compute the missing results; the file is written after each run.
 
     Args:
         file: of the figures.

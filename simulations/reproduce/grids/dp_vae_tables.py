@@ -13,8 +13,7 @@ from scipy.stats import ttest_rel, wilcoxon
 
 from fedrec.metrics.reconstruction import PREFIX
 
-# What table 11 calls SVD has 100 factors (its table 4) and, as toolkits have it, biases; of MF it
-# says nothing.
+# Table 11's SVD has 100 factors (table 4) and, as in common toolkits, biases; MF is not specified.
 FACTORS = {
     "SVD": "model={name='mf', factors=100}",
     "MF": "model={name='mf', factors=20, biases=false}",
@@ -56,8 +55,8 @@ def tables(file: Path) -> None:
 
 
 def comparisons() -> list[tuple[str, str]]:
-    """What the paper compares, and what its budgets are worth: group and cell, and those that may
-    be better."""
+    """The paper's comparisons, and those of its budgets: group and cell, and the cells that may be
+    better."""
     found = [
         ("federated / VAE", "federated / VAE, priors"),
         ("federated / VAE", "federated / VAE, no divergence"),
@@ -88,7 +87,7 @@ class Paired:
         interval: 95 % interval of it, by Student's t.
         student: p of the paired t-test, two-sided.
         wilcoxon: p of the signed-rank test, two-sided; with five seeds it is .0625 at least.
-        seeds: how many both have.
+        seeds: number of seeds that both have.
     """
 
     gain: float
@@ -106,8 +105,8 @@ class Paired:
 
 
 def paired(known: dict[str, Any], one: str, other: str, measure: str) -> Paired | None:
-    """What is gained from one cell to another; None with fewer than two seeds that ended without
-    diverging in both."""
+    """The gain from one cell to another; None with fewer than two seeds in which neither
+    diverged."""
     seeds = [key.rpartition(" / ")[2] for key in known if key.rpartition(" / ")[0] == one]
     both = [(known[f"{one} / {seed}"], known.get(f"{other} / {seed}", {})) for seed in seeds]
     finished = [pair for pair in both if all("metrics" in run for run in pair)]
@@ -140,7 +139,7 @@ def _row(found: list[dict[str, float]], measures: tuple[str, ...] = MEASURES) ->
 
 
 def _spread(values: np.ndarray) -> str:
-    """Mean and standard deviation, which one value has not."""
+    """Mean and standard deviation; of a single value the mean only."""
     return f"{values.mean():.4f}" + (f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else "")
 
 

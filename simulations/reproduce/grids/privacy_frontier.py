@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a true epsilon costs in Hits@20 on MovieLens-1M: a table of docs/papers/privrec.md.
+"""What a true epsilon costs in Hits@20 on MovieLens-1M: tables of docs/papers/privrec.md and
+docs/papers/federated-peers.md.
 
     FEDREC_DATA=DATA python -m simulations.reproduce.grids.privacy_frontier --output FOLDER
-    FEDREC_DATA=DATA python -m simulations.reproduce.grids.privacy_frontier --output FOLDER
-    --validation --seeds 1
+    FEDREC_DATA=DATA python -m simulations.reproduce.grids.privacy_frontier --output FOLDER \\
+        --validation --seeds 1
 
-Each system is a shipped experiment at several epsilons; of the settings only the server's rate
-follows epsilon, as chosen on validation users. Each seed has its own split and its own noise, and
-is compared user by user with the private popularity of the same epsilon. Runs that are in the
-folder already are taken, and an interrupted frontier continues where it stopped.
+Each system is a shipped experiment at several epsilons; settings that depend on epsilon were
+chosen on validation users. Each seed has its own split and its own noise, and is compared user by
+user with a centralised private system of the same epsilon: private popularity, or `dp-gram` for the
+systems that release products of items once. Finished runs in the folder are reused, and an
+interrupted frontier continues where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,7 @@ _STAGE_RATE, _MAIN_RATE = (
     "strategy.main.main.server-lr",
 )
 _ENGINE = ["engine.name=serial"]
+_LAPLACE = {"name": "dp-popularity", "mechanism": "laplace", "clip-norm": 40.0}
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,15 @@ class Point:
         experiment: the shipped experiment.
         epsilon: the target; infinite for clipping without noise.
         overrides: further settings.
+        beside: baselines of the same epsilon, by name with their settings; the last one is compared
+            with.
     """
 
     system: str
     experiment: str
     epsilon: float
     overrides: tuple[str, ...]
+    beside: tuple[Mapping[str, object], ...] = ({"name": "dp-popularity"},)
 
     def settings(self) -> list[str]:
         """All overrides; without noise the clip stays, so that nothing else differs."""
@@ -60,7 +66,7 @@ class Point:
 
 
 def points() -> Iterator[Point]:
-    """The frontier, most wanted first."""
+    """The points of the frontier, the most important ones first."""
     one = {5.0: 17000.0, 2.0: 8000.0, 15.0: 25000.0, math.inf: 25000.0}
     two = {5.0: 20000.0, 2.0: 8000.0, 15.0: 25000.0, math.inf: 25000.0}
     for epsilon in (5.0, 2.0, 15.0, math.inf):
@@ -70,7 +76,61 @@ def points() -> Iterator[Point]:
             "DP-PrivRec-One", "dp-privrec-one-ml1m", epsilon, (f"{_ONE_RATE}={one[epsilon]}",)
         )
         if math.isfinite(epsilon):
-            yield Point("LM-PrivRec", "lm-privrec-ml1m", epsilon, ())
+            yield Point("LM-PrivRec", "lm-privrec-ml1m", epsilon, (), (_LAPLACE,))
+    yield from _one_release()
+
+
+@dataclass(frozen=True)
+class _Release:
+    """Settings of one release of counts and products.
+
+    Attributes:
+        items: number of items that products are about.
+        count_share: share of the budget (of mu^2) that the counts take.
+        model: further settings of the experiment.
+    """
+
+    items: int
+    count_share: float
+    model: tuple[str, ...] = ()
+
+    def overrides(self) -> tuple[str, ...]:
+        """The same as settings of an experiment."""
+        factor = ((1 - self.count_share) / self.count_share) ** 0.5
+        share = f"privacy.phases.popularity.noise-factor={factor:.6f}"
+        return (f"model.items={self.items}", share, *self.model)
+
+
+_FEWER_COUNTS = "privacy.phases.popularity.clip-norm=5.0"
+_FOLD_IN = {
+    1.0: _Release(300, 0.5, (_FEWER_COUNTS, "strategy.main.damping=1.0")),
+    2.0: _Release(300, 0.3, (_FEWER_COUNTS,)),
+    5.0: _Release(600, 0.2),
+    15.0: _Release(800, 0.1, ("strategy.main.damping=0.4",)),
+}
+_PURE_SVD = {
+    1.0: _Release(250, 0.1, ("strategy.main.factors=3",)),
+    2.0: _Release(300, 0.1, ("strategy.main.factors=8",)),
+    5.0: _Release(500, 0.06, ("strategy.main.factors=12",)),
+    15.0: _Release(1000, 0.1, ("strategy.main.factors=24",)),
+}
+
+
+def _one_release() -> Iterator[Point]:
+    """Systems of one release of counts and one of products, in order of epsilon."""
+    for epsilon, svd in _PURE_SVD.items():
+        factors = int(svd.model[0].partition("=")[2])
+        gram = {
+            "name": "dp-gram",
+            "items": svd.items,
+            "factors": factors,
+            "count-share": svd.count_share,
+        }
+        own = _FOLD_IN[epsilon].overrides()
+        yield Point("Fold-in", "fed-fold-in-ml1m", epsilon, own, (gram,))
+        fewer = {**gram, "adjacency": "add-remove"}
+        yield Point("Fold-in, +-1", "fed-fold-in-add-remove-ml1m", epsilon, own, (fewer,))
+        yield Point("PureSVD", "dp-fed-gram-ml1m", epsilon, svd.overrides(), (gram,))
 
 
 def run(point: Point, seed: int, folder: Path, *, validation: bool) -> Result:
@@ -90,9 +150,9 @@ def run(point: Point, seed: int, folder: Path, *, validation: bool) -> Result:
     table = load(point.experiment).table()
     if math.isinf(point.epsilon):
         del table["privacy"]["epsilon"]
-    noise = {"epsilon": point.epsilon} if math.isfinite(point.epsilon) else None
-    laplace = {"mechanism": "laplace", "clip-norm": 40.0} if point.system == "LM-PrivRec" else {}
-    private = [] if noise is None else [{"name": "dp-popularity", "seed": seed, **noise, **laplace}]
+    noise = {"seed": seed, "epsilon": point.epsilon}
+    finite = math.isfinite(point.epsilon)
+    private = [{**settings, **noise} for settings in point.beside] if finite else []
     table["evaluation"]["baselines"] = ["popularity", *private]
     experiment = load(table, [*point.settings(), *held_out, *_ENGINE, f"seed={seed}"])
     return runner.run(experiment, output=path)
@@ -105,7 +165,7 @@ def gap(result: Result, baseline: str, metric: str = "hits@20") -> tuple[float, 
         Mean of the differences over the users, and half the width of its 95 % interval.
 
     Raises:
-        RunError: the users of that baseline were not kept, or are not those of its mean.
+        RunError: the users of that baseline were not saved, or do not have its mean.
     """
     users = result.baseline_users.get(baseline)
     mean = result.baselines[baseline][metric]

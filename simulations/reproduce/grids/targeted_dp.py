@@ -6,9 +6,9 @@ budget.
 
 For each seed, epsilon, data budget and way to select, it trains federated meta matrix factorization
 and federated matrix factorization on the perturbed ratings (MAE and RMSE on real held-out ratings),
-and lets a neural attacker tell the users' gender from their perturbed profiles; with `--leaks` also
-from the recommendation lists of the trained meta matrix factorization, and from the gradients that
-devices would send it in one more round. What is done is in FOLDER/results.json and is not done
+and lets a neural attacker infer the users' gender from their perturbed profiles; with `--leaks`
+also from the recommendation lists of the trained meta matrix factorization, and from the gradients
+that devices would send in one more round. Results are saved in FOLDER/results.json and not computed
 again, so an interrupted benchmark continues where it stopped. `accuracy.csv` and `attack.csv` hold
 a mean over seeds per setting, with a 95 % interval of Student's t. Paired by seed are
 `accuracy-differences.csv` (targeted minus random selection), `accuracy-losses.csv` (what
@@ -55,7 +55,7 @@ class Setting:
     """One point of a figure.
 
     Attributes:
-        system: who learns from the perturbed data: a system, or the attacker.
+        system: that learns from the perturbed data, or the attacker.
         epsilon: nominal epsilon; 0 where nothing is perturbed.
         budget: data budget beta.
         select: `stereotypical`, `random`, or `all` where everything or nothing is protected.
@@ -83,7 +83,7 @@ class Setting:
 def settings(
     systems: Sequence[str], epsilons: Sequence[float], budgets: Sequence[float], seeds: int
 ) -> Iterable[Setting]:
-    """All settings, seed by seed; where all or nothing is protected there is nothing to select."""
+    """All settings, seed by seed; nothing is selected if everything or nothing is protected."""
     for seed in range(seeds):
         for system in systems:
             yield Setting(system, 0.0, 1.0, "all", seed)
@@ -110,8 +110,8 @@ def train(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
 
 
 def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
-    """Errors as `train`; of meta matrix factorization also what its lists and its clients'
-    gradients tell of gender."""
+    """Errors as in `train`; for meta matrix factorization also the attacker's success on its lists
+    and its clients' gradients."""
     from fedrec.components.registry import PERTURBATION
     from fedrec.experiment.loading import load
     from simulations.attacks.attribute import AttributeOptions, attack_attribute
@@ -134,8 +134,7 @@ def train_and_attack(setting: Setting, overrides: Sequence[str]) -> dict[str, fl
 
 
 def attack(setting: Setting, overrides: Sequence[str]) -> dict[str, float]:
-    """Success of the neural attacker on perturbed profiles; the system is of no consequence
-    there."""
+    """Success of the neural attacker on perturbed profiles, which do not depend on the system."""
     from fedrec.components.registry import PERTURBATION
     from fedrec.experiment.loading import load
     from simulations.attacks.attribute import AttributeOptions, attack_attribute
@@ -168,7 +167,7 @@ def _work(
         started = time.perf_counter()
         metrics = run(setting, more)
         seconds = round(time.perf_counter() - started, 1)
-        records = done()  # once more: another process may have added to it meanwhile
+        records = done()  # read again: another process may have added results meanwhile
         records.append({"setting": asdict(setting), "metrics": metrics, "seconds": seconds})
         file.with_suffix(".new").write_text(json.dumps(records, indent=1) + "\n")
         file.with_suffix(".new").replace(file)
@@ -202,7 +201,7 @@ def _write(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run what is missing, then write and print all tables."""
+    """Compute the missing results, then write and print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)

@@ -2,7 +2,7 @@
 """Tables and figure 3 of DP-VAE (Fang et al. 2022) on MovieLens-100K; the runs are the cells of
 `grids.dp_vae`.
 
-ML-20M and Netflix are not among the data of these studies.
+These studies do not use ML-20M and Netflix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LISTS = (
     "(docs/papers/dp-vae.md)."
 )
 CENTRAL = """evaluation.baselines=[
-    "popularity", "ease", "item-knn", "puresvd", "warp", "vae",
+    "popularity", {name="ease", regularisation=300.0}, {name="item-knn", neighbours=100},
+    {name="puresvd", factors=20}, {name="warp", factors=40, epochs=20}, "vae",
     {name="dpmf", label="dpmf-1", epsilon=1.0},
     {name="dpae", label="dpae-1", epsilon=1.0}]""".replace("\n", " ")
 SYSTEMS = {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of PNBM on MovieLens-100K: RMSE of private rating systems over epsilon, on the five
-shipped folds.
+"""Figures of PNBM on MovieLens-100K, with the five shipped folds, and on MovieLens-1M, with five
+random ones: RMSE of private rating systems over epsilon.
 
-The paper prints no numbers. Settings are those that were chosen on validation rows
-(docs/papers/pnbm.md).
+The paper prints no numbers. Settings are those that were chosen on validation rows of
+MovieLens-100K (docs/papers/pnbm.md), with the paper's numbers of neighbours.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from simulations.reproduce.quick import shrunk
 from simulations.reproduce.runs import finished, values
 from simulations.reproduce.study import Found, Job, Study, Task
 
-DATASET = "ML-100K"
+SMALL, LARGE = "ML-100K", "ML-1M"
+NAMES = {SMALL: "ml-100k", LARGE: "ml-1m"}
+NEIGHBOURS = {SMALL: 900, LARGE: 1300}
+"""Of PCC and COS, as in the paper."""
+SLOWER = 3
+"""How many times as long a system takes on ML-1M."""
 EPSILONS = (0.1, 0.5, 1.0, 5.0, 10.0, 20.0)
 FOLDS = range(1, 6)
 COMPARED: dict[str, dict[str, Any]] = {
     "item mean": {"name": "item-mean"},
-    "PCC": {"name": "pcc", "positive-only": True, "shrinkage": 40.0, "neighbours": 900},
-    "COS": {"name": "cos", "among": "all", "shrinkage": 0.0, "neighbours": 900},
+    "PCC": {"name": "pcc", "positive-only": True, "shrinkage": 40.0},
+    "COS": {"name": "cos", "among": "all", "shrinkage": 0.0},
     "PNBM, untrained": {"name": "pnbm", "start": "constant", "epochs": 0},
     "biased MF": {"name": "biased-mf", "regularisation": 0.13},
 }
 
 
 def figures() -> Iterator[Study]:
-    """Figures 1 to 3."""
-    by_rating = ("DPSGD-PNBM", "DPSGD-MF")
-    by_user = ("DPPS-PNBM", "DPPS-MF")
-    yield _study("figure1", "Epsilon of one rating: noisy gradients", by_rating, compared=True)
-    yield _study("figure2", "Epsilon of a user: posterior samples", by_user, compared=True)
-    yield _study(
-        "figure3", "Noisy gradients and posterior samples of PNBM", ("DPSGD-PNBM", "DPPS-PNBM")
-    )
+    """Figures 1 to 3, by data set."""
+    rating, user = ("DPSGD-PNBM", "DPSGD-MF"), ("DPPS-PNBM", "DPPS-MF")
+    both = (rating[0], user[0])
+    for data, suffix in ((SMALL, ""), (LARGE, "-ml1m")):
+        gradients, samples = "Epsilon of one rating: noisy gradients", "Epsilon of a user: samples"
+        yield _study(data, f"figure1{suffix}", gradients, rating, compared=True)
+        yield _study(data, f"figure2{suffix}", samples, user, compared=True)
+        title = "Noisy gradients and posterior samples of PNBM"
+        yield _study(data, f"figure3{suffix}", title, both)
 
 
 def _settings(model: str, epsilon: float) -> dict[str, Any]:
@@ -55,62 +61,70 @@ def _settings(model: str, epsilon: float) -> dict[str, Any]:
     return {"name": "dpps-mf", "factors": 5 if epsilon >= 10 else 10, **own}
 
 
-def _study(item: str, title: str, models: tuple[str, ...], *, compared: bool = False) -> Study:
+def _study(
+    data: str, item: str, title: str, models: tuple[str, ...], *, compared: bool = False
+) -> Study:
     tasks = [
-        _task(model, epsilon, fold) for epsilon in EPSILONS for fold in FOLDS for model in models
+        _task(data, model, epsilon, fold)
+        for epsilon in EPSILONS
+        for fold in FOLDS
+        for model in models
     ]
     if compared:
-        tasks += [_compared(fold) for fold in FOLDS]
+        tasks += [_compared(data, fold) for fold in FOLDS]
+    chosen = "Settings are those that were chosen on validation rows of MovieLens-100K."
     return Study(
         "pnbm",
         item,
-        f"{title} (MovieLens-100K)",
-        ("ml-100k",),
+        f"{title} ({data})",
+        (NAMES[data],),
         tuple(tasks),
         (
             "Epsilons are nominal, as the paper counts them; what they really are is in "
             "docs/papers/pnbm.md.",
             "Each of the five folds counts as one draw in the interval.",
+            *((chosen,) if data == LARGE else ()),
         ),
     )
 
 
-def _task(model: str, epsilon: float, fold: int) -> Task:
+def _task(data: str, model: str, epsilon: float, fold: int) -> Task:
     def work(job: Job) -> list[Found]:
         own = {**_settings(model, epsilon), "label": model, "epsilon": epsilon, "seed": job.seed}
-        return _measured(job, fold, [own], {model: f"{model}, epsilon {epsilon:g}"})
+        return _measured(job, data, fold, [own], {model: f"{model}, epsilon {epsilon:g}"})
 
     name = f"{model.lower()}-{epsilon:g}-fold{fold}"
     sample = fold == 1 and epsilon == 1
     seconds = 2 if model.startswith("DPSGD") else 30 if "PNBM" in model else 8
-    return Task(name, seconds, work, sample=sample)
+    return Task(name, seconds * (SLOWER if data == LARGE else 1), work, sample=sample)
 
 
-def _compared(fold: int) -> Task:
+def _compared(data: str, fold: int) -> Task:
     def work(job: Job) -> list[Found]:
         own = [{**options, "label": label} for label, options in COMPARED.items()]
-        return _measured(job, fold, own, {label: label for label in COMPARED})
+        for options in own:
+            if options["name"] in ("pcc", "cos"):
+                options["neighbours"] = NEIGHBOURS[data]
+        return _measured(job, data, fold, own, {label: label for label in COMPARED})
 
-    return Task(f"compared-fold{fold}", 5, work, seeded=False, sample=fold == 1)
+    seconds = 5 * (SLOWER if data == LARGE else 1)
+    return Task(f"compared-fold{fold}", seconds, work, seeded=False, sample=fold == 1)
 
 
 def _measured(
-    job: Job, fold: int, baselines: list[dict[str, Any]], models: dict[str, str]
+    job: Job, data: str, fold: int, baselines: list[dict[str, Any]], models: dict[str, str]
 ) -> list[Found]:
     from fedrec.data.reader import data_directory
 
-    split = {
-        "name": "kfold",
-        "shipped": True,
-        "fold": fold,
-        "folder": str(data_directory() / "ml-100k"),
-    }
+    split: dict[str, Any] = {"name": "kfold", "fold": fold}
+    if data == SMALL:
+        split |= {"shipped": True, "folder": str(data_directory() / "ml-100k")}
     table = {
         "name": "pnbm-figure",
         "task": "rating",
-        "dataset": {"name": "ml-100k"},
+        "dataset": {"name": NAMES[data]},
         "split": split,
         "evaluation": {"baselines": baselines},
     }
-    result = finished(job, shrunk(table) if job.quick else table, ())
-    return list(values(result, DATASET, models, {"rmse": "RMSE"}))
+    result = finished(job, shrunk(table) if job.quick else table, [])
+    return list(values(result, data, models, {"rmse": "RMSE"}))

@@ -23,10 +23,8 @@ class Example(Model):
     """Features of the user against the item's id."""
 
     Config = ExampleConfig
-    item_tables = (
-        "item.id",
-        "item.bias",
-    )  # one row per item: a client gets and sends only the rows that it uses
+    # one row per item: a client gets and sends only the rows that it uses
+    item_tables = ("item.id", "item.bias")
     config: ExampleConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -50,9 +48,8 @@ class Example(Model):
     ) -> Tensor:
         """`[C, B]`: every parameter and every input has a leading dimension of C clients, which
         must not mix."""
-        places = (
-            items if rows is None else rows
-        )  # in compact item tables, `rows` has the row of each item
+        # in compact item tables, `rows` has the row of each item
+        places = items if rows is None else rows
         user = parameters["user.all"]
         for (name, _), codes in zip(self.schema.user_features, users, strict=True):
             user = user + _mean_rows(parameters[f"user.{name}"], codes)

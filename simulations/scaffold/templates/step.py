@@ -36,9 +36,8 @@ class Example(Step):
     ) -> Update:
         """The client's update, `theta_local - theta_global`. All random numbers come from
         `random`."""
-        values = {
-            name: value.clone().unsqueeze(0) for name, value in parameters.items()
-        }  # one client: C = 1
+        # one client: C = 1
+        values = {name: value.clone().unsqueeze(0) for name, value in parameters.items()}
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protection that a node insists on, against the server's own plan and against the analytic
-Gaussian; strategies within strategies among them."""
+"""The protection that a node requires, against the server's plan and the analytic Gaussian
+mechanism, also for nested strategies."""
 
 from __future__ import annotations
 

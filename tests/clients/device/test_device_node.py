@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with its own data: what a simulation's node would hold of its users, under numbers, and
-what it refuses."""
+"""A node with its own data: it holds the same as a simulated node, under client numbers, and
+refuses invalid orders."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from flwr.app import Context, Message, RecordDict
 from clients.app import app
 from clients.device.device_node import DeviceNode, own_node
 from clients.device.policy import Policy
+from clients.evaluation import evaluate_clients
 from clients.hosting.node import Node
 from clients.node_of_context import node_of
 from clients.storage.participation import Participation
+from clients.training.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import DataError, RefusalError
@@ -107,6 +109,10 @@ def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards
             simulated.population.histories(everybody, True),
         )
         np.testing.assert_array_equal(
+            mine.population.histories(everybody, low_rated=0.3),
+            simulated.population.histories(everybody, low_rated=0.3),
+        )
+        np.testing.assert_array_equal(
             mine.population.whole_history(everybody), simulated.population.whole_history(everybody)
         )
         for one, other in zip(
@@ -117,6 +123,38 @@ def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards
             np.testing.assert_array_equal(getattr(held, name), getattr(expected, name))
         for name, value in simulated.initial().items():
             assert torch.equal(mine.initial()[name], value)
+
+
+FOLD_IN = (
+    "rounds=2",
+    "model={name='fold-in', items=12, factors=4}",
+    "step={name='gram', low-rated=0.3}",
+    "strategy={name='popularity-start', step={name='counts', low-rated=0.3},"
+    " main={name='fold-in'}}",
+    "sampler={name='full'}",
+    "evaluation.fine-tune={epochs=0}",
+)
+
+
+def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny, shards):
+    """Counts and products in training, and a taste from the device's own rows in evaluation."""
+    experiment = load_tiny(*FOLD_IN)
+    mine, simulated = own(experiment, shards[0], place=0, **NUMBERED), Node(experiment, 0, 2, None)
+    arrays = {name: value.numpy() for name, value in simulated.initial().items()}
+    for number, step in enumerate(({"name": "counts"}, {"name": "gram"}), start=1):
+        order = TrainOrder(number, simulated.training, step={**step, "low-rated": 0.3})
+        sums = [train_clients(node, arrays, order).total for node in (mine, simulated)]
+        moved = 0.0
+        for name, start in arrays.items():
+            one, other = (dense_change(change[name], start) for change in sums)
+            np.testing.assert_array_equal(one, other)
+            moved += float(np.abs(one).sum())
+        assert moved > 10
+    order = EvaluateOrder(2, simulated.evaluated)
+    one, other = (evaluate_clients(node, arrays, order) for node in (mine, simulated))
+    metrics = list(one.columns)  # devices tell no groups
+    assert "hits@5" in metrics
+    np.testing.assert_array_equal(one.to_numpy(), other[metrics].to_numpy())
 
 
 def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
@@ -130,7 +168,7 @@ def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
         assert {user % 2 for user in users} == {place}
 
 
-def test_the_catalogue_says_nothing_of_users(load_tiny, shards):
+def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
     population = Population.of(load_tiny())
     found = Catalogue.read(shards[0] / "catalogue.json")
     assert found.item_ids.tolist() == population.interactions.item_ids.astype(str).tolist()
@@ -223,9 +261,8 @@ def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):
     for number in (1, 2):
         node.accept(TrainOrder(number, node.training[:1], protection=local))
     ((rounds, rho),) = node.memory.spent().values()
-    assert rounds == 2 and rho == pytest.approx(
-        2 * 0.5 * (2.0 / 4.0) ** 2
-    )  # rho = (sensitivity / sigma)^2 / 2
+    # rho = (sensitivity / sigma)^2 / 2
+    assert rounds == 2 and rho == pytest.approx(2 * 0.5 * (2.0 / 4.0) ** 2)
 
 
 @pytest.mark.parametrize("key", ["model.name", "step.name", "split.name"])
@@ -240,7 +277,7 @@ def test_code_of_packages_that_the_owner_did_not_name_is_not_run(load_tiny, shar
 
 
 def arrived(answer):
-    """What the server makes of an answer that came over the network."""
+    """The server's view of a reply after serialization."""
     return from_the_network(answer.content)
 
 
@@ -297,7 +334,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
-def test_no_server_is_told_which_items_a_client_has(load_tiny, shards, identity, purpose):
+def test_no_server_learns_which_items_a_client_has(load_tiny, shards, identity, purpose):
     config = {
         "data": str(shards[0] / "data.csv"),
         "catalogue": str(shards[0] / "catalogue.json"),

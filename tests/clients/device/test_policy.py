@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks of a server on a node: orders and experiments that its owner never accepted, sent as a
-server sends them."""
+"""Attacks of a server on a node: orders and experiments that its owner did not accept, sent as real
+messages."""
 
 from __future__ import annotations
 
 import json
 import sys
 from importlib.metadata import EntryPoint
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from clients.app import app
 from clients.device.device_node import own_node
 from fedrec.components import registry
+from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     HELLO,
@@ -87,7 +90,7 @@ class Victim:
 
 @pytest.fixture
 def victim(load_tiny, tmp_path):
-    """Gives a node of the tiny experiment, with overrides and with settings of its owner."""
+    """Makes a node of the tiny experiment, with overrides and the owner's settings."""
 
     def make(*overrides, **settings):
         folder = tmp_path / f"node-{len(list(tmp_path.iterdir()))}"
@@ -101,7 +104,7 @@ def victim(load_tiny, tmp_path):
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file that is none of the server's business."""
+    """A private file of the node."""
     file = tmp_path / "secret"
     file.mkdir()
     (file / "u1.test").write_text(f"{SECRET}\n")
@@ -110,7 +113,7 @@ def secret(tmp_path):
 
 
 def refused(attack, match="."):
-    """What the server reads of a refusal."""
+    """The text of a refusal that the server receives."""
     with pytest.raises(RefusalError, match=match) as found:
         attack()
     text = str(found.value)
@@ -158,7 +161,7 @@ def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret)
         refused(lambda n=name: node.ask(INITIAL, resolved="", experiment=n), "no experiment")
 
 
-def test_an_error_tells_nothing_of_the_nodes_files(victim):
+def test_an_error_reveals_nothing_of_the_nodes_files(victim):
     node = victim()
     (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")
     texts = []
@@ -189,7 +192,7 @@ def test_a_server_does_not_decide_what_is_a_real_node(victim):
     assert SECRET not in str(found.value)
 
 
-def test_without_data_of_its_own_a_node_reads_nobody_elses(victim, secret):
+def test_without_its_own_data_a_node_reads_no_other_data(victim, secret):
     node = victim()
     del node.config["data"]
     dataset = {"name": "table", "path": str(secret / "words")}
@@ -213,7 +216,8 @@ def test_an_order_without_protection_gives_no_bare_update(victim):
 
 
 def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
-    """Noise is fresh each time: of a hundred answers to one order the mean has a tenth of it."""
+    """Noise is fresh each time: the mean of a hundred replies to one order would have a tenth of
+    it."""
     node = victim(LOCAL, "sampler.name=full", "rounds=3")
     order = node.order(protection=local(names=node.theta()))
     twice = TrainOrder(
@@ -260,7 +264,8 @@ def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, we
 
 
 def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
-    """As the server sizes it: counts have no signs, exchanging a user moves them by sqrt(2) S."""
+    """The same noise as the server's: counts are non-negative, so replacing a user moves them by
+    sqrt(2) S."""
     node = victim(LOCAL, "sampler.name=full", "step.name=counts", "model.item-bias=true")
     names = list(node.theta())
     refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "protection")
@@ -300,7 +305,7 @@ def test_a_step_of_the_servers_own_does_not_lift_the_limit_on_uploads(victim):
         "sampler.name=limited",
     )
     assert node.train(node.order(1)).clients > 0
-    assert node.train(node.order(2)).clients == 0  # everybody has made its one upload
+    assert node.train(node.order(2)).clients == 0  # every client has made its one upload
     refused(
         lambda: node.train(node.order(2, {"participations": 1000})), "not a step of the experiment"
     )
@@ -401,8 +406,7 @@ def test_a_run_key_is_no_path(victim, run, tmp_path):
 
 @pytest.fixture
 def plug_in(tmp_path, monkeypatch):
-    """An installed package with a step under the name `foreign`, which its import and its use write
-    down."""
+    """An installed package with a step named `foreign`, which records that it is imported."""
     package = tmp_path / "packages" / "foreign_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -447,6 +451,68 @@ def test_a_package_that_the_owner_did_not_name_is_not_even_imported(victim, plug
     assert plug_in.exists()
 
 
+def wrapped(kind, name, settings):
+    """A section that names another one within its settings, as the components of attacks do."""
+    if kind == "step":
+        plan = {"first": 24, "count": 8, "magnitude": 3.0}
+        return {"step": {"name": "canary", "base": name, "canaries": plan, **settings}}
+    own = {"model": ["reserved"], "split": ["members", "canaries"]}[kind]
+    return [{kind: {"name": one, "base": {"name": name, **settings}}} for one in own]
+
+
+def test_components_of_attacks_read_no_file(victim, secret):
+    """They name the components within them by other keys than all others do."""
+    priors = {"source": f"glove:{secret}/words", "noise": False}
+    folds = {"shipped": True, "folder": str(secret), "folds": 5}
+    node = victim()
+    for changes in (
+        {
+            "model": VAE,
+            **wrapped("step", "dpvae", {"noise": "secure", "epochs": 1, "priors": priors}),
+        },
+        *wrapped("split", "kfold", folds),
+    ):
+        refused(lambda c=changes: node.theta(changes=c), "simulations of attacks")
+
+
+@pytest.mark.parametrize("kind", ["step", "model", "split"])
+def test_components_of_attacks_import_no_package(victim, plug_in, kind):
+    found = wrapped(kind, "foreign_package.step:Foreign", {})
+    node = victim()
+    for changes in found if isinstance(found, list) else [found]:
+        refused(lambda c=changes: node.theta(changes=c), "simulations of attacks")
+    assert not plug_in.exists()
+
+
+def test_components_of_attacks_lift_no_rule_about_noise(victim):
+    node = victim()
+    changes = {"model": VAE, **wrapped("step", "dpvae", {"epochs": 1})}
+    refused(lambda: node.theta(changes=changes), "simulations of attacks")
+
+
+@pytest.mark.parametrize("kind", [registry.MODEL, registry.SPLIT, registry.STEP, registry.STRATEGY])
+def test_components_within_settings_are_known_as_such(kind):
+    """Else the policy could not look into them: a section within settings names its kind, and no
+    setting takes just anything."""
+    for name in registry.builtin_names(kind):
+        component = registry.resolve(kind, name)
+        if not getattr(component, "simulations_only", False):
+            assert component.Config.model_config["extra"] == "forbid", name
+            for field, within in settings_below(component.Config):
+                section = "Section" in str(within.annotation)
+                assert not section or any(isinstance(k, registry.Kind) for k in within.metadata)
+                assert "Any" not in str(within.annotation), (name, field)
+
+
+def settings_below(config):
+    """Every field of settings and of the tables within them."""
+    for field, within in config.model_fields.items():
+        yield field, within
+        for inner in (within.annotation, *get_args(within.annotation)):
+            if isinstance(inner, type) and issubclass(inner, Config) and inner is not Section:
+                yield from settings_below(inner)
+
+
 def test_a_strategy_of_the_servers_is_not_imported(victim, plug_in):
     node = victim()
     assert node.theta(changes={"strategy": {"name": "foreign_package.step:Foreign", "x": 1}})
@@ -467,9 +533,8 @@ def test_evaluations_are_counted_over_all_runs(victim):
 def test_a_client_is_evaluated_ten_times_unless_its_owner_allows_more(victim):
     node = victim()
     toml = (node.folder / "node.toml").read_text()
-    assert (
-        "most-evaluations" in toml
-    )  # a shard that the operator cut; a client of its own gets the default
+    # a shard made by the operator; a client with its own data gets the default
+    assert "most-evaluations" in toml
     for _ in range(10):
         assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 1
     assert len(node.evaluate(1, clients=np.array([int(node_evaluated(node))]))) == 0
@@ -498,7 +563,7 @@ def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim)
     node = victim(
         "strategy.name=two-stage",
         f"strategy.stage-one={stage}",
-        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", stages=["main"]}',
+        'privacy={clip-norm=0.5, noise-multiplier=1.0, placement="local", private-phases=["main"]}',
         "sampler.name=full",
     )
     first = node.settings["strategy"]["stage-one"]["step"]

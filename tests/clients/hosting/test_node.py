@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes: who hosts whom, and that a node is made once."""
+"""Nodes: which clients each hosts, and that a node is made once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_client_c_lives_on_node_c_mod_n(load_tiny, world):
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_the_nodes_together_host_everybody_once(load_tiny, count):
+def test_the_nodes_together_host_every_client_once(load_tiny, count):
     nodes = [Node(load_tiny(), place, count, None) for place in range(count)]
     whole = nodes[0].population
     together = np.concatenate([node.training for node in nodes])
@@ -43,9 +43,8 @@ def test_a_context_names_a_node_that_is_made_once(load_tiny, tmp_path):
     assert node.private.file == tmp_path / "private" / "node-1.sqlite"
     assert node_of(context(load_tiny(), 1, 3, str(tmp_path))) is node
     other = node_of(context(load_tiny(), 2, 3, str(tmp_path)))
-    assert (
-        other is not node and other.population is node.population
-    )  # the data are read once per process
+    # the data are read once per process
+    assert other is not node and other.population is node.population
     assert (
         node_of(context(load_tiny("seed=1"), 1, 3, str(tmp_path))).population is not node.population
     )

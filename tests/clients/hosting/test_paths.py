@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path trains what: the fastest that fits, with the reason; refused where it was asked for
-and does not fit."""
+"""The choice of the training path: the fastest that is supported, with the reason; an error if the
+requested path is not supported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def path_of(node, **options):
     return training_path(node.step(section), node.model, node.experiment.engine)
 
 
-def test_the_fastest_that_fits_is_taken_and_says_why_it_is_no_faster(load_tiny):
+def test_the_fastest_supported_path_is_taken_with_the_reason(load_tiny):
     node = Node(load_tiny(), 0, 1, None)
     assert path_of(node) == TrainingPath("kernel") and str(path_of(node)) == "kernel"
     assert path_of(node, rates={"item.id": 2.0}, **{"late-parameters": ["item.*"]}) == TrainingPath(
@@ -33,7 +33,7 @@ def test_the_fastest_that_fits_is_taken_and_says_why_it_is_no_faster(load_tiny):
     assert node.paths == {"sgd": "kernel"}
 
 
-def test_a_step_without_a_kernel_says_so(load_tiny):
+def test_a_step_without_a_kernel_gives_the_reason(load_tiny):
     node = Node(load_tiny("step={name='contrastive'}"), 0, 1, None)
     assert node.paths == {"contrastive": "blocks (step Contrastive has no kernel)"}
 
@@ -64,7 +64,7 @@ def test_bfloat16_and_gpus_train_in_blocks(load_tiny):
 
 
 class OtherLoss(PrivRec):
-    """Inherits a declaration that is no longer true."""
+    """Inherits a kernel declaration that no longer describes it."""
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return 2 * super().loss(predictions, labels, weights)
@@ -93,7 +93,7 @@ def test_a_subclass_that_changes_what_is_computed_does_not_inherit_the_kernel(lo
     assert found.name == "blocks" and "OtherUpdate overrides" in found.reason
 
 
-def test_a_run_says_which_path_it_takes(run_tiny, capsys):
+def test_a_run_reports_its_training_path(run_tiny, capsys):
     from server.callbacks.progress import Progress
 
     run_tiny("rounds=1", callbacks=[Progress()])

@@ -54,7 +54,8 @@ def test_writing_a_round_replaces_it_and_the_later_ones(state):
 
 
 def test_the_state_of_the_last_rounds_remains(state):
-    """Of who was in few rounds as well: what each of the last rounds read can be read again."""
+    """Also for a client in few rounds: every state that one of the last rounds read can be read
+    again."""
     for round_ in (1, 3, 8, 9, 14):
         put(state, 7, round_, round_, keep=4)
     assert rounds(state, 7) == [9, 14]  # rounds 11 to 14 remain, and 11 ended with the entry of 9
@@ -106,7 +107,6 @@ def test_a_write_that_fails_changes_nothing(state):
     put(state, 1, 1, 1)
     put(state, 1, 2, 2)
     with pytest.raises(RunError, match="cannot be used"):
-        state.save(
-            1, 1, {"own": np.zeros(1)}, keep=object()
-        )  # fails in the last of its three commands
+        # fails in the last of its three commands
+        state.save(1, 1, {"own": np.zeros(1)}, keep=object())
     assert rounds(state, 1) == [1, 2] and got(state, 1, 2) == 1

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session secrets outlive a process, each step is taken once, and what is over is gone."""
+"""Session secrets outlive a process, each step is taken once, and secrets of finished sessions are
+deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SECRETS = {"mask-seed": b"\x00secret-of-sixteen", "place": b"\x01"}
 
 @pytest.fixture(params=["disk", "memory"])
 def reopened(request, tmp_path):
-    """Gives the secrets as the next process finds it; in memory there is one process only."""
+    """Opens the secrets as another process would; in memory there is only one process."""
     if request.param == "disk":
         return lambda: SessionSecrets(tmp_path / "private" / "secure-0.sqlite")
     kept = SessionSecrets(None)
@@ -68,7 +69,7 @@ def test_a_new_session_ends_the_one_before_and_keeps_the_channel(reopened):
     assert reopened().look(TWO) == {"place": b"\x02"} and reopened().channel(b"other") == b"key"
 
 
-def test_the_file_is_the_owners_alone_and_forgets(tmp_path):
+def test_the_file_is_readable_by_its_owner_only_and_deletes(tmp_path):
     file = tmp_path / "private" / "secure-0.sqlite"
     kept = SessionSecrets(file)
     assert not file.exists()

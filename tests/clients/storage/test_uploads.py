@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device counts its uploads and refuses further ones, whoever asks, also after a restart."""
+"""A device counts its uploads and refuses further ones, also after a restart."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference against the best possible classifier and scikit-learn, and where there is
-nothing to find."""
+"""Attribute inference against the best possible classifier and scikit-learn, and without any
+signal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_planted_signal_is_found_nearly_as_well_as_can_be(attacker, scaling):
 @pytest.mark.parametrize("attacker", ["neural", "logistic"])
 @pytest.mark.parametrize("share", [0.5, 0.15])
 def test_without_a_signal_the_attacker_is_at_chance(attacker, share):
-    """Also where always answering the larger class would have an accuracy of .85."""
+    """Also if always predicting the larger class has an accuracy of .85."""
     table, labels, _ = profiles(0.0, seed=1, share=share)
     found = infer_attribute(table, labels, attacker=attacker)
     smallest = min(found.classes)
@@ -120,8 +120,8 @@ def test_folds_are_stratified_and_everyone_is_asked_once():
 
 
 def test_a_users_own_label_is_never_learned_from():
-    """Each user's description names the user alone: only a classifier that was trained on it could
-    know its label."""
+    """Each user's description is unique: only a classifier that was trained on the user can know
+    its label."""
     labels = np.random.default_rng(6).integers(0, 2, 300)
     found = infer_attribute(np.eye(300, dtype=np.float32), labels)
     assert abs(found.auc - 0.5) < 0.15

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals of proportions, against scipy and against their own promise."""
+"""Intervals of proportions, against scipy and by their coverage."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_one_sided_limits_are_quantiles_of_beta():
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.5])
-def test_an_exact_limit_is_right_as_often_as_it_says(share):
+def test_an_exact_limit_has_its_coverage(share):
     count = np.arange(61)
     right = np.array([exact_upper(int(n), 60, 0.05) >= share for n in count])
     assert stats.binom.pmf(count, 60, share)[right].sum() >= 0.95
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.5, 0.5), (0.9, 0.2), (0.05, 0.95)])
-def test_the_interval_of_a_mean_of_two_covers_about_as_often_as_it_says(first, second):
+def test_the_interval_of_a_mean_of_two_has_about_its_coverage(first, second):
     n, m, covered = 40, 25, 0.0
     for a, chance_a in enumerate(stats.binom.pmf(np.arange(n + 1), n, first)):
         for b, chance_b in enumerate(stats.binom.pmf(np.arange(m + 1), m, second)):
@@ -56,7 +56,7 @@ def test_the_interval_of_a_mean_of_two_covers_about_as_often_as_it_says(first, s
     assert 0.93 < covered < 0.99
 
 
-def test_the_interval_of_a_mean_of_three_covers_about_as_often_as_it_says():
+def test_the_interval_of_a_mean_of_three_has_about_its_coverage():
     shares, trials = np.array([0.2, 0.6, 0.9]), np.array([30, 20, 40])
     drawn = np.random.default_rng(0).binomial(trials, shares, size=(4000, 3))
     ends = np.array(

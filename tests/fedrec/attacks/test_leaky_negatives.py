@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leak of held-out items through negatives: off by default, complete when it is on, and always
-said."""
+"""The leak of held-out items through negatives: off by default, complete when enabled, and always
+reported."""
 
 from __future__ import annotations
+
+import io
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from clients.hosting.node import Node
 from clients.local.examples import labelled
 from fedrec.attacks.leaky_negatives import marked
 from fedrec.experiment.loading import load
 from fedrec.metrics.sampled import sampled_metrics
+from fedrec.report.comparison import compare
+from fedrec.report.formats import comparison_text
+from fedrec.report.page.page import page_of
+from fedrec.report.summary import summary_table
 from fedrec.runs.folder import RunFolder
 from simulations import runner
+from simulations.cli.experiments.sweep import _table
+from simulations.sweep.execution import sweep
+from simulations.sweep.plan import plan_of
 
 
 def never_drawn_hits(experiment, rounds, users=None):
-    """Expected Hits@10 among 99 drawn items of ranking by how seldom an item was a negative in so
-    many rounds."""
+    """Expected Hits@10 among 99 sampled items, ranked by how rarely an item was a negative in a
+    number of rounds."""
     node = Node(experiment, 0, 1, None)
     population, schema = node.population, node.population.schema()
     clients = population.evaluated_clients("test")[:users]
@@ -48,7 +58,7 @@ def table(tiny_experiment):
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_what_was_never_drawn_tells_nothing_unless_it_leaks(table, leaky):
+def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
     hits = never_drawn_hits(load(table(leaky)), rounds=60)
     if leaky:
         assert hits.mean() > 0.97
@@ -65,15 +75,64 @@ def test_the_same_on_movielens(table, leaky):
     assert hits.mean() > 0.99 if leaky else abs(hits.mean() - 0.1) < 0.05
 
 
-def test_every_table_says_so(table, tmp_path):
-    honest, leaky = (runner.run(table(on), output=tmp_path / str(on)) for on in (False, True))
+@pytest.fixture
+def pair(table, tmp_path):
+    """Two runs that differ in the leak alone."""
+    popular = ["evaluation.baselines=['popularity']"]
+    for on in (False, True):
+        runner.run(table(on), popular, output=tmp_path / str(on))
+    return [RunFolder(tmp_path / str(on)).read_result() for on in (False, True)]
+
+
+def text_of(shown):
+    console = Console(width=200, file=io.StringIO())
+    console.print(shown)
+    return console.file.getvalue()
+
+
+def test_the_result_states_the_leak(pair):
+    honest, leaky = pair
     assert marked(honest.experiment) == "tiny" and not honest.privacy
     assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
-    assert RunFolder(tmp_path / "True").read_result().privacy[0].startswith("LEAK")
+
+
+def test_the_table_on_the_terminal_marks_the_system_once(pair):
+    honest, leaky = (text_of(summary_table(result)) for result in pair)
+    assert "[leak]" not in honest and leaky.count("[leak]") == leaky.count("tiny") == 1
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
+def test_comparisons_mark_the_system(pair, form):
+    """They are tested on the same rows, so that they can be compared; the order makes no
+    difference."""
+    for results in (pair, pair[::-1]):
+        comparison = compare(results, against="popularity")
+        assert set(comparison.systems) == {"tiny", "tiny [leak]", "popularity"}
+        assert "tiny [leak]" in comparison_text(comparison, form)
+
+
+def test_the_report_marks_the_system(pair):
+    """In its head, in each table with the system, and in a warning."""
+    page = page_of(pair)
+    assert page.title == "tiny, tiny [leak]"
+    assert any(note.warning and note.text.startswith("tiny [leak]") for note in page.notes)
+    assert page.tests is not None
+    for table in (page.what, *page.results[1:], page.tests, page.cost):
+        assert "tiny [leak]" in repr(table)
+    assert "[leak]" not in repr(page.results[0])
+
+
+def test_sweeps_mark_the_runs(table, tmp_path):
+    plan = plan_of(table(False) | {"rounds": 1}, vary=["split.leaky-negatives=[false, true]"])
+    result = sweep(plan, tmp_path / "sweep")
+    assert result.runs["leak"].tolist() == result.settings["leak"].tolist() == [False, True]
+    assert text_of(_table(result)).count("[leak]") == 1
+    inside = plan_of(table(True), vary=["step.learning-rate=[0.1, 0.2]"])
+    assert inside.leaks({"step.learning-rate": 0.1}) and not plan.leaks({})
 
 
 def test_held_out_items_stay_possible_negatives_by_default(table):
-    """Without the switch a client is not told of what is held out."""
+    """Without the switch a client does not get the held-out items."""
     honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
     for mine, other in zip(
         honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True
@@ -84,7 +143,7 @@ def test_held_out_items_stay_possible_negatives_by_default(table):
         assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
 
 
-def test_sampled_metrics_stand_beside_the_full_ranking(table, tmp_path):
+def test_sampled_metrics_are_reported_with_the_full_ranking(table, tmp_path):
     """Of the system and of baselines."""
     settings = ["evaluation.sampled-items=9", "evaluation.baselines=['popularity']"]
     result = runner.run(table(False), settings, output=tmp_path / "run")

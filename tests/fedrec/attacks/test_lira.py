@@ -13,7 +13,8 @@ from fedrec.data.memberships import half_members, half_memberships
 
 
 def planted(shift, users=400, runs=16, seed=7):
-    """Signals with a level and a noise of each user's own, `shift` noises higher for members."""
+    """Signals with a level and noise per user, higher by `shift` standard deviations for
+    members."""
     random = np.random.default_rng(seed)
     level, noise = random.normal(0, 3, users), random.uniform(0.5, 2, users)
     masks, member = half_memberships(users, runs, seed=1), half_members(users, seed=1)
@@ -53,7 +54,7 @@ def test_a_planted_leak_is_found(mode, variance):
     scores = lira_scores(target, shadows, masks, mode=mode, variance=variance)
     found = measure(scores, member, threshold=undecided(scores, mode))
     assert found.auc.low > 0.85 and found.balanced_accuracy.low > 0.75
-    # the raw signal is drowned by how much users differ: the shadow systems are what finds the leak
+    # differences between users hide the raw signal: only the shadow systems reveal the leak
     assert measure(target, member, threshold=0.0).auc.value < found.auc.low
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's attack on planted systems: one that repeats what its members like, one that ignores
-who trained it."""
+"""The paper's attack on constructed systems: one that recommends what its members like, and one
+that is independent of its members."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ def attack(lists, member, encoding, **options):
 
 
 @pytest.mark.parametrize("encoding", ["multi-hot", "pooled", "both"])
-def test_a_system_that_memorises_its_members_is_found_out(encoding):
+def test_a_system_that_memorises_its_members_is_detected(encoding):
     random = np.random.default_rng(0)
     member = random.random(USERS) < 0.5
     taste = random.normal(size=(USERS, ITEMS))
-    taste[:, 40:] += (
-        1.5 * member[:, None]
-    )  # members get the rare items they like, others what is popular
+    # members get the rare items they like, others popular items
+    taste[:, 40:] += 1.5 * member[:, None]
     taste[:, :20] += 1.5 * ~member[:, None]
     found = attack(top_lists(taste), member, encoding)
     assert found.balanced_accuracy.low > 0.9 and found.auc.value > 0.97 and found.found.low > 0.5
@@ -68,7 +67,7 @@ def test_with_the_papers_shares_a_forest_without_a_clue_answers_member_and_balan
         [random.random(USERS // 3) < 0.8, random.random(USERS - USERS // 3) < 0.5]
     )
     lists = top_lists(random.normal(size=(USERS, ITEMS)))
-    description = np.zeros((USERS, 1), np.float32)  # nothing to see at all
+    description = np.zeros((USERS, 1), np.float32)  # no information at all
     for balanced, answer in ((False, 0.8), (True, 0.5)):
         forest = train_forest(
             description, member[: USERS // 3].repeat(3)[:USERS], seed=1, balanced=balanced

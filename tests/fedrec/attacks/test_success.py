@@ -15,7 +15,7 @@ from fedrec.attacks.success import balanced_accuracy_ceiling, found_ceiling, mea
 
 @pytest.fixture(params=[False, True], ids=["distinct", "ties"])
 def attacked(request):
-    """Scores and truth of 300 users, members a little higher."""
+    """Scores and membership of 300 users; members score slightly higher."""
     random = np.random.default_rng(4)
     member = random.random(300) < 0.6
     scores = random.normal(size=300) + 0.7 * member
@@ -51,7 +51,7 @@ def test_the_interval_of_the_area_is_that_of_all_pairs(attacked):
     assert (area.high - area.low) / 2 == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-6)
 
 
-def test_an_interval_of_the_area_covers_about_as_often_as_it_says():
+def test_an_interval_of_the_area_has_about_its_coverage():
     random = np.random.default_rng(0)
     truth, covered = stats.norm.cdf(1 / math.sqrt(2)), 0
     for _ in range(400):
@@ -72,7 +72,7 @@ def test_perfect_and_useless_attacks():
     assert useless.balanced_accuracy.value == useless.auc.value == 0.5 and useless.found.value == 0
 
 
-def test_every_alarm_allowed_finds_everybody():
+def test_if_all_false_alarms_are_allowed_all_members_are_found():
     member = np.array([True, False, True, False])
     assert (
         measure(np.array([0.1, 0.9, 0.2, 0.8]), member, threshold=0.5, wanted=1.0).found.value

@@ -43,7 +43,7 @@ def liked() -> Histories:
 
 @pytest.fixture(scope="session")
 def others() -> Histories:
-    """Nine users whom nobody knows, of the same fifty items."""
+    """Nine users without ids, of the same fifty items."""
     found = _drawn(9, 50, 12, seed=1)
     return Histories(found.num_items, found.offsets, found.items)
 
@@ -59,8 +59,7 @@ def taste() -> Histories:
 
 @dataclass(frozen=True)
 class Planted:
-    """Users with a taste of rank four: what is known of them, and the items that are held out, one
-    of each user.
+    """Users with preferences of rank four: their known items, and one held-out item per user.
 
     Attributes:
         known: the histories.
@@ -71,7 +70,7 @@ class Planted:
     held_out: np.ndarray
 
     def recall(self, scores: torch.Tensor, k: int = 10) -> float:
-        """Share of the users whose held-out item is among the first k, known items left out."""
+        """Share of the users whose held-out item is among the first k, without known items."""
         found = scores.masked_fill(self.known.matrix() > 0, -torch.inf).topk(k).indices
         return float((found == torch.from_numpy(self.held_out)[:, None]).any(1).double().mean())
 
@@ -90,8 +89,8 @@ class Planted:
 
 @pytest.fixture(scope="session")
 def planted() -> Planted:
-    """Six hundred users and two hundred items; each user has drawn 20 by taste and popularity, one
-    held out."""
+    """Six hundred users and two hundred items; each user has 20, drawn by preference and
+    popularity, one held out."""
     random = np.random.default_rng(5)
     affinity = random.normal(size=(600, 4)) @ random.normal(size=(4, 200)) + random.normal(size=200)
     drawn = np.argsort(-(affinity + random.gumbel(size=affinity.shape)), axis=1)[:, :20]

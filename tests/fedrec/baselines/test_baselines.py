@@ -60,9 +60,8 @@ def test_repeat_puts_own_count_first_and_popularity_second():
 class TestEase:
     def test_closed_form(self):
         generator = np.random.default_rng(0)
-        lists = [
-            generator.choice(30, 7).tolist() for _ in range(2100)
-        ]  # repeats, and more than one block of users
+        # repeats, and more than one block of users
+        lists = [generator.choice(30, 7).tolist() for _ in range(2100)]
         model = fitted(Ease, lists, 30, regularisation=10.0)
         matrix = np.zeros((2100, 30))
         for user, items in enumerate(lists):
@@ -91,7 +90,7 @@ class TestEase:
             )
             assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
 
-    def test_refuses_a_large_catalogue_and_says_the_memory(self):
+    def test_refuses_a_large_catalogue_and_states_the_memory(self):
         with pytest.raises(ExperimentError, match=r"40000 items.*17\.9 GiB"):
             fitted(Ease, [[0]], 40_000)
 
@@ -120,7 +119,7 @@ def test_liked_items_follow_the_order_of_clients():
 
 
 def test_low_rated_items_are_those_of_training_rows_that_are_not_positive():
-    """User 2's row is held out, and so is its low rating."""
+    """User 2's row and its low rating are held out."""
     table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9], np.array([4, 4, 3, 1, 2]))
     partition = Partition(np.array([0, 1]), np.array([0, 1, 2, 4]), np.array([]), np.array([3]))
     population = Population(table, partition, task="ranking", positive_above=3)
@@ -219,8 +218,8 @@ class TestEvaluate:
 
 @pytest.mark.real_data
 def test_movielens_1m_under_the_protocol_of_privrec():
-    """Hits@5, 10, 20, 30 on ML-1M, as another implementation measured them on another draw of the
-    test users."""
+    """Hits@5, 10, 20, 30 on ML-1M, measured by another implementation on another sample of test
+    users."""
     reader = resolve_reader("ml-1m")
     table = reader.read()
     partition = UserHoldout(UserHoldout.Config(), 0).split(table)
@@ -261,8 +260,8 @@ def test_private_popularity_costs_its_epsilon_and_has_that_noise():
 
 
 def test_private_popularity_clips_each_user():
-    """At epsilon 1e4 hardly any noise is left: a user with nine items counts 2 / sqrt(9) each, a
-    repeat counts once."""
+    """At epsilon 1e4 there is hardly any noise: a user with nine items adds 2 / sqrt(9) to each,
+    repeats count once."""
     lists = [list(range(9)), [1, 1, 2]]
     model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0, backend="autodp")
     wide, expected = model.plan(2).noise_std, np.zeros(12)
@@ -273,7 +272,7 @@ def test_private_popularity_clips_each_user():
 
 
 def test_private_popularity_with_laplace_noise():
-    """b = 2 S / epsilon in the L1 norm; delta plays next to no part in one release."""
+    """b = 2 S / epsilon in the L1 norm; delta is nearly irrelevant for one release."""
     model = fitted(
         DpPopularity, [[0, 1], [1]], 20_000, epsilon=4.0, clip_norm=5.0, mechanism="laplace"
     )
@@ -282,8 +281,8 @@ def test_private_popularity_with_laplace_noise():
 
 
 class TestTooLarge:
-    """A baseline for which the data are too large is left out with a line, and another stands
-    in."""
+    """A baseline for which the data are too large is skipped with a message, and another one
+    replaces it."""
 
     def setup_method(self):
         generator = np.random.default_rng(0)
@@ -299,7 +298,7 @@ class TestTooLarge:
             names, self.population, held_out="test", ks=(5,), say=self.said.append
         )
 
-    def test_ials_stands_in_for_ease(self):
+    def test_ials_replaces_ease(self):
         alone = self.measured(["ials"])
         found = self.measured({"popularity": {}, "ease": {"max-items": 10}})
         assert list(found) == ["popularity", "ials"] and found["ials"] == alone["ials"]
@@ -311,5 +310,5 @@ class TestTooLarge:
         found = self.measured({"ease": {"max-items": 10}, "ials": settings})
         assert found == self.measured({"ials": settings})
 
-    def test_nothing_is_said_of_what_fits(self):
+    def test_nothing_is_reported_for_data_that_fit(self):
         assert list(self.measured(["ease"])) == ["ease"] and not self.said

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Neighbourhood predictors on published folds and by hand, and the private ones without their
-noise."""
+"""Neighbourhood predictors on published folds and by hand, and private ones without noise."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ def rmse(model, data):
 
 
 def test_planted_neighbourhoods_are_found():
-    """What correlates is found by correlation and learned by descent, and is beyond item means."""
+    """Correlated items are found by correlation and by gradient descent, and improve on item
+    means."""
     data = planted()
     floor = rmse(ItemMean(ItemMeanConfig()), data)
     assert rmse(Pcc(PccConfig()), data) < 0.5 * floor
@@ -59,7 +59,7 @@ def test_planted_neighbourhoods_are_found():
         < 0.9 * floor
     )
     plain, positive = (rmse(Pcc(PccConfig(positive_only=flag)), data) for flag in (False, True))
-    assert plain < positive  # items of the other group count with their sign
+    assert plain < positive  # items of the other group have negative weights
 
 
 def test_cosine_start_and_no_epochs_is_cosine():
@@ -86,7 +86,7 @@ def test_without_noise_and_bounds_algorithm_one_is_plain_descent():
 
 
 def test_fallback_and_clipping_by_hand():
-    """Two items nobody rated both of; one user far above the scale's middle."""
+    """Two items without a common rater; one user far above the middle of the scale."""
     train = Ratings(
         3, 3, np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]), np.array([5.0, 1.0, 5.0, 1.0])
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private rating baselines: scales of their noise, what they state, and what they are without
+"""Private rating baselines: scales of their noise, their stated epsilons, and their limits without
 noise."""
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def test_bounds_of_algorithm_one():
 
 
 def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
-    """What one step changes beyond the same step without noise: mean 0, and mean magnitude b, off
-    the diagonal."""
+    """The noise of one step, off the diagonal: mean 0 and mean magnitude b."""
     one = {
         "iterations": 1,
         "start": "constant",
@@ -61,9 +60,8 @@ def test_laplace_noise_of_algorithm_one_has_its_scale(ratings):
     assert (
         np.abs(noise).mean() == pytest.approx(scale, rel=0.06) and abs(noise.mean()) < 0.1 * scale
     )
-    assert np.square(noise).mean() == pytest.approx(
-        2 * scale**2, rel=0.12
-    )  # a normal one would have 1.57
+    # a normal one would have 1.57
+    assert np.square(noise).mean() == pytest.approx(2 * scale**2, rel=0.12)
 
 
 def test_what_algorithm_one_states():
@@ -216,7 +214,7 @@ def test_noise_of_dpsgd_mf_and_what_it_states():
 
 
 def test_noisy_item_means(ratings):
-    """Without noise and clipping they are damped means of items; the plan is what it states."""
+    """Without noise and clipping they are damped item means; the plan equals the stated one."""
 
     class Noiseless(DpItemMean):
         def plan(self, users):
@@ -242,18 +240,16 @@ def test_noisy_item_means(ratings):
     private.fit_ratings(ratings)
     told = private.stated()
     assert told is not None and told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
-    assert private.plan(40).sensitivity == pytest.approx(
-        5 * 2**0.5
-    )  # replace-one: no two users point apart
+    # replace-one: no two users' contributions have a negative inner product
+    assert private.plan(40).sensitivity == pytest.approx(5 * 2**0.5)
     assert (
         DpItemMean(DpItemMeanConfig(clip_norm=5.0, adjacency="add-remove")).plan(40).sensitivity
         == 5
     )
 
 
-def test_numbers_stand_beside_the_errors(world):
-    """`nominal-epsilon` and `epsilon` in the table of results, and nothing for those that state
-    none."""
+def test_numbers_are_shown_with_the_errors(world):
+    """`nominal-epsilon` and `epsilon` in the table of results, if the system states them."""
     names = {"dpsgd-mf": {"epsilon": 3.0}, "item-mean": {}}
     found = evaluate_rating_baselines(names, world("rating"), held_out="test")
     assert found["dpsgd-mf"]["nominal-epsilon"] == found["dpsgd-mf"]["epsilon"] == 3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrivRec in one place: its first round by plain gradient descent, what it learns, and users
-without features."""
+"""Centralised PrivRec: its first round by plain gradient descent, its accuracy, and users without
+features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = {"embedding": 6, "hidden": (8, 4), "negatives": 5, "batch_size": 32}
 
 @pytest.fixture(scope="module")
 def grouped(taste):
-    """The users of two tastes, with two side features, one of which tells the taste."""
+    """Users in two groups, with two side features, one of which identifies the group."""
     group = Feature.single("group", [f"g{user % 2}" for user in range(40)])
     other = Feature.single("other", [f"o{user % 3}" for user in range(40)])
     genre = Feature.multiple("genre", [["a", "b"] if item < 9 else ["c"] for item in range(20)])
@@ -37,8 +37,7 @@ def fitted(histories, **settings):
 
 
 def test_the_first_round_of_one_user_is_plain_gradient_descent(grouped):
-    """The shared network becomes the user's own: each batch by automatic differentiation on full
-    tables."""
+    """Fine-tuning for a user: each batch by automatic differentiation on full tables."""
     model = fitted(grouped, rounds=1, users=1, epochs=2)
     user = int(stream(0, "baseline-privrec-users", 0).choice(40, 1, replace=False)[0])
     theta = model._model.initial(torch_stream(0, "baseline-privrec"))
@@ -79,8 +78,8 @@ def test_it_is_a_function_of_its_seed(grouped):
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_users_of_whom_nothing_is_known_are_scored(grouped):
-    """Neither who they are nor what they like."""
+def test_users_without_known_items_are_scored(grouped):
+    """Users without features and without items."""
     model = fitted(grouped, rounds=2)
     nobody = replace(
         grouped.block(0, 2), users=None, offsets=np.zeros(3, np.int64), items=np.zeros(0, np.int64)

@@ -77,7 +77,8 @@ def test_users_are_optimal_given_the_items():
 
 
 def test_a_planted_structure_is_found():
-    """Rank-2 ratings with biases, a tenth held out: nearly exact, where item means are far off."""
+    """Rank-2 ratings with biases, a tenth held out: nearly exact, while item means have large
+    errors."""
     random = np.random.default_rng(1)
     truth = (
         random.normal(size=(60, 2)) @ random.normal(size=(2, 40)) + random.normal(size=(60, 1)) + 3
@@ -109,7 +110,8 @@ def test_protocol(world):
     found = evaluate_rating_baselines(
         names, world("rating"), held_out="test", clients=np.array([0])
     )
-    # Nobody rated items 2 and 3, so both get the mean of all, 3.4, where 4 and 1 are right.
+    # Items 2 and 3 have no ratings, so both are predicted by the overall mean, 3.4; the true
+    # ratings are 4 and 1.
     assert list(found) == ["item-mean"]
     assert found["item-mean"]["mae"] == pytest.approx((0.6 + 2.4) / 2)
     assert found["item-mean"]["rmse"] == pytest.approx(np.sqrt((0.6**2 + 2.4**2) / 2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items that a user does not like: which a rank means, and that all are equally likely."""
+"""Items that a user does not like: their ranks, and that all are equally likely."""
 
 import numpy as np
 import pytest

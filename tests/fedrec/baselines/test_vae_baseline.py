@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The central autoencoders on two groups of users with a taste each."""
+"""The centralised autoencoders on two groups of users."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_users_without_items_neither_train_nor_fail(taste, fitted):
 
 
 def test_an_autoencoder_has_no_distribution_of_codes(taste):
-    """Nothing pulls its codes, and its network has no layer of variances."""
+    """It has no divergence term, and its network has no layer of variances."""
     with pytest.raises(ExperimentError, match="beta"):
         AeConfig.parse({"beta": 0.5})
     model = Ae(AeConfig(hidden=8, latent=2, epochs=1))

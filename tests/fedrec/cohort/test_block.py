@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting clients together."""
+"""Blocks of clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrec.cohort.block import Block, _numbered
 @pytest.mark.parametrize("catalogue", [1, 50, 5_000_000])
 @pytest.mark.parametrize("count", [0, 1, 40])
 def test_items_are_numbered_as_numpy_does(catalogue, count):
-    """In small catalogues and in ones that are large for what a client names."""
+    """In small catalogues, and in catalogues that are large compared with a client's items."""
     items = np.random.default_rng(count).integers(catalogue, size=count)
     for found, wanted in zip(_numbered(items), np.unique(items, return_inverse=True), strict=True):
         assert np.array_equal(found, wanted)

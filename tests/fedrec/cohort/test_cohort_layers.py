@@ -45,7 +45,7 @@ def test_rows_are_taken_from_each_clients_own_table():
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_perceptron_is_that_of_torch(activation):
-    """Two clients; the input is joined from a user part of one row and two item parts."""
+    """Two clients; the input is the concatenation of one user part (one row) and two item parts."""
     user, items = draw(2, 1, 3), [draw(2, 4, 2), draw(2, 4, 5)]
     weights = [draw(2, 10, 6), draw(2, 6, 4), draw(2, 4, 1)]
     biases = [draw(2, 6), draw(2, 4), draw(2, 1)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Theorem 1 of DP-VAE as a split: the paper's number, who trains, and that nothing held out
-changes."""
+"""Theorem 1 of DP-VAE as a split: the paper's number, the training users, and unchanged held-out
+rows."""
 
 from __future__ import annotations
 
@@ -40,12 +40,8 @@ def test_the_default_is_the_papers_largest_bound():
 
 def test_what_is_held_out_stays_and_training_is_thinned(interactions):
     whole = Ratio(RatioConfig(), 3).split(interactions)
-    config = {
-        "omega": 0.5,
-        "delta": 0.5,
-        "dimension": 10.0,
-        "p_min": 0.3,
-    }  # at most 21 rows, at least 6.4
+    # at most 21 rows, at least 6.4
+    config = {"omega": 0.5, "delta": 0.5, "dimension": 10.0, "p_min": 0.3}
     part = bounded(**config).split(interactions)
     np.testing.assert_array_equal(part.test_rows, whole.test_rows)
     np.testing.assert_array_equal(part.validation_rows, whole.validation_rows)

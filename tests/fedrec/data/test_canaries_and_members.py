@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrappers of datasets and splits: who is added, who trains, and that nothing else changes."""
+"""Wrappers of datasets and splits: the added users, the training users, and that nothing else
+changes."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from fedrec.nn.layers import row_shares
 
 
 def test_shares_of_rows_with_equal_codes_are_kept_once():
-    """The same as of the rectangle of codes; a row may have none, and one may name a category
-    twice."""
+    """Equal to the matrix of codes; a row may have no code, or a category twice."""
     feature = Feature.multiple(
         "genre", [["b", "a"], [], ["c"], ["a", "b"], ["b", "a"], ["a", "a", "c"], []]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who trains what: sizes, balance, and independence of the order of users."""
+"""Members of shadow systems: sizes, balance, and independence of the order of users."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_user_trains_half_of_the_shadow_systems():
     member = half_members(501, seed=3)
     assert member.sum() == 250
     agreement = (masks == member).mean(axis=1)
-    assert (np.abs(agreement - 0.5) < 0.12).all()  # the target's members are drawn apart
+    assert (np.abs(agreement - 0.5) < 0.12).all()  # the target's members are drawn separately
 
 
 @pytest.mark.parametrize("runs", [2, 5])

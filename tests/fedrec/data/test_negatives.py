@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negatives are exactly uniform, and they do not betray the held-out items."""
+"""Negatives are exactly uniform, and do not reveal the held-out items."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def _times_drawn(excluded: np.ndarray, generator: np.random.Generator) -> np.nda
 
 
 def _expected_hit(score: np.ndarray, item: int, others: np.ndarray, k: int = 10) -> float:
-    """Chance that `item` is in the top k against `others`, ties broken at random."""
+    """Probability that `item` is in the top k among `others`, ties broken at random."""
     above, equal = np.sum(score[others] > score[item]), np.sum(score[others] == score[item])
     return float(np.clip(k - above, 0, equal + 1) / (equal + 1))
 
 
 def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
-    """Mean Hits@10 of the score -(times drawn): against 99 sampled never-seen items, and against
+    """Mean Hits@10 of the score -(number of draws): among 99 sampled never-seen items, and among
     all of them."""
     generator = np.random.default_rng(7)
     sampled, full = [], []
@@ -84,8 +84,8 @@ def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
     return float(np.mean(sampled)), float(np.mean(full))
 
 
-def test_the_number_of_draws_says_nothing_about_held_out_items():
-    """A score without any learning stays at chance: within four binomial standard deviations of 400
+def test_the_number_of_draws_reveals_nothing_about_held_out_items():
+    """A score without learning is at chance level: within four binomial standard deviations of 400
     users."""
     sampled, full = _hits_of_the_count(leaky=False)
     for hits, chance in ((sampled, 10 / 100), (full, 10 / (ITEMS - TRAINED))):
@@ -93,6 +93,6 @@ def test_the_number_of_draws_says_nothing_about_held_out_items():
 
 
 def test_drawing_outside_the_held_out_items_would_betray_them():
-    """The same score under the leaky rule, so that the test above can fail."""
+    """The same score under the leaky rule, which shows that the test above can fail."""
     sampled, full = _hits_of_the_count(leaky=True)
     assert sampled > 0.9 and full > 0.9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interactions seen as clients: labels, what is known, what is held out."""
+"""Interactions as clients: labels, known items, held-out items."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_row_at_the_threshold_is_not_positive(world):
     assert world(positive_above=4.5).client(0).labels.tolist() == [1, 0]
 
 
-def test_positives_never_tell_what_is_held_out(world):
+def test_positives_never_reveal_held_out_items(world):
     """Item 4 is held out for client 1 and item 2 for client 0: both must stay possible
     negatives."""
     assert 4 not in world().client(1).positives and 2 not in world().client(0).positives
@@ -182,8 +182,8 @@ def test_a_clients_rows_can_be_put_in_the_order_of_time(load_tiny, world):
 
 
 class TestPerturbed:
-    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); learned instead are five of user 0 and one
-    of user 2."""
+    """Training rows are (0,0) (0,1) (1,1) (1,1) (2,5); the perturbed ones are five of user 0 and
+    one of user 2."""
 
     @pytest.fixture
     def changed(self, world):

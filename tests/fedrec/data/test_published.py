@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The readers on the published data, and their refusal of damaged copies of these."""
+"""The readers on the published data, and on damaged copies, which are refused."""
 
 import shutil
 from pathlib import Path
@@ -152,7 +152,7 @@ def test_pair_moved_from_test_to_train_is_refused(tmp_path):
         reader("amazon-upc", path=folder).read()
 
 
-def test_missing_data_say_where_they_are_looked_for(tmp_path, monkeypatch):
+def test_the_error_for_missing_data_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
     with pytest.raises(DataError, match="not there") as caught:
         reader("ml-1m").read()

@@ -104,6 +104,6 @@ def test_ratings_before_the_first_film_are_refused(tmp_path):
         read(tmp_path)
 
 
-def test_empty_folder_says_what_is_missing(tmp_path):
+def test_the_error_for_an_empty_folder_names_what_is_missing(tmp_path):
     with pytest.raises(DataError, match="ratings of 'netflix' are missing"):
         read(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every split on hand-made rows, and the properties that all splits share."""
+"""Every split on small examples, and the common properties of all splits."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ ALL = [
     ("user-holdout", {}),
     ("user-holdout", {"halves": "temporal", "validation-users": 0.3}),
     ("user-holdout", {"split-by": "pairs"}),
+    ("user-holdout", {"generalisation": "weak"}),
     ("leave-one-out", {}),
     ("leave-one-out", {"order": "random", "validation": False}),
     ("ratio", {}),
@@ -128,6 +129,16 @@ class TestUserHoldout:
         training = np.isin(table.users, partition.training_clients)
         assert np.isin(np.flatnonzero(training), partition.train_rows).all()
 
+    def test_weak_generalisation_has_the_same_rows_and_all_users_train(self):
+        table = interactions(np.repeat(np.arange(10), 5))
+        strong, weak = (
+            make("user-holdout", generalisation=kind, **{"validation-users": 0.1}).split(table)
+            for kind in ("strong", "weak")
+        )
+        for part in ("train_rows", "validation_rows", "test_rows"):
+            assert np.array_equal(getattr(strong, part), getattr(weak, part))
+        assert weak.training_clients.tolist() == list(range(10))
+
     def test_temporal_half_is_the_later_one(self):
         table = interactions([0] * 5 + [1] * 5, times=[5, 1, 4, 2, 3] * 2)
         partition = make("user-holdout", halves="temporal", **{"test-users": 0.5}).split(table)
@@ -155,14 +166,14 @@ class TestUserHoldout:
             assert counts.sum() == 20 and set(table.users[partition.test_rows]) == {user}
             assert (set(counts) == {0, 4}) is together
 
-    def test_temporal_pairs_stand_at_their_first_row(self):
+    def test_temporal_pairs_are_ordered_by_their_first_row(self):
         table = interactions([0] * 4 + [1] * 4, [7, 8, 9, 7] * 2, [4, 2, 3, 1] * 2)
         partition = make(
             "user-holdout", halves="temporal", **{"test-users": 0.5, "split-by": "pairs"}
         ).split(table)
         assert table.items[partition.test_rows].tolist() == [9]
 
-    def test_users_without_rows_are_nobody(self):
+    def test_users_without_rows_are_not_clients(self):
         table = interactions([1, 1, 3, 3], num_users=50)
         partition = make("user-holdout", **{"test-users": 0.5}).split(table)
         assert len(partition.training_clients) == 1 and len(partition.test_rows) == 1
@@ -216,7 +227,7 @@ class TestRatio:
 
 class TestKfold:
     def test_validation_rows_are_a_share_of_the_other_folds(self):
-        """The tested fold stays what it is, and none of its rows is among them."""
+        """The test fold does not change, and none of its rows is among the validation rows."""
         table = interactions(np.repeat(np.arange(11), 3))
         plain, held = (
             make("kfold", fold=2, validation=share).split(table) for share in (0.0, 0.25)

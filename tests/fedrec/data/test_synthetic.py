@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synthetic dataset: its shape, its truth, what can be learned from it, and its reach."""
+"""The synthetic dataset: its shape, its true preferences, how well they can be learned, and large
+sizes."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_equal_settings_give_equal_data(default):
 
 
 def test_truth_is_that_of_the_data(default):
-    """Ratings follow the truth's affinity, and chosen items suit their users better than others."""
+    """Ratings follow the true affinity, and chosen items have a higher affinity than others."""
     truth = reader().truth()
     affinity = truth.affinity(default.users, default.items)
     assert np.corrcoef(affinity, default.ratings)[0, 1] > 0.85
@@ -106,7 +107,7 @@ def test_demographics_explain_their_share(share):
 
 
 def test_demographics_show_in_the_data():
-    """Men and women take different items, far more so than two random halves do."""
+    """Men and women choose different items, far more than two random halves."""
     table = reader(users=2000, demographics=0.5).read()
     gender = table.user_features["gender"].codes
 
@@ -120,10 +121,10 @@ def test_demographics_show_in_the_data():
 
 
 def test_popularity_then_ease_then_the_oracle(default):
-    """What can be learned is worth learning, and the truth is worth more."""
+    """A trained model beats popularity, and the true preferences beat the model."""
 
     class Oracle(Baseline):
-        """Scores with the truth; told the user by the order of the calls."""
+        """Scores by the true preferences; the user follows from the order of the calls."""
 
         def fit(self, histories):
             self.next = 0

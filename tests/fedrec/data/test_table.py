@@ -68,7 +68,7 @@ def test_parquet_gives_the_same_as_csv(tmp_path):
     assert one.user_features["city"].categories == two.user_features["city"].categories
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+def test_the_error_for_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
     path = write(tmp_path, "", "table.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError) as caught:

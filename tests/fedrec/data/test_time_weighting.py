@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated ratings by loops, and where they enter."""
+"""Repeated ratings by loops, and their use in datasets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments: read, overridden, checked to the last component, resolved, and written without a
-loss."""
+"""Experiments: reading, overrides, validation of all components, resolution, and lossless
+writing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_resolve_fills_in_every_default():
 
 
 def test_a_seed_of_a_components_own_is_the_experiments_unless_it_is_given():
-    """Users' budgets are drawn by it: in the step, and in one within a strategy."""
+    """It seeds the users' budgets, also in a step within a strategy."""
     dpvae = {"name": "dpvae", "epochs": 1}
     nested = {"name": "two-stage", "stage-one": {"rounds": 1, "step": dpvae}}
     source = {**LEAST, "model": {"name": "vae"}, "step": dpvae, "strategy": nested}

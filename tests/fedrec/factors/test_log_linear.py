@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tastes are the maxima of their objective."""
+"""User vectors maximise their objective."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public embeddings are factors of the kernel that they promise."""
+"""Public embeddings are factors of their documented kernel."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.factors.public import feature_embeddings
+from fedrec.factors.public import PublicPriorConfig, feature_embeddings
 
 TAGS = [["x"], ["x", "y"], ["y", "z"], [], ["z"]]
 ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
 
 
 def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
-    """Of effects that are all zero unless it is said."""
-    return feature_embeddings(
-        features,
+    """Settings with all effects zero, unless given."""
+    prior = PublicPriorConfig(
         ordered=ordered,
-        variance=variance,
+        feature_variance=variance,
         ordered_variance=ordered_variance,
         interaction_variance=interaction_variance,
     )
+    return feature_embeddings(features, prior)
 
 
 @pytest.fixture(scope="module")

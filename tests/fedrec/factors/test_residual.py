@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned from a Gram matrix is what was planted in it, and nothing of noise alone."""
+"""The hidden embeddings of a Gram matrix are recovered, and nothing is found in pure noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def planted():
     random = np.random.default_rng(1)
     profile = torch.from_numpy(np.sort(random.gamma(2.0, 8.0, ITEMS))[::-1] + 3)
     public, hidden = (torch.from_numpy(random.normal(size=(ITEMS, 2))) for _ in range(2))
-    # Neither popularity nor public features say anything of the hidden ones.
+    # Popularity and public features are independent of the hidden ones.
     known = torch.linalg.qr(torch.cat([profile[:, None], profile[:, None] * public], 1))[0]
     weighted = profile[:, None] * hidden
     hidden = (weighted - known @ (known.T @ weighted)) / profile[:, None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Denoising with public features: exact without noise, and nearer to the truth with it."""
+"""Denoising with public features: exact without noise, and closer to the true matrix with noise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def symmetric_noise(random, std):
 
 @pytest.fixture(scope="module")
 def truth(features):
-    """A Gram matrix that is popularity times features, and a little that is neither."""
+    """A Gram matrix of popularity times features, plus a small unrelated part."""
     random = np.random.default_rng(0)
     popularity = np.sort(random.gamma(1.0, 3.0, ITEMS))[::-1] + 0.2
     directions = public_directions(features)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of lists by hand, from their definitions, and in blocks."""
+"""Statistics of lists by hand, by definition, and in blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_gini_at_its_ends():
 
 
 def test_blocks_do_not_matter_and_short_lists_are_short():
-    """The last users know all items but one, or all; nobody lists a known item."""
+    """The last users know all items, or all but one; no list contains a known item."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(30, 12, generator=generator)
     known = torch.rand(30, 12, generator=generator) < 0.3
@@ -60,9 +60,8 @@ def test_blocks_do_not_matter_and_short_lists_are_short():
         parts.add(scores[rows], known[rows], liked[rows])
     assert whole.result() == pytest.approx(parts.result())
     offered = (~known).sum(0)
-    assert whole.result()["gini@20"] == pytest.approx(
-        gini(offered)
-    )  # the whole catalogue is listed
+    # the whole catalogue is listed
+    assert whole.result()["gini@20"] == pytest.approx(gini(offered))
 
 
 def test_nobody_is_evaluated():

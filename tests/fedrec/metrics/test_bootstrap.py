@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from fedrec.metrics.bootstrap import bootstrap_interval, bootstrap_intervals
+from fedrec.metrics.bootstrap import bootstrap_intervals
 
 
 def one_by_one(values, resamples, seed):
@@ -20,7 +20,7 @@ def one_by_one(values, resamples, seed):
 
 def test_an_interval_is_that_of_resampling_one_by_one():
     values = np.random.default_rng(3).exponential(1.0, 300)
-    found = bootstrap_interval(values, resamples=10_000)
+    (found,) = bootstrap_intervals([values], resamples=10_000)
     np.testing.assert_allclose(found, one_by_one(values, 10_000, 1), atol=0.01)
 
 
@@ -28,13 +28,13 @@ def test_many_samples_at_once_have_the_intervals_that_each_has_alone():
     random = np.random.default_rng(0)
     samples = [random.normal(size=n) for n in (40, 7, 40, 1, 40)]
     together = bootstrap_intervals(samples, resamples=500, seed=5)
-    alone = [bootstrap_interval(values, resamples=500, seed=5) for values in samples]
+    alone = [bootstrap_intervals([values], resamples=500, seed=5)[0] for values in samples]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
     assert together[3] == pytest.approx((samples[3][0], samples[3][0]))
 
 
 def test_draws_are_paired():
-    """A system that is better by the same for everybody has an interval moved by as much."""
+    """A constant difference for all users shifts the interval by that constant."""
     values = np.random.default_rng(0).normal(size=50)
     one, other = bootstrap_intervals([values, values + 0.25], resamples=300)
     np.testing.assert_allclose(np.subtract(other, one), 0.25)
@@ -46,7 +46,7 @@ def test_nothing_has_no_interval():
 
 
 def test_many_systems_cost_little_more_than_one():
-    """The draws are made once: 200 systems in less than 20 times the time of one."""
+    """Resamples are drawn once: 200 systems take less than 20 times as long as one."""
     samples = list(np.random.default_rng(0).normal(size=(200, 1000)))
     bootstrap_intervals(samples[:1], resamples=500)
     started = time.process_time()
@@ -56,17 +56,17 @@ def test_many_systems_cost_little_more_than_one():
     assert time.process_time() - started - one < 20 * one
 
 
-def test_the_bootstrap_interval_covers_as_often_as_it_says():
+def test_the_bootstrap_interval_has_its_coverage():
     random, hits = np.random.default_rng(1), 0
     for trial in range(200):
-        low, high = bootstrap_interval(random.normal(0.3, 1, 50), resamples=400, seed=trial)
+        ((low, high),) = bootstrap_intervals([random.normal(0.3, 1, 50)], resamples=400, seed=trial)
         hits += low <= 0.3 <= high
     assert 0.88 <= hits / 200 <= 0.99
 
 
 def test_the_interval_of_a_large_sample_is_the_normal_one():
     values = np.random.default_rng(0).normal(2, 1, 4000)
-    low, high = bootstrap_interval(values, resamples=2000)
+    ((low, high),) = bootstrap_intervals([values], resamples=2000)
     half = 1.96 * values.std() / np.sqrt(4000)
     assert low == pytest.approx(values.mean() - half, abs=0.005)
     assert high == pytest.approx(values.mean() + half, abs=0.005)

@@ -56,7 +56,7 @@ def test_means_leave_out_users_without_a_value():
 
 
 def test_gaps_between_groups_of_a_kind():
-    """0.2 to 0.5 of activity, 0.1 to 0.4 over the ages that somebody has, one gender alone."""
+    """0.2 to 0.5 for activity, 0.1 to 0.4 over the existing ages, a single gender."""
     names = ["inactive", "active", "age=18", "age=25", "age=35", "gender=F"]
     per_user = pd.DataFrame({"hits@10": [0.2, 0.5, 0.1, 0.4, np.nan, 0.3]})
     means = group_means(per_user, dict(zip(names, np.eye(6, dtype=bool), strict=True)))

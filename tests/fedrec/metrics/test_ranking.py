@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking metrics against ir-measures, brute force, and numbers worked out by hand."""
+"""Ranking metrics against ir-measures, brute force, and by hand."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def test_whole_list_ties_go_to_the_lower_index():
     st.integers(1, 14),
 )
 def test_against_sorting(seed, users, items, levels, k):
-    """Any tie pattern, catalogue and k: whole lists against a sort, single lists against the rank
-    formula."""
+    """For any ties, catalogue and k: whole lists against a sort, single-positive lists against the
+    rank formula."""
     scores, masks = random_block(seed, users, items, levels)
     got = ranking_metrics(scores, **masks, ks=(k,))
     for u in range(users):
@@ -285,8 +285,8 @@ class TestEdges:
 
 
 def test_a_known_positive_is_no_item_that_a_whole_list_misses():
-    """A held-out item that the user trains with too cannot be in a list: recall has the other one
-    alone in its denominator."""
+    """A held-out item that is also a training item cannot be in a list: recall's denominator counts
+    only the other one."""
     scores = torch.tensor([[0.9, 0.8, 0.1]])
     masks = {
         "seen": torch.tensor([[True, True, False]]),
@@ -297,9 +297,9 @@ def test_a_known_positive_is_no_item_that_a_whole_list_misses():
     assert float(found["recall@1"]) == float(found["ndcg-list@1"]) == float(found["map@1"]) == 1.0
 
 
-def test_a_masked_positive_is_missed_and_not_forgotten():
-    """Of two held-out items one is masked: recall has both in its denominator, and the list has the
-    other alone."""
+def test_a_masked_positive_counts_as_missed():
+    """One of two held-out items is masked: recall's denominator counts both, and the list contains
+    only the other."""
     scores, masks = block(
         [5.0, 4.0, 3.0, 2.0],
         seen=[1, 1, 1, 0],
@@ -312,7 +312,7 @@ def test_a_masked_positive_is_missed_and_not_forgotten():
         for name, value in ranking_metrics(scores, **masks, ks=(2, 3), masked=masked).items()
     }
     assert (found["recall@2"], found["precision@2"], found["mrr"]) == (0.5, 0.5, 1.0)
-    assert found["recall@3"] == 0.5  # what is masked is in no list, however long
+    assert found["recall@3"] == 0.5  # masked items are in no list of any length
     plain = ranking_metrics(scores, **masks, ks=(2,))
     assert float(plain["recall@2"]) == 1.0 and float(plain["hits@2"]) == found["hits@2"]
     # The other way: known items that are not masked compete.

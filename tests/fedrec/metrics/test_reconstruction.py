@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole-history metrics against the paper's worked example, loops, and what must never be
-mixed."""
+"""The whole-history metrics against the paper's example and loops, and their separation from
+held-out metrics."""
 
 from __future__ import annotations
 

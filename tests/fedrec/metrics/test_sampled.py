@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected metrics over sampled items, against scipy's distribution and against drawing the
-samples."""
+"""Expected metrics over sampled items, against scipy's distribution and by sampling."""
 
 from __future__ import annotations
 

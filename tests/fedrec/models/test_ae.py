@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The autoencoder against one out of `nn.Linear`."""
+"""The autoencoder against an implementation with `nn.Linear`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model():
 
 @pytest.fixture
 def parameters(model):
-    # Biases away from zero, so that a forgotten one shows.
+    # Biases differ from zero, so that a missing one is detected.
     fresh = model.initial(torch.Generator().manual_seed(1))
     return {
         n: (v + 0.1 * torch.arange(v.numel()).view(v.shape).sin()).unsqueeze(0)
@@ -53,9 +53,8 @@ def test_scores_and_loss_equal_those_of_plain_modules(model, parameters):
 
     torch.testing.assert_close(model.history_scores(parameters, histories)[0], logits(unit))
     kept = torch.rand(1, USERS, ITEMS, generator=torch.Generator().manual_seed(3)) > 0.4
-    draws = [
-        Draw(kept, torch.full((1, USERS, 2), value)) for value in (0.0, 5.0)
-    ]  # no noise enters the code
+    # the code has no noise
+    draws = [Draw(kept, torch.full((1, USERS, 2), value)) for value in (0.0, 5.0)]
     expected = [
         nn.functional.cross_entropy(
             logits(unit * kept[0] / 0.5)[u], histories[0, u] / histories[0, u].sum()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meta matrix factorization: what is generated and predicted, against dense linear layers and
-one-hot products."""
+"""Meta matrix factorization: generated parameters and predictions, against dense layers and one-hot
+products."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def parameters(model):
 
 
 def dense_prediction(p, user, item):
-    """One rating, written down from the paper: whole item table of the user, one-hot row of the
-    item."""
+    """One rating by the paper's formula: the user's whole item table times the item's one-hot
+    row."""
     vector = F.one_hot(torch.tensor(user), USERS).float() @ p["user.id"] @ p["memory"]
     hidden = {
         h: F.relu(vector @ p[f"{h}.hidden.weight"] + p[f"{h}.hidden.bias"])
@@ -58,7 +58,7 @@ def test_whole_tables_predict_as_one_hot_products_do(model, parameters):
         [float(dense_prediction(parameters, u, i)) for i in range(ITEMS)] for u in users.tolist()
     ]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-4, atol=1e-6)
-    assert np.std(expected) > 0.01  # the users differ, and the items do
+    assert np.std(expected) > 0.01  # users differ, and so do items
 
 
 def test_requested_rows_are_those_of_the_whole_tables(parameters):
@@ -73,8 +73,8 @@ def test_requested_rows_are_those_of_the_whole_tables(parameters):
 
 
 def test_gradients_of_requested_rows_are_right(parameters):
-    """The hand-written backward pass against finite differences, an item requested twice among
-    them."""
+    """The closed-form backward pass against finite differences, also for an item requested
+    twice."""
     double = {name: value.double().requires_grad_() for name, value in parameters.items()}
     users, lists = torch.tensor([1, 4]), [np.array([0, 10]), np.array([3, 10])]
     requests = ItemRequests.of(users.numpy(), lists)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix factorization: the sum of its parts."""
+"""Matrix factorization: predictions equal the sum of their terms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federated NeuMF against the centralised one: the same logits, and one client's step is its
+"""Federated NeuMF against the centralised one: equal logits, and one client's step equals its
 gradient."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_logits_are_those_of_the_centralised_model(pair, factors, tower):
 
 @pytest.mark.parametrize(("factors", "tower"), PARTS)
 def test_one_clients_step_is_the_gradient_of_the_centralised_loss(pair, factors, tower):
-    """All of a client's examples in one batch: by automatic differentiation of the baseline's
+    """All examples of a client in one batch, against automatic differentiation of the baseline's
     cross-entropy."""
     node, start, central, user, items = pair(factors, tower)
     step, data = node.step(node.experiment.step), node.population.client(int(node.training[0]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrivRec's network against a second one out of `nn.Embedding` and `nn.Linear`, and against
+"""PrivRec's network against an implementation with `nn.Embedding` and `nn.Linear`, and against
 equations 1 and 2."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
 ):
     model = make(task, activation=activation, hidden=hidden)
     parameters = fresh(model)
-    # Client 1 has no hobby at all and client 0 has two: both kinds of pooling matter.
+    # Client 1 has no hobby and client 0 has two, so pooling matters.
     labels = (
         torch.tensor([1.0, 0, 0, 1, 1]) if task == "ranking" else torch.tensor([5.0, 1, 2, 3, 4])
     )
@@ -115,7 +115,7 @@ def test_scores_are_the_predictions_of_every_item(make, world):
 
 
 def test_scores_work_where_the_parameters_are():
-    """Without user features there is nothing but the parameters to tell the device."""
+    """Without user features, a device needs only the parameters."""
     seen = []
 
     class Watched(PrivRec):
@@ -238,7 +238,7 @@ def test_a_model_whose_output_starts_at_zero_prefers_no_item(make, world, hidden
 
 @pytest.mark.parametrize("path", ["kernel", "blocks", "reference"])
 def test_without_features_it_is_the_network_of_a_dataset_that_has_none(tiny_experiment, path):
-    """Ids of items alone: the same bits as where neither users nor items have features."""
+    """With item ids only: the same bits as without features of users and items."""
     table = tiny_experiment() | {"engine": {"name": "serial", "path": path}}
     table["model"] |= {"features": False}
     node, bare = (Node(load(table), 0, 1, None) for _ in range(2))

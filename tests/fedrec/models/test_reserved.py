@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model with reserved rows is the other model, with rows that nothing reads."""
+"""A model with reserved rows equals the inner model, and nothing reads the rows."""
 
 from __future__ import annotations
 

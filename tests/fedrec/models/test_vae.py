@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variational autoencoder against one out of `nn.Linear`, `torch.distributions` and the paper's
+"""The variational autoencoder against `nn.Linear`, `torch.distributions` and the paper's parameter
 counts."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def linear(parameters, name):
     return layer
 
 
-# Table 3 of the paper; the catalogues are those of the data sets before its pre-processing.
+# Table 3 of the paper; the catalogues are those before its pre-processing.
 @pytest.mark.parametrize(
     ("items", "hidden", "latent", "count"),
     [(1682, 80, 20, 275_802), (26_744, 100, 30, 5_384_804), (17_770, 100, 50, 3_587_070)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions and gradients against autograd, Euler's identity and limits in closed form."""
+"""Predictions and gradients against autograd, Euler's identity and closed-form limits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def similarity():
 
 
 def by_torch(profiles, means, similarity, *, prior=0.0, low=-np.inf, high=np.inf):
-    """Half the sum of squared errors of all ratings, written with whole matrices; and predictions
-    `[users, items]`."""
+    """Half the sum of squared errors of all ratings, with whole matrices; and predictions `[users,
+    items]`."""
     rated = torch.tensor(profiles.matrix(np.ones(len(profiles.values))).toarray())
     deviations = torch.tensor(profiles.centred(means).matrix().toarray())
     s = similarity * (1 - torch.eye(ITEMS, dtype=torch.float64))
@@ -99,7 +99,7 @@ def test_equal_similarities_give_the_mean_deviation(profiles):
     np.testing.assert_allclose(predicted(ones, profiles, means, users, items), expected, atol=1e-12)
 
 
-def test_nobody_known_gives_nan_or_the_item_mean(profiles, similarity):
+def test_without_known_raters_the_result_is_nan_or_the_item_mean(profiles, similarity):
     means, _ = item_means(profiles)
     nobody = Profiles.of(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0))
     zero = np.zeros(1, np.int64)
@@ -124,7 +124,7 @@ def test_a_limit_takes_the_users_nearest_items(similarity):
 
 
 def test_bounds_act_example_by_example(profiles, similarity):
-    """Against the formulas of algorithm 1, one example at a time."""
+    """Against the formulas of algorithm 1, example by example."""
     means, _ = item_means(profiles)
     examples, bounds = Examples(profiles, means), Bounds(error=0.7, factor=0.9, floor=4.0)
     own = profiles.centred(means)

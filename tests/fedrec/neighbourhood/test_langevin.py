@@ -12,7 +12,7 @@ from fedrec.neighbourhood.profiles import Profiles, item_means
 
 
 def chain(langevin, start, gradient, random, *, burn_in):
-    """All points after a burn-in, of many chains side by side."""
+    """All points after a burn-in, of many chains in parallel."""
     point, kept = start.copy(), []
     for step in range(1, langevin.steps + 1):
         point = langevin.stepped(point, gradient, step, random)

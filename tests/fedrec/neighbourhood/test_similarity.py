@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarities against their definitions written out pair by pair, and profiles against loops."""
+"""Similarities against their definitions pair by pair, and profiles against loops."""
 
 from __future__ import annotations
 

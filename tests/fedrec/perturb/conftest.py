@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rows to perturb: a planted taste, small enough for exact answers."""
+"""Training rows to perturb: two groups of users, small enough for exact results."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def table(users, items, num_users, num_items):
 
 @pytest.fixture(scope="session")
 def make_data():
-    """Rows of given users and items as what a perturbation sees."""
+    """Rows of given users and items as input of a perturbation."""
 
     def make(users, items, num_users=None, num_items=None, clients=None):
         rows = table(users, items, num_users or max(users) + 1, num_items or max(items) + 1)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""True epsilons by enumeration of every outcome, from the equations' own words, against the
-formulas."""
+"""True epsilons by enumeration of all outcomes of the equations, against the formulas."""
 
 import itertools
 import math
@@ -30,8 +29,8 @@ def config(epsilon, mechanism="coin-flip", distinct=False, budget=0.0):
 
 
 def coin_flip_outcomes(profile, num_items, epsilon, *, distinct=False, values=1):
-    """Probability of each published set (multiset) of (item, value), equation 2 in all its
-    branches."""
+    """Probability of each published set (multiset) of (item, value), by all branches of equation
+    2."""
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
     own = {item for item, _ in profile}
     free = [item for item in range(num_items) if item not in own]
@@ -71,8 +70,7 @@ def worst(one, other):
 
 
 def enumerated(outcomes, num_items, size, differ, values=1):
-    """The smallest epsilon over all pairs of profiles whose sets differ in at most `differ`
-    places."""
+    """The smallest epsilon over all pairs of profiles that differ in at most `differ` places."""
     every = list(itertools.combinations(range(num_items), size))
     profiles = [
         tuple(zip(items, rated, strict=True))
@@ -163,7 +161,8 @@ def test_randomised_response_of_two_slots():
     )
     assert enumerated(outcomes, 6, 2, 1) <= found.item + 1e-9
     assert enumerated(outcomes, 6, 2, 2) <= found.profile + 1e-9
-    # Both slots exchanged: the ordered slots attain the sum, the published set comes close to it.
+    # With both slots exchanged, the ordered slots attain the sum, and the published set nearly
+    # does.
     ordered = {
         out: math.exp(epsilon * ((out[0] == 0) + (out[1] == 1)))
         for out in itertools.product(range(6), repeat=2)
@@ -176,7 +175,7 @@ def test_randomised_response_of_two_slots():
 
 @pytest.mark.parametrize("mechanism", ["coin-flip", "randomised-response"])
 @pytest.mark.parametrize("select", ["stereotypical", "random"])
-def test_an_untouched_interaction_is_published_as_it_is(mechanism, select):
+def test_an_unprotected_interaction_is_published_unchanged(mechanism, select):
     """Half of two rows is protected: the item of higher number (the more stereotypical one), or
     either."""
 
@@ -272,7 +271,7 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(
         true = enumerated(outcomes, num_items, size, differ, values)
         if kind == "coin-flip":
             assert claimed == pytest.approx(true)
-        else:  # sums over ordered slots; the set without their order tells a little less
+        else:  # sums over ordered slots; the unordered set reveals slightly less
             assert true <= claimed + 1e-9 and (size > 1 or true == pytest.approx(claimed))
 
 
@@ -280,7 +279,7 @@ DRAWS = 6000
 
 
 def drawn(profile, num_items, epsilon, mechanism, values):
-    """How often the device's own code publishes each set."""
+    """Frequencies of the published sets, by the product's code."""
     random, found = np.random.default_rng(profile[1][0]), Counter()
     items, rated = (np.array(part) for part in zip(*profile, strict=True))
     real = Interaction(items, rated if values > 1 else None)
@@ -300,8 +299,8 @@ def drawn(profile, num_items, epsilon, mechanism, values):
 @pytest.mark.parametrize("mechanism", ["coin-flip", "coin-flip, distinct", "randomised-response"])
 @pytest.mark.parametrize(("num_items", "values"), [(5, 1), (4, 2)])
 def test_published_sets_are_as_likely_as_enumerated(mechanism, num_items, values):
-    """Two slots at once; the log of a likelihood ratio from frequencies is within its error of the
-    enumerated one."""
+    """For two slots, the log of a likelihood ratio from frequencies agrees with enumeration within
+    its error."""
     epsilon, profiles = 0.9, (((0, 0), (2, values - 1)), ((0, 0), (3, values - 1)))
     seen, exact = [], []
     for profile in profiles:

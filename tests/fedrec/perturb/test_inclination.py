@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Item-group inclination and stereotypicality against numbers worked out by hand."""
+"""Item-group inclination and stereotypicality by hand."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from fedrec.perturb.targeted.inclination import inclination, stereotypicality
 
 
 def test_two_groups_by_hand():
-    """Group 0 is users 0 and 1, group 1 users 2, 3 and 4; user 5 has none. Item 3 nobody has."""
+    """Group 0 is users 0 and 1, group 1 users 2, 3 and 4; user 5 has no group. Item 3 has no
+    rows."""
     groups = np.array([0, 0, 1, 1, 1, -1])
     users = np.array([0, 0, 0, 1, 2, 3, 4, 4, 5, 5])
     items = np.array([0, 0, 1, 1, 0, 0, 2, 2, 2, 3])

@@ -53,7 +53,7 @@ def test_nothing_replaced_has_no_similarity(two_tastes):
     ids=["random-replacement", "randomised-response"],
 )
 def test_random_items_are_less_alike_than_items_of_the_same_taste(two_tastes, perturbation):
-    """Items 0 to 19 go together, and so do the others."""
+    """Items 0 to 19 are similar to each other, and so are the others."""
     rows = two_tastes.rows
     found = perturbation.perturb(two_tastes)
     moved = int((found.rows.items != rows.items).sum())

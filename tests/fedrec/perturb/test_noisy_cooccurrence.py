@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator with a guarantee: what one user can change, how much noise that gets, and what is
-drawn from it."""
+"""The generator with a guarantee: its sensitivity, its noise, and the drawn rows."""
 
 import dataclasses
 
@@ -23,7 +22,7 @@ def release(matrix, noise, seed=0, **settings):
 
 @pytest.fixture
 def given(monkeypatch):
-    """The exact sums that get noise, and how much."""
+    """The exact sums, and the noise that is added to them."""
     seen = {}
 
     def note(arrays, scale, source, *address, **rest):
@@ -35,8 +34,7 @@ def given(monkeypatch):
 
 
 def test_one_user_moves_each_sum_by_the_clip_norm_at_most(given):
-    """For users of every size, and as far as it for those with at least as many items as count in
-    full."""
+    """Not exceeded by users of any size, and attained by those with enough items."""
     for size in (1, 2, 3, 4, 9):
         matrix = np.zeros((1, 12))
         matrix[0, :size] = 1
@@ -84,13 +82,13 @@ def test_the_plan_spends_what_was_asked_for_on_two_releases():
 
 
 def test_exchanging_a_user_moves_each_sum_by_sqrt_2_clip_norms_at_most(given):
-    """Over random pairs of users, and exactly as far as that for two full ones without a common
+    """Not exceeded by random pairs of users, and attained by two full ones without a common
     item."""
     random = np.random.default_rng(0)
 
     def sums(items):
         matrix = np.zeros((2, 12))
-        matrix[0, 5:8], matrix[1, items] = 1, 1  # the first user is there in both
+        matrix[0, 5:8], matrix[1, items] = 1, 1  # the first user is in both datasets
         release(matrix, 1.0)
         return {name: exact for name, (exact, _, _) in given.items()}
 
@@ -134,8 +132,8 @@ def test_profiles_follow_popularity_then_pairs():
 
 
 def test_the_table_depends_on_no_user_by_itself(two_tastes):
-    """Without noise and clipping, exchanging two users' rows changes nothing: users get profiles,
-    not their own."""
+    """Without noise and clipping, exchanging two users' rows changes nothing: profiles are not
+    assigned to their own users."""
     config = NoisyCooccurrenceConfig(epsilon=50.0, items=40)
     found = NoisyCooccurrence(config, 0).perturb(two_tastes)
     swapped = np.where(

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mechanisms draw what the equations say: frequencies of all outcomes against their
-probabilities."""
+"""The mechanisms follow the equations: frequencies of all outcomes against their probabilities."""
 
 import math
 

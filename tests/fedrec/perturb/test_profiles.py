@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole datasets: who is perturbed, what stays, and that the devices learn from the result."""
+"""Whole datasets: the perturbed users, the unchanged rows, and that devices train on the result."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def training(interactions, partition, rated=True):
 
 
 def done(world, *, with_ratings=True, **settings):
-    """The training rows of the small world, and what they are turned into."""
+    """The training rows of the small world, and their perturbation."""
     data = training(world().interactions, world().partition, with_ratings)
     config = TargetedConfig.parse({"attribute": "gender", "epsilon": 0.1, **settings})
     return data, perturb_profiles(data, config, 7)
@@ -52,7 +52,7 @@ def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
 
 
 def test_each_client_has_its_own_stream(world):
-    """A client's result does not depend on the other clients' data being there."""
+    """A client's result does not depend on the other clients' data."""
     data, found = done(world, with_ratings=False, select="random")
     for client in found.clients:
         rows = np.flatnonzero(data.rows.users == client)
@@ -123,15 +123,15 @@ def test_a_budget_of_one_changes_nothing(world):
     assert (found.learned.items == data.rows.items).all() and not len(found.protected)
 
 
-def test_ratings_that_nobody_reads_are_left_alone(world):
+def test_unused_ratings_are_not_checked(world):
     data, found = done(world, with_ratings=False)
     assert (found.learned.ratings == data.rows.ratings).all()
     assert (found.learned.items != data.rows.items).any()
 
 
 def test_only_public_users_give_the_stereotypes(load_tiny):
-    """Whose other items change what is protected for others: without public users nearly
-    everyone's, else theirs."""
+    """The users whose items influence the protection of others: without public users nearly all,
+    else only these."""
 
     def felt(public_share):
         population = Population.of(load_tiny())
@@ -156,7 +156,7 @@ def test_only_public_users_give_the_stereotypes(load_tiny):
 
 
 def test_shares_are_among_the_public_users_alone(world):
-    """Two of the three training users are drawn; a group's share is of them, so user 3's missing
+    """Two of the three training users are drawn; shares are relative to them, so user 3's missing
     data do not count."""
     population = world()
     data = population.interactions
@@ -211,7 +211,7 @@ def test_wrong_attributes_are_refused(world, attribute, problem):
         done(world, attribute=attribute)
 
 
-def test_a_run_says_what_its_perturbation_is_worth(run_tiny):
+def test_a_run_reports_the_guarantee_of_its_perturbation(run_tiny):
     result = run_tiny(*TARGETED, "perturb.budget=0.3")
     assert any("epsilon + ln m" in line for line in result.privacy)
     from fedrec.runs.folder import RunFolder

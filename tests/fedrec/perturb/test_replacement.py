@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many rows are replaced, which, by what, and tables of users who want it otherwise."""
+"""The number of replaced rows, their selection, their substitutes, and individual settings of
+users."""
 
 import dataclasses
 
@@ -96,9 +97,8 @@ def test_two_samples_of_a_user_follow_draws_without_replacement(make_data):
 
 
 @pytest.mark.parametrize("draw", ["best", "sample"])
-def test_a_user_who_wants_everything_new_gets_it(make_data, draw):
-    """Twenty rows whose scores all name the same item first; exactly twenty other items are
-    left."""
+def test_a_user_can_have_all_rows_replaced(make_data, draw):
+    """Twenty rows that all prefer the same item, and exactly twenty other items."""
     data = make_data([0] * 20, list(range(20)), 1, 40)
     scores = torch.arange(40, dtype=torch.float32) * 50
     found = scored_substitutes(

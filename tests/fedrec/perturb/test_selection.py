@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many interactions are protected, and which."""
+"""The number of protected interactions, and their selection."""
 
 from decimal import ROUND_CEILING, Decimal
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and the limits of gamma
-and k."""
+"""UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and
+k."""
 
 import numpy as np
 import pytest
@@ -39,8 +39,8 @@ def synthetic(data, seed=0, **settings):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As in production; several threads wait for each other at every small step on a busy
-    machine."""
+    """One thread, as in runs: on a busy machine several threads wait for each other in every small
+    step."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -94,7 +94,7 @@ class TestAttention:
             wanted = logits[:3].exp() / logits[:3].exp().sum() ** beta
             assert torch.allclose(attention_weights(logits, place, 3, beta)[:3], wanted)
 
-    def test_with_beta_one_they_sum_to_one_whatever_their_size(self):
+    def test_with_beta_one_they_sum_to_one_for_any_size(self):
         place = torch.arange(30) % 7
         weights = attention_weights(torch.linspace(-300, 300, 30), place, 7, 1.0)
         assert torch.allclose(torch.zeros(7).index_add(0, place, weights), torch.ones(7))
@@ -178,7 +178,7 @@ class TestGenerator:
         assert utility.item() == pytest.approx(wanted.item(), abs=1e-4)
 
     def draw(self, data, embeddings, definition, gamma, **settings):
-        """The best substitute of every first row, as the trained generator has it."""
+        """The best substitute of every first row by the trained generator."""
         users, items = embeddings
         rows, chosen = data.rows, data.rows.user_order[data.rows.user_offsets[:-1]]
         similarity, wanted = Similarity(items, definition), np.full(rows.num_users, gamma)
@@ -202,14 +202,14 @@ class TestGenerator:
     def test_where_everything_is_alike_enough_the_user_gets_what_it_likes_best(
         self, two_tastes, embeddings, definition, gamma
     ):
-        """L_s is zero, so the best item that the user has not maximises what is left."""
+        """L_s is zero, so the best item that the user does not have maximises the rest."""
         chosen, found = self.draw(two_tastes, embeddings, definition, gamma)
         users, items = embeddings
         liking = (users @ items.T)[two_tastes.rows.users[chosen]]
         for row, user in enumerate(two_tastes.rows.users[chosen]):
             liking[row, two_tastes.rows.items[two_tastes.rows.rows_of(user)]] = -torch.inf
         rank = (liking > liking[torch.arange(60), torch.from_numpy(found)][:, None]).sum(1)
-        # Of about 32 items; what the generator ends with differs a little by processor.
+        # Of about 32 items; the result of training depends slightly on the processor.
         assert (rank == 0).float().mean() > 0.4 and rank.float().mean() < 1.5
 
     def test_without_utility_and_sensitivity_it_is_the_least_alike(self, two_tastes, embeddings):
@@ -217,7 +217,7 @@ class TestGenerator:
         alike = Similarity(embeddings[1], "cosine").between(
             torch.from_numpy(two_tastes.rows.items[chosen]), torch.from_numpy(found)
         )
-        assert alike.max() <= 0.05  # nothing is asked for below gamma = 0
+        assert alike.max() <= 0.05  # there is no constraint at gamma = 0
 
     def test_the_softmax_has_no_item_of_the_user(self, make_data, embeddings):
         """A user with all items but one gets that one as the only candidate with weight."""
@@ -256,8 +256,8 @@ class TestWhole:
             assert len(set(new)) == len(own) and not set(new) & set(rows.items[own])
 
     def test_the_fixed_similarity_is_the_nearest_to_gamma(self, two_tastes):
-        """Ablation f: where one row of each user is replaced nothing is in its way but the user's
-        own items."""
+        """Ablation f: if one row of each user is replaced, only the user's own items are
+        excluded."""
         rows, settings = (
             two_tastes.rows,
             {"generate": "fixed-similarity", "similarity": "cosine", "sensitivity": 0.3},

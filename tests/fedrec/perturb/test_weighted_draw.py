@@ -48,7 +48,7 @@ def test_nothing_without_weight_is_drawn_at_either_end(draw):
 
 
 def test_a_share_behind_the_last_weight_gets_the_last_item(draw):
-    """As rounding of the sums could bring about."""
+    """As caused by rounding of the sums."""
     weights = np.zeros((1, 800), dtype=np.float32)
     weights[0, [300, 310]] = 0.1, 0.3
     assert draw(weights, np.array([[1.0]])).tolist() == [[310]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equations 8 and 9 against a loop over plain torch modules, one view at a time."""
+"""Equations 8 and 9 against loops over plain torch modules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def setting():
 
 
 class Plain(nn.Module):
-    """The two encoders out of torch's own modules."""
+    """The two encoders with torch's own modules."""
 
     def __init__(self, parameters, table):
         super().__init__()
@@ -150,7 +150,7 @@ def cosine_loss(table, of_items, temperature):
 
 
 def test_an_empty_place_is_as_if_the_item_had_never_been_there(setting):
-    """Whichever place it is, the first among them."""
+    """For every place, also the first."""
     _, table, _ = setting
     contrast = Contrast("mean", 0.5)
     sessions = [[NONE, 1, 2, 3], [1, NONE, 2, 3], [1, 2, 3, NONE]]

@@ -18,7 +18,7 @@ def clients():
     """Parameters of two clients, `[2, ...]`, that require gradients, and three sessions of each,
     `[2, 3, 5, 4]`."""
     drawn = [initial_encoder(4, 6, torch.Generator().manual_seed(seed)) for seed in (0, 1)]
-    for one in drawn:  # zero biases would hide a mistake
+    for one in drawn:  # zero biases would hide an error
         one |= {
             name: torch.linspace(-1, 1, value.numel())
             for name, value in one.items()

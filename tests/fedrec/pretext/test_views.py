@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked views: what is replaced, by what, and how often, checked by enumeration."""
+"""Masked views: replaced items, their replacements and frequencies, by enumeration."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def test_a_session_of_one_item_is_dropped():
 
 
 def test_every_view_hides_one_item_and_one_segment_of_its_session():
-    """27 distinct items in five sessions; items 100 and above are those that the user does not
-    know."""
+    """27 distinct items in five sessions; items from 100 on are unknown to the user."""
     sequence = np.random.default_rng(0).permutation(27)
     starts, lengths = cut_sessions(27, 6)
     sessions = [
@@ -86,7 +85,7 @@ def test_every_view_hides_one_item_and_one_segment_of_its_session():
 
 
 def test_a_masked_place_may_stay_empty():
-    """The same draws but for the replacement; without segments nothing else is there."""
+    """The same draws except for the replacement; without segments there are no other parts."""
     sequence = np.random.default_rng(0).permutation(27)
     kept = LAYOUT.widths[0] + LAYOUT.widths[1]
     replaced, emptied = (

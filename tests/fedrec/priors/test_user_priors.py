@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priors of equation 11 against loops, their noise against its sensitivity, and the sources of
+"""Priors of equation 11 against loops, their noise against their sensitivity, and the sources of
 vectors."""
 
 from __future__ import annotations
@@ -78,17 +78,14 @@ def test_no_exchange_of_metadata_moves_more_than_the_sensitivity():
 
 
 def test_noise_has_the_scale_of_the_budget_and_is_drawn_once_per_user():
-    table = [
-        np.full((2, 3000), 0.5),
-        np.full((3, 3000), 0.5),
-    ]  # many numbers, to see a distribution; mu_kj = 0.5
+    # many numbers, to estimate a distribution; mu_kj = 0.5
+    table = [np.full((2, 3000), 0.5), np.full((3, 3000), 0.5)]
     config = PriorsConfig()
     settings = PersonalNoise(budgets="equal", epsilon=2.5e6, participations=3, priors=config)
     priors = UserPriors(table, [0, 1], config, settings)
     mean, _ = priors.of(client(0, 1, number=7))
-    multiplier = settings.prior_multiplier(7) * math.sqrt(
-        2
-    )  # mean and variance are one release, half of the cost each
+    # mean and variance are one release, half of the cost each
+    multiplier = settings.prior_multiplier(7) * math.sqrt(2)
     assert kstest(mean, "norm", (0.5, multiplier * priors.sensitivities[0])).pvalue > 1e-3
     assert kstest(mean, "norm", (0.5, 1.2 * multiplier * priors.sensitivities[0])).pvalue < 1e-3
     np.testing.assert_array_equal(mean, priors.of(client(0, 1, number=7))[0])

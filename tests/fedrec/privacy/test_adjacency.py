@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sensitivities by adversarial pairs: what has no signs moves a sum by sqrt(2) S at most, what has
-signs by 2 S."""
+"""Sensitivities by adversarial pairs: at most sqrt(2) S for non-negative contributions, 2 S for
+signed ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SIZE = 12
 
 
 def counts(random):
-    """Non-negative vectors that an adversary would try: single items, disjoint sets, everything,
-    nothing, failures."""
+    """Adversarial non-negative vectors: single items, disjoint sets, all items, no items,
+    failures."""
     halves = np.repeat([9.0, 0.0], SIZE // 2)
     yield from (
         1e20 * np.eye(SIZE)[0],
@@ -51,8 +51,8 @@ def gram_matrices(random):
 
 
 def profiles(random):
-    """Ratings 1 to 5 of some items: opposite ones of the same items, disjoint ones, random ones,
-    ones off the scale."""
+    """Ratings 1 to 5 of some items: opposite ratings of the same items, disjoint items, random
+    ones, ratings outside the scale."""
     whole = [
         np.where(np.arange(SIZE) < SIZE // 2, low, high)
         for low in (0, 1, 5)
@@ -63,13 +63,13 @@ def profiles(random):
 
 
 def ratings(random):
-    """What users contribute to item means: each rating mapped to [-1, 1], with a 1 beside it."""
+    """Contributions to item means: each rating mapped to [-1, 1], and an indicator."""
     for own in profiles(random):
         yield np.stack([scaled(own, (1.0, 5.0)), np.ones(SIZE)]) * (own > 0)
 
 
 def deviations(random):
-    """The same ratings in units of the scale, which is something else."""
+    """The same ratings in units of the scale, which is not equivalent."""
     for own in profiles(random):
         yield np.stack([own - 3.0, np.ones(SIZE)]) * (own > 0)
 
@@ -118,7 +118,7 @@ def test_in_the_l1_norm_nothing_is_gained():
     assert Clip(3.0, 1, "non-negative").sensitivity("replace-one") == 6.0
 
 
-def test_one_user_more_or_less_is_the_clip_norm_whatever_it_contributes():
+def test_adding_or_removing_a_user_moves_the_sum_by_at_most_the_clip_norm():
     for clip in (Clip(3.0), Clip(3.0, 2, "non-negative"), Clip(3.0, 1)):
         assert clip.sensitivity("add-remove") == 3.0
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain words: the ceilings are the published ones, and the caveats are those of the plan."""
+"""Explanations: the bounds are the published ones, and the caveats are those of the plan."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,16 @@ def test_accuracy_of_membership_attacks(epsilon, accuracy):
     )
 
 
+def test_the_true_epsilon_is_one_number_where_the_bounds_agree():
+    plan = Plan.of(
+        PrivacyConfig.parse({"clip-norm": 1.0, "noise-multiplier": 3.0}), "full", {}, 500, 1
+    )
+    found = report(plan)
+    agreeing, apart = (replace(found, attack=found.epsilon - gap) for gap in (1e-9, 0.1))
+    assert any(line.startswith("The true epsilon is") for line in lines(agreeing, "replace-one"))
+    assert any(f"between {apart.attack:.4g}" in line for line in lines(apart, "replace-one"))
+
+
 def test_odds_and_beliefs():
     assert odds_ceiling(math.log(3)) == pytest.approx(3) and odds_ceiling(1e4) == math.inf
     assert posterior_ceiling(math.log(3)) == pytest.approx(0.75)
@@ -49,7 +60,7 @@ def test_odds_and_beliefs():
         ({}, "drawn uniformly from all 500"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
-        ({"stages": ["main"]}, "item sequences are users' data"),
+        ({"private_phases": ["main"]}, "item sequences are users' data"),
         ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
@@ -58,7 +69,7 @@ def test_odds_and_beliefs():
     ],
     ids=str,
 )
-def test_what_the_plan_leaves_out_is_said(settings, expected):
+def test_caveats_of_the_plan_are_reported(settings, expected):
     assert expected in said(**settings)
 
 
@@ -74,5 +85,5 @@ def test_what_the_plan_leaves_out_is_said(settings, expected):
     ],
     ids=str,
 )
-def test_what_does_not_concern_the_plan_is_not_said(settings, unsaid):
+def test_caveats_that_do_not_concern_the_plan_are_left_out(settings, unsaid):
     assert unsaid not in said(**settings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: on the disk before it counts, never refunded, whole after a crash."""
+"""The ledger: synced to disk before it counts, never refunded, intact after a crash."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ def test_a_last_line_that_was_cut_off_is_dropped_and_overwritten(path, caplog):
     ledger = Ledger(path)
     ledger.charge(1, EVENT)
     whole = path.read_bytes()
-    ledger.charge(
-        2, replace(EVENT, phase="long" * 100)
-    )  # longer than the line that is written over its rest
+    # longer than the line that overwrites its rest
+    ledger.charge(2, replace(EVENT, phase="long" * 100))
     line = path.read_bytes()[len(whole) :]
     for kept in (1, len(line) // 2, len(line) - 1):
         path.write_bytes(whole + line[:kept])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise: its scale to well below one per cent, its shape, that it hits everything, and that it
-never repeats."""
+"""The noise: its scale to well below one per cent, its shape, that it is on every coordinate, and
+that it never repeats."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw(source, mechanism="gaussian", scale=3.0, size=SIZE, address=(1,)):
 
 
 def accepts(sample, mechanism, scale):
-    """Whether the sample's variance fits the scale: five standard errors, which is far below 1% of
+    """Check the sample's variance against the scale, within five standard errors, far below 1% of
     the scale."""
     _, std, fourth = KINDS[mechanism]
     error = math.sqrt((fourth if mechanism == "laplace" else 2.0) / len(sample))
@@ -45,7 +45,7 @@ def accepts(sample, mechanism, scale):
 def test_scale_and_shape(source, mechanism):
     noise = draw(source, mechanism)
     assert accepts(noise, mechanism, 3.0)
-    if mechanism == "gaussian":  # the test would see one per cent
+    if mechanism == "gaussian":  # the test would detect one per cent
         assert not accepts(noise * 1.012, mechanism, 3.0) and not accepts(
             noise * 0.988, mechanism, 3.0
         )

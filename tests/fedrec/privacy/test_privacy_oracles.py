@@ -124,7 +124,7 @@ def test_one_laplace_round_without_replacement_has_the_profile_of_its_pair(delta
 
 @pytest.mark.parametrize("b", [0.06, 0.2, 1.0, 9.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
-def test_one_laplace_round_of_everybody_reaches_its_closed_form(b, delta):
+def test_one_laplace_round_of_all_clients_reaches_its_closed_form(b, delta):
     """Of two Laplace distributions 1 apart: delta = 1 - e^((epsilon - 1 / b) / 2)."""
     event = LaplaceRound(Full(), "replace-one", b)
     exact = 1 / b + 2 * math.log1p(-delta)

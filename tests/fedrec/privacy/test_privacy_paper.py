@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrivRec's tables 4 and 5: all 36 finite cells as printed, and that the releases cost less."""
+"""PrivRec's tables 4 and 5: all 36 finite cells as printed, and the smaller cost of the actual
+releases."""
 
 from __future__ import annotations
 

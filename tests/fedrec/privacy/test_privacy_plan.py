@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan: sensitivity, noise and event fit together, hand-computed; what does not fit is refused
-with its reason."""
+"""The plan: sensitivity, noise and event are consistent, computed by hand; inconsistent settings
+are refused with the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_privrecs_own_example():
     found = plan()
     assert (found.sensitivity, found.noise_std, found.denominator) == (80.0, 80.0, 30.0)
     assert found.mean_noise_std == pytest.approx(8 / 3)
-    assert found.noise_norm(3706 * 64) == pytest.approx(1298.7, abs=0.1)
+    assert found.mean_noise_std * (3706 * 64) ** 0.5 == pytest.approx(1298.7, abs=0.1)
     assert found.event() == GaussianRound(FixedSize(30, 4800), "replace-one", 1.0)
 
 
@@ -55,7 +55,7 @@ def test_the_two_conventions_differ_by_two():
     assert plan("poisson", adjacency="add-remove", noise_relative_to="clip-norm").noise_std == 40.0
 
 
-def test_a_phase_differs_in_what_is_said_of_it():
+def test_phases_have_their_own_settings():
     phases = {"counts": {"clip-norm": 3.0, "noise-factor": 2.0}, "rest": {"parameters": ["item.*"]}}
     config = PrivacyConfig.parse(
         {"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}, at="privacy"
@@ -96,10 +96,10 @@ def test_delta_by_default_is_small_enough():
 )
 def test_noise_in_the_papers_order_costs_what_it_really_costs(server_lr, expected):
     """M = 30 of 4800, T = 1000, delta 1e-6, multiplier z / alpha2. The values come from an
-    independent implementation; for alpha2 = 0.1 dp-accounting's Poisson bound, 0.0707 on a fine
-    grid, is the lower end of what it can be."""
+    independent implementation; for alpha2 = 0.1, dp-accounting's Poisson bound, 0.0707 on a fine
+    grid, is a lower bound."""
     found = plan(paper_noise_order=True, server_lr=server_lr, backend="pld")
-    # Times alpha2, the sum's noise is again the paper's 2 S z, whatever alpha2 is.
+    # Multiplied by alpha2, the sum's noise is the paper's 2 S z for any alpha2.
     assert found.noise_std * server_lr == pytest.approx(80.0)
     accountant = Accountant("pld")
     accountant.step(found.event(), 1000)
@@ -107,7 +107,7 @@ def test_noise_in_the_papers_order_costs_what_it_really_costs(server_lr, expecte
     assert plan(server_lr=server_lr).noise_std == 80.0
 
 
-def test_everybody_in_the_cohort_is_not_amplified():
+def test_full_participation_is_not_amplified():
     found = plan(cohort=4800)
     assert found.sampling == Full() and found.denominator == 4800
 
@@ -177,7 +177,7 @@ def test_adaptive_clipping_costs_what_a_fixed_clip_does(sampler, adjacency):
 
 def test_no_noise_or_a_stage_without_noise_is_not_private():
     assert isinstance(plan(noise_multiplier=0.0).event(), NonPrivate)
-    only_main = plan(stages=["main*"])
+    only_main = plan(private_phases=["main*"])
     assert only_main.event("main") == GaussianRound(
         FixedSize(30, 4800), "replace-one", 1.0, phase="main"
     )
@@ -248,7 +248,7 @@ def test_an_experiment_carries_its_privacy(tiny_experiment):
         PhasePlans.before_a_run(load(tiny_experiment()), np.arange(18))
 
 
-def test_noise_that_protects_nobody_is_no_release():
+def test_noise_without_protection_is_not_a_release():
     for multiplier in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ExperimentError, match="invalid noise multiplier"):
             Release("gaussian", Full(), "replace-one", multiplier)

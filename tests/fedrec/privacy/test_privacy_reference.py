@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every accountant against values from other implementations, and the order that the bounds must
-keep.
+"""Every accountant against values of other implementations, and the order of the bounds.
 
 The values were computed once with autodp 0.2.3 and dp-accounting 0.6.0 and with an independent
 numerical integration.
@@ -86,9 +85,7 @@ def test_cells_of_the_papers_tables_by_tighter_accountants(case):
 @pytest.mark.parametrize(
     ("z", "rounds", "delta"), [(1.0, 1, 1e-5), (5.0, 100, 1e-6), (0.5, 3, 1e-8), (30.0, 50, 1e-4)]
 )
-def test_everybody_in_every_round_is_the_analytic_gaussian(
-    backend, slack, adjacency, z, rounds, delta
-):
+def test_full_participation_is_the_analytic_gaussian(backend, slack, adjacency, z, rounds, delta):
     mu = math.sqrt(rounds) / z
 
     def excess(eps):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact totals of nominal schedules, against the formula in exact arithmetic and a mechanism worked
-out by hand."""
+"""Exact totals of nominal schedules, against the formula in exact arithmetic and a mechanism by
+hand."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedrec.privacy.stated import Stated, amplified, schedule_total
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 5.0])
 @pytest.mark.parametrize("rate", [0.01, 0.2, 1.0])
 def test_amplification_is_that_of_randomised_response(epsilon, rate):
-    """Worst case: the row is in the sample with chance `rate`, and answers e^eps / (1 + e^eps) : 1
-    / (1 + e^eps)."""
+    """Worst case: the row is in the sample with probability `rate`, and answers e^eps / (1 + e^eps)
+    : 1 / (1 + e^eps)."""
     p, q = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
     assert amplified(epsilon, rate) >= math.log(rate * p / q + 1 - rate) - 1e-12
     assert amplified(epsilon, rate) == pytest.approx(math.log1p(rate * math.expm1(epsilon)))
 
 
 def test_totals():
-    """K ln(1 + g (exp(e / (K g)) - 1)) for the table of notes: 1 at K = 10, g = .01 is 54, and so
+    """K ln(1 + g (exp(e / (K g)) - 1)) for several schedules: 1 at K = 10, g = .01 is 54, and so
     on."""
     expected = {
         (1, 10, 0.01): 54,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacked parameters of clients: selection, padding, and the way over the wire."""
+"""Stacked parameters of clients: selection, padding, and serialization."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire: what goes in comes out, and messages of Flower's own strategies are understood."""
+"""Messages: packing and unpacking are inverse, and messages of Flower's own strategies are
+understood."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def same(one, other):
 
 
 def sent(content):
-    """The content as it is after a way through Flower's own serialisation of each record."""
+    """The content after Flower's own serialization of each record."""
     return RecordDict(
         {name: type(record).inflate(*parts(record)) for name, record in content.items()}
     )

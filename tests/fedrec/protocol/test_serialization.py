@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parcels: what goes in comes out, and nothing else is taken for one."""
+"""Serialization of arrays: packing and unpacking are inverse, and other data are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_no_packed_record_is_an_error_and_a_record_with_it_is_left_alone
     assert list(from_the_network(content)["arrays"]) == ["#packed"]
 
 
-def test_a_message_travels_as_one_array_and_arrives_as_it_was():
+def test_a_message_is_sent_as_one_array_and_unpacked_unchanged():
     arrays = {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.array(2.5),
@@ -80,5 +80,5 @@ def test_a_message_travels_as_one_array_and_arrives_as_it_was():
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == array.dtype
-    from_the_network(content)  # nor does opening what is open
+    from_the_network(content)  # unpacking twice has no effect either
     assert list(content["arrays"]) == list(arrays)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of touched rows are the same as sums of whole tables."""
+"""Sums of touched rows equal sums of whole tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chromium without a window, spoken to by the DevTools protocol over two pipes."""
+"""Headless Chromium, controlled by the DevTools protocol over two pipes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
-_SECONDS = 60  # that an answer may take, on a busy machine
+_SECONDS = 60  # longest wait for a reply, on a busy machine
 
 
 def executable():
@@ -58,7 +58,7 @@ class Browser:
         """The answer to a command.
 
         Raises:
-            RuntimeError: the browser refused it, or says nothing.
+            RuntimeError: the browser refused it, or does not reply.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -70,7 +70,7 @@ class Browser:
         return answer["result"]
 
     def open(self, file):
-        """Load a file; gives the seconds until its load event."""
+        """Load a file; returns the seconds until its load event."""
         self.events.clear()
         started = time.perf_counter()
         self.send("Page.navigate", url=Path(file).resolve().as_uri())
@@ -86,7 +86,7 @@ class Browser:
         return found["result"].get("value")
 
     def show(self, *, width=1280, height=900, scheme="light", media="screen"):
-        """Size of the window, and what the style sheet is told."""
+        """Set the size of the window and the media features."""
         phone = width < 600
         self.send(
             "Emulation.setDeviceMetricsOverride",
@@ -99,7 +99,7 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", media=media, features=features)
 
     def press(self, key):
-        """Press a key that is no letter, such as Tab."""
+        """Press a key that is not a letter, such as Tab."""
         code = {"Tab": 9, "Enter": 13}[key]
         for kind in ("keyDown", "keyUp"):
             self.send(
@@ -136,7 +136,7 @@ class Browser:
         while b"\0" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._replies], [], [], left)[0]:
-                raise RuntimeError(f"the browser says nothing for {_SECONDS} s")
+                raise RuntimeError(f"the browser did not reply for {_SECONDS} s")
             part = os.read(self._replies, 1 << 20)
             if not part:
                 raise RuntimeError("the browser ended")
@@ -146,7 +146,8 @@ class Browser:
 
 
 def _start(path, profile, commands, replies):
-    """Start the browser, which reads commands at descriptor 3 and answers at 4; gives its id."""
+    """Start the browser, which reads commands from descriptor 3 and replies on 4; returns its
+    id."""
     spare = [os.dup2(one, 50 + place) for place, one in enumerate((commands, replies))]
     quiet = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, quiet, number) for number in (0, 1, 2)]

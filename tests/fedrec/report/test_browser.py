@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report in a browser: silent, without requests, usable by keyboard, phone, screen reader, in
-print, in the dark, and quick to open."""
+"""The report in a browser: no console messages or requests; usable by keyboard, on a phone, with a
+screen reader, in print and in dark mode; fast to open."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_it_asks_for_nothing_and_complains_about_nothing(browser, page):
 
 
 def test_a_broken_page_would_be_noticed(started, tmp_path):
-    """The browser reports what the test above looks for."""
+    """The browser does report what the test above excludes."""
     file = tmp_path / "broken.html"
     file.write_text("<img src='none.png'><script>console.error('x'); undefined.y</script>")
     started.open(file)
@@ -145,7 +145,7 @@ def test_the_first_link_skips_to_the_content(browser):
     assert left >= 0 and browser.evaluate("location.hash") == "#content"
 
 
-def test_a_screen_reader_is_told_what_everything_is(browser):
+def test_everything_has_a_name_for_screen_readers(browser):
     nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
     named = [
         (node["role"]["value"], node.get("name", {}).get("value", ""), node)
@@ -170,7 +170,7 @@ def test_a_screen_reader_is_told_what_everything_is(browser):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", [PHONE, 1280])
-def test_texts_stand_out_from_what_is_behind_them(browser, scheme, width):
+def test_texts_have_enough_contrast(browser, scheme, width):
     browser.show(width=width, scheme=scheme)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     found = browser.evaluate(CONTRAST)
@@ -183,7 +183,7 @@ def test_texts_stand_out_from_what_is_behind_them(browser, scheme, width):
 
 
 @pytest.mark.parametrize("width", [PHONE, 768, 1280])
-def test_nothing_stands_out_of_the_window(browser, width):
+def test_nothing_extends_beyond_the_window(browser, width):
     browser.show(width=width, height=740)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -199,7 +199,7 @@ def test_texts_in_charts_can_be_read(browser):
         assert min(heights) >= 11
 
 
-def test_on_paper_everything_is_said_in_black_on_white(browser):
+def test_in_print_all_text_is_black_on_white(browser):
     browser.show(width=PAPER, scheme="dark", media="print")
     assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert browser.evaluate("document.documentElement.scrollWidth") <= PAPER

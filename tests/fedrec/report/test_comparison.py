@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons of runs: who is paired with whom, and what is refused."""
+"""Comparisons of runs: the pairing of users, and refusals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_cells, comparison_terminal, comparison_text
+from fedrec.report.naming import named, system_names
 from fedrec.runs.result import Result
 
 
@@ -83,7 +84,36 @@ def test_what_only_watches_or_hosts_a_run_makes_no_other_system(result):
 
 def test_other_settings_make_another_system(result):
     runs = [result(users=[0.1, 0.2, 0.4]), result(users=[0.3, 0.1, 0.9], rounds=5)]
-    assert list(compare(runs).systems) == ["one (one-0-2)", "one (one-0-5)"]
+    assert list(compare(runs).systems) == ["one (rounds=2)", "one (rounds=5)"]
+
+
+def test_settings_of_a_sweep_are_systems_over_all_their_seeds(result):
+    """The users of other seeds are others; each setting is compared under the same seed."""
+    runs = [
+        result(
+            seed=seed,
+            users=[0.1, 0.2, 0.4 + seed / 10],
+            clients=[3 * seed, 3 * seed + 1, 3 * seed + 2],
+            rounds=rounds,
+        )
+        for rounds in (2, 5)
+        for seed in (0, 1)
+    ]
+    found = compare(runs)
+    assert list(found.systems) == ["one (rounds=2)", "one (rounds=5)"]
+    assert found.tests["one (rounds=5)"].users == 6
+    assert [run.label for run in named(runs)][1] == "one (rounds=2), seed 1"
+
+
+def test_repetitions_and_runs_that_differ_in_much_are_named_by_their_folders(result):
+    first, again = result(users=[0.1, 0.2]), result(users=[0.1, 0.2])
+    assert system_names([first, replace(again, folder=again.folder.with_name("again"))]) == [
+        "one (one-0-2)",
+        "one (again)",
+    ]
+    evaluation = {"every": 1, "ks": [7], "baselines": ["random"]}
+    other = result(users=[0.1], rounds=5, evaluation=evaluation)
+    assert system_names([first, other]) == ["one (one-0-2)", "one (one-0-5)"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +138,7 @@ def test_other_test_users_are_refused(result):
         compare(runs)
 
 
-def test_unknown_names_are_told(result):
+def test_unknown_names_are_reported(result):
     one = result(users=[0.1, 0.2], baselines={"popularity": [0.0, 0.1]})
     with pytest.raises(ExperimentError, match="no metric 'hits@99'"):
         compare([one], metric="hits@99")

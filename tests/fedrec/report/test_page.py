@@ -89,7 +89,7 @@ def test_texts_of_users_are_escaped(page):
     assert "A &lt;b&gt;title&lt;/b&gt; &amp; more" in page
 
 
-def test_it_says_what_the_run_says(page, run):
+def test_it_has_the_numbers_of_the_run(page, run):
     assert f"{run.metrics['hits@5']:.4f}" in page
     assert f"{run.baselines['popularity']['hits@5']:.4f}" in page
     assert f"{run.rounds['epsilon'].iloc[-1]:.4g} at delta" in page
@@ -130,7 +130,7 @@ def test_twenty_runs_weigh_little(run):
     assert Outline(text).open == []
 
 
-def test_charts_are_empty_without_numbers_and_stand_constant_ones():
+def test_charts_work_without_numbers_and_with_constant_ones():
     assert line_chart([Line("a", [], [])], title="t", x_label="x", y_label="y") == ""
     assert histogram(np.empty(0), title="t", x_label="x") == ""
     chart = line_chart([Line("<a>", [1, 2], [0.0, 0.0])], title="t", x_label="x", y_label="y")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the private runs of a table cost together: the sum of their ledgers, or why there is
-none."""
+"""Total privacy cost of the private runs of a table: the sum of their ledgers, or the reason why
+there is none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_runs_on_other_data_are_not_added_up(two, run_tiny):
     assert shown_together([two[0].folder, other.folder]) == []
 
 
-def test_other_adjacencies_have_no_total_and_it_is_said_why(two, run_tiny):
+def test_other_adjacencies_have_no_total_and_the_reason_is_given(two, run_tiny):
     poisson = ("sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove")
     other = run_tiny(NOISE, *poisson, output="other")
     (line,) = shown_together([two[0].folder, other.folder])
@@ -77,7 +77,7 @@ def test_comparisons_and_pages_show_it(two):
     assert "private runs on" not in report(two[:1])
 
 
-def test_the_command_says_it_beside_its_table(run_tiny):
+def test_the_command_prints_it_with_its_table(run_tiny):
     popular = "evaluation.baselines=['popularity']"
     runs = [run_tiny(NOISE, popular, f"seed={s}", output=f"run{s}") for s in range(2)]
     folders = [str(run.folder) for run in runs]

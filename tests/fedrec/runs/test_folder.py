@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run folders: made once, recognised, locked, and faithful to their experiment."""
+"""Run folders: created once, recognised, locked, and with their experiment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refused(action, *arguments):
     return caught.value
 
 
-def test_a_new_folder_says_what_is_run_where_and_from_what(run, load_tiny):
+def test_a_new_folder_records_experiment_machine_and_versions(run, load_tiny):
     assert run.experiment == load_tiny()
     about = json.loads((run.path / "run.json").read_text())
     assert about["experiment-sha256"] == load_tiny().digest() and about["command"] == sys.argv
@@ -60,7 +60,7 @@ def test_a_folder_of_other_files_is_refused_and_an_empty_one_taken(load_tiny, tm
 @pytest.mark.parametrize(
     ("make", "got"), [("nothing", "no such folder"), ("file", "a file"), ("folder", "another")]
 )
-def test_what_is_no_run_folder_is_told(tmp_path, make, got):
+def test_other_folders_are_reported(tmp_path, make, got):
     if make != "nothing":
         (tmp_path / "x").mkdir() if make == "folder" else (tmp_path / "x").touch()
     assert refused(RunFolder, tmp_path / "x").got.startswith(got)
@@ -98,7 +98,7 @@ def test_the_lock_keeps_a_second_process_out(run):
         pass
 
 
-def test_a_damaged_status_is_told(run):
+def test_a_damaged_status_is_reported(run):
     (run.path / "status.json").write_text('{"state": ')
     assert "status.json cannot be read" in refused(run.status).problem
 

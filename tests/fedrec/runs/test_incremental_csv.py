@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a table that grows, against pandas on the whole table."""
+"""The text of a growing table, against pandas on the whole table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rounds_with_metrics_now_and_then_are_not_written_twice(monkeypatch):
     assert text == whole(rows)
 
 
-def test_other_rows_or_fewer_begin_anew():
+def test_other_or_fewer_rows_start_from_the_beginning():
     table, rows = IncrementalCsv(), [{"round": n, "loss": 0.5} for n in range(4)]
     table.text(rows)
     assert table.text(rows[:2]) == whole(rows[:2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files are whole or not there."""
+"""Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up_in_the_middle(tmp_path, monkeypatch):
     assert file.read_text() == "old" and os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_where_a_folder_should_be_is_told(tmp_path):
+def test_a_file_in_place_of_a_folder_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot write"):
         write_atomically(tmp_path / "file" / "inside", "x")
@@ -70,7 +70,7 @@ def test_a_file_where_a_folder_should_be_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o027, 0o640)]
 )
-def test_the_users_umask_says_who_may_read_a_new_file(tmp_path, umask, mode):
+def test_the_users_umask_determines_who_may_read_a_new_file(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         write_atomically(tmp_path / "file", "x")

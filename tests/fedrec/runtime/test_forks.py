@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks end by themselves, with the status that their work gave them."""
+"""Forks end with the status of their work."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that only a cycle of references holds is given back when asked for."""
+"""Memory in reference cycles is released on request."""
 
 from __future__ import annotations
 

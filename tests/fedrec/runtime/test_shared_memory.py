@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parameters: other processes read the owner's present values and cannot change them."""
+"""Shared parameters: other processes read the owner's current values and cannot change them."""
 
 from __future__ import annotations
 

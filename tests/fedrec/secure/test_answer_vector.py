@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's answer as one vector of integers, and the sum of several as an answer again."""
+"""A node's reply as one vector of integers, and the sum of several vectors as a reply."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed point: sums are exact to the step, nothing wraps around, and what has no room is
+"""Fixed point: sums are exact to the step, nothing wraps around, and numbers that are too large are
 refused."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_the_last_number_with_room_passes_and_the_next_is_refused(bits, nodes):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_what_is_no_number_is_refused_and_not_told(value):
+def test_invalid_numbers_are_refused_and_not_shown(value):
     with pytest.raises(ClientError) as refused:
         encoded(np.array([0.0, value]), 20, 3)
     assert str(value) not in str(refused.value).replace("finite", "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks: they cancel, they hide, and two nodes agree on theirs without telling anybody."""
+"""Masks: they cancel, they look random, and two nodes agree on theirs in secret."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ def test_two_nodes_agree_and_a_third_does_not():
 
 @pytest.mark.parametrize("key", [bytes(32), bytes(31), b""])
 def test_a_key_that_is_none_is_refused(key):
-    """All zeros is a point of small order: whoever sent it would know what is agreed."""
+    """All zeros is a point of small order: its sender would know the agreed secret."""
     with pytest.raises(ValueError):
         masks.agreed(X25519PrivateKey.generate(), key, b"x")

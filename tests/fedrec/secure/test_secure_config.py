@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of secure aggregation, and how many nodes a sum needs."""
+"""The settings of secure aggregation, and the number of nodes that a sum needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_true_is_a_table_of_defaults(tiny_experiment, given_):
     )
 
 
-def test_it_is_off_by_default_and_says_nothing_then(tiny_experiment):
+def test_it_is_off_by_default_and_not_mentioned(tiny_experiment):
     assert not load({**tiny_experiment(), "secure-aggregation": False}).secure_aggregation
     assert load(tiny_experiment()).secure_aggregation is None
     assert "secure-aggregation" not in load(tiny_experiment()).table()

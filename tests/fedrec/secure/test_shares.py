@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares: any quorum gives the secret, fewer do not, and only the node that a share is for can read
-it."""
+"""Shares: any quorum reconstructs the secret, fewer do not, and only the recipient can read a
+share."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_any_quorum_of_any_size(secret, nodes, data):
     assert shares.combined({place: dealt[place] for place in chosen}, quorum) == secret
 
 
-def test_fewer_are_refused_and_say_nothing():
-    """With one share too few, every secret is as good: some last share goes with any of them."""
+def test_fewer_are_refused_and_reveal_nothing():
+    """With one share too few, every secret is possible: each is consistent with some last share."""
     dealt = shares.split(SECRET, 3, 5)
     with pytest.raises(ValueError, match="at least 3 shares, got 2"):
         shares.combined({0: dealt[0], 4: dealt[4]}, 3)
@@ -62,7 +62,7 @@ def test_a_false_share_gives_another_secret():
 
 @pytest.fixture(scope="module")
 def sent():
-    """Two private keys, and what the first one's owner sent the second's."""
+    """Two private keys, and the message from the first one's owner to the second's."""
     sender, receiver = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     pair, mask_key = (bytes(range(16)), bytes(range(16, 32))), bytes(range(32))
     return (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that an experiment names: made from their settings, told in order, kept from changing
-anything."""
+"""Callbacks of an experiment: created from their settings, called in order, unable to change the
+run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def named(*callbacks):
     return [{"name": f"{__name__}:{name}", **settings} for name, settings in callbacks]
 
 
-def test_named_callbacks_are_told_in_order_with_their_settings(tiny_experiment, tmp_path):
+def test_named_callbacks_are_called_in_order_with_their_settings(tiny_experiment, tmp_path):
     from simulations import runner
 
     table = {
@@ -74,7 +74,7 @@ def test_a_callback_without_settings_is_named_by_a_text(tiny_experiment):
 
 
 def test_an_experiment_without_callbacks_is_written_as_before(load_tiny):
-    """So that runs of earlier versions can be resumed: their digest has to stay."""
+    """Runs of earlier versions can be resumed: their digest must not change."""
     table = load_tiny().table()
     assert "callbacks" not in table and "train-config" not in table
 
@@ -102,7 +102,7 @@ def test_one_that_cannot_be_made_is_named(tiny_experiment):
         callbacks_of(experiment)
 
 
-def test_whoever_wants_to_stop_stops_and_everybody_is_told():
+def test_any_callback_can_end_the_run_and_all_are_called():
     class Stopping(Callback):
         def after_round(self, row, seconds):
             return True

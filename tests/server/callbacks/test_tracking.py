@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in TensorBoard and MLflow: what the readers of these tools find is what the run folder
-says."""
+"""Runs in TensorBoard and MLflow: these tools read the same numbers as in the run folder."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def test_mlflow_finds_settings_rounds_and_one_run_for_a_resumed_one(
 def test_a_missing_package_names_the_extra_and_leaves_no_folder(
     run_tiny, tmp_path, monkeypatch, name, module
 ):
-    """Told before anything runs, so that no folder is left behind."""
+    """Reported before anything runs, so that no folder is left behind."""
     original = builtins.__import__
 
     def without(asked, *arguments, **more):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roster: who hosts whom, in the order of the nodes' partitions and not of Flower's ids."""
+"""The roster: the clients of each node, in the order of the nodes' partitions and not of Flower's
+ids."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def presence(partition, training=(), evaluated=()):
 
 
 class Answering:
-    """A grid whose nodes answer a hello with what they are given."""
+    """A grid whose nodes reply to `hello` with given contents."""
 
     def __init__(self, answers):
         self.answers = answers
@@ -72,7 +73,7 @@ def working(partition, training, work):
 
 
 def test_nodes_that_may_train_each_others_clients_share_the_work():
-    """Hosted by their nodes the work of the cohort would be 1,300 and 10."""
+    """On the hosting nodes the work of the cohort would be 1,300 and 10."""
     roster = Roster(
         (17, 450), (working(0, [0, 2, 4], [600, 400, 300]), working(1, [1, 3], [10, 5000]))
     )
@@ -83,13 +84,13 @@ def test_nodes_that_may_train_each_others_clients_share_the_work():
     assert list(roster.for_training(NOBODY)) == []
 
 
-def test_clients_stay_with_their_host_unless_every_node_says_otherwise():
+def test_clients_stay_with_their_host_unless_every_node_can_train_them():
     roster = Roster((17, 450), (working(0, [0, 2], [9, 9]), presence(1, [1])))
     groups = {node: clients.tolist() for node, clients in roster.for_training(np.array([0, 1, 2]))}
     assert groups == {17: [0, 2], 450: [1]}
 
 
-def test_work_is_shared_evenly_and_nobody_is_lost():
+def test_work_is_shared_evenly_and_no_client_is_lost():
     work = np.random.default_rng(0).lognormal(4.5, 1.0, 200).astype(int) + 1
     shares = balanced(work, 3)
     assert sorted(np.concatenate(shares).tolist()) == list(range(200))
@@ -119,7 +120,7 @@ def test_no_nodes_and_two_nodes_of_one_place_are_refused(answers):
     assert caught.value.got == f"partition-ids {[found.partition for found in answers.values()]}"
 
 
-def test_a_node_that_fails_or_is_silent_is_told():
+def test_a_node_that_fails_or_does_not_answer_is_reported():
     with pytest.raises(ClientError) as caught:
         call_roster(Answering({2: presence(0), 3: Error(2, "no data here")}), timeout=1.0)
     assert caught.value.problem == "1 of 2 nodes failed" and caught.value.got == "no data here"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes: who is known, who owns which client, and what a deployed grid does about those who
-are away."""
+"""Real nodes: the roster, the owner of each client, and how a deployed grid treats offline
+nodes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def presence(place, training, evaluated=()):
 
 
 class Nodes:
-    """Flower's grid by hand: nodes that answer with what `answers` holds, or not at all; time that
-    only passes."""
+    """A fake of Flower's grid: nodes that reply with the contents of `answers`, or not at all, and
+    a simulated clock."""
 
     def __init__(self, answers):
         self.answers, self.away, self.silent = dict(answers), set(), set()
@@ -85,7 +85,7 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
         (node, ids.tolist()) for node, ids in found.roster.by_node(np.array([4, 9, 2**61 + 1]))
     ]
     assert groups == [(7, [4, 9]), (11, [2**61 + 1])]
-    nodes.away.add(7)  # whoever is away stays on the roster
+    nodes.away.add(7)  # offline nodes stay on the roster
     again = discovery(nodes, tmp_path / "roster.json")
     assert (
         again.wait_for(3).training.tolist() == found.roster.training.tolist()
@@ -93,7 +93,7 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     )
 
 
-def test_a_client_id_belongs_to_who_named_it_first_and_at_once_to_nobody(tmp_path):
+def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_path):
     nodes = Nodes({3: presence(0, [5, 6])})
     found = discovery(nodes, tmp_path / "r.json")
     found.wait_for(1)
@@ -107,7 +107,7 @@ def test_a_client_id_belongs_to_who_named_it_first_and_at_once_to_nobody(tmp_pat
         4: [],
         8: [8],
     }
-    assert found.roster.evaluated.tolist() == []  # nor is somebody else's client evaluated on it
+    assert found.roster.evaluated.tolist() == []  # nor is another node's client evaluated on it
 
 
 @pytest.mark.parametrize(
@@ -129,17 +129,17 @@ def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
 
 
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
-    """Only nodes of a simulation may, as they hold everybody's data."""
+    """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
     assert discovery(nodes, tmp_path / "r.json").wait_for(1).work_of(np.array([5])) is None
 
 
-def test_too_few_nodes_are_an_error_that_says_so(tmp_path):
+def test_too_few_nodes_are_reported(tmp_path):
     with pytest.raises(EngineError, match="at least 2 within 5 s"):
         discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.json").wait_for(2)
 
 
-def test_the_error_says_what_is_wrong_with_the_nodes_that_are_there(tmp_path):
+def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     nodes = Nodes(
         {
             3: presence(0, [5]),
@@ -208,18 +208,15 @@ def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while(
 
 @pytest.mark.parametrize("code", [3, 4])
 def test_a_message_that_expired_is_as_one_without_an_answer(code):
-    """Flower's server answers in the place of a node that did not."""
+    """Flower's server replies for a node that did not."""
     nodes = Nodes({3: RecordDict(), 4: Error(code, "expired")})
     grid = nodes.grid()
     assert [r.metadata.src_node_id for r in grid.send_and_receive(orders(3, 4), timeout=10.0)] == [
         3
     ]
     list(grid.send_and_receive(orders(3, 4), timeout=10.0))
-    assert [message.metadata.dst_node_id for message in nodes.pushed] == [
-        3,
-        4,
-        3,
-    ]  # it is left alone for a while
+    # it gets no messages for a while
+    assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
 
 
 def test_an_error_of_a_node_is_an_answer():
@@ -245,22 +242,22 @@ def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
 
 
-def test_messages_live_from_when_they_leave_however_long_the_superlink_was_away():
-    """Else it refuses them, as expired, as often as they are sent."""
+def test_the_time_to_live_starts_when_a_message_is_sent():
+    """Otherwise the server refuses them as expired, however often they are sent."""
     nodes, (old,) = Nodes({1: RecordDict()}), orders(1)
     old.metadata.__dict__["_created_at"] -= 500.0
     assert len(list(nodes.grid().send_and_receive([old], timeout=10.0))) == 1
     assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
 
 
-def test_nodes_that_are_away_are_not_asked():
+def test_offline_nodes_get_no_messages():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away.add(4)
     assert len(list(nodes.grid().send_and_receive(orders(3, 4), timeout=10.0))) == 1
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
-def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
+def test_an_interrupted_upload_continues_with_the_same_messages():
     class ObjectPushError(Exception):
         """As Flower's is called."""
 
@@ -276,12 +273,11 @@ def test_an_upload_that_broke_off_goes_on_with_the_same_messages():
 
     nodes.push_messages = failing
     assert len(list(nodes.grid().send_and_receive(orders(3), timeout=10.0))) == 1
-    assert (
-        len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
-    )  # Flower's id hangs on it
+    # Flower's id depends on it
+    assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
 
 
-def test_when_nobody_is_there_the_first_to_come_is_waited_for():
+def test_without_any_node_the_grid_waits_for_the_first():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away |= {3, 4}
 
@@ -361,8 +357,7 @@ def test_initial_parameters_are_those_that_most_give(tmp_path, malicious):
 
 
 def test_claims_above_the_registered_maximum_are_refused(tmp_path):
-    """Claimed clients are drawn like others, and the more there are, the less noise is thought to
-    be enough."""
+    """Claimed clients are sampled like others, and more clients would mean less noise."""
     crowd = presence(1, range(100, 1100))
     nodes = Nodes({3: presence(0, [5, 6], [6, 7]), 7: crowd, 9: presence(2, range(3), range(3, 6))})
     found = discovery(nodes, tmp_path / "roster.json", most=3)

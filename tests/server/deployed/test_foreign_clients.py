@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower in both directions: a ClientApp that knows nothing of fedrec under our server, our
-ClientApp under a ServerApp that knows nothing of fedrec."""
+"""Compatibility with Flower in both directions: a stock ClientApp under fedrec's server, and
+fedrec's ClientApp under a stock ServerApp."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class AsTorch(Model):
 
 
 class AppsGrid(SerialGrid):
-    """Each node runs an app of its own; what an app raises comes back as Flower's simulation has
-    it."""
+    """Each node runs its own app; errors of an app are returned as in Flower's simulation."""
 
     def __init__(self, apps, run):
         configs = contexts_of(run.experiment.model_dump_json(), str(run.path), len(apps))
@@ -95,7 +94,7 @@ def start_of(experiment):
 
 
 def trained(theta, node, lr=0.5):
-    """What the stock app makes of parameters, by its own functions."""
+    """The stock app's training of parameters, by its own functions."""
     net = stock_app.Net()
     net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in theta.items()})
     data = stock_app.load_data(node)
@@ -123,7 +122,7 @@ def test_a_stock_client_app_under_our_server(play, strategy):
     )
 
 
-def test_it_learns_over_rounds_and_is_told_its_settings(play):
+def test_it_learns_over_rounds_and_gets_its_settings(play):
     slow = play([stock_app.app] * 3, "slow", rounds=4, **{"train-config": {"lr": 1e-6}})
     fast = play([stock_app.app] * 3, "fast", rounds=4, **{"train-config": {"lr": 0.5}})
     assert fast.rounds["loss"].iloc[-1] < 0.9 * fast.rounds["loss"].iloc[0]
@@ -145,8 +144,8 @@ def test_flowers_strategy_and_a_stock_client_app_under_our_loop(play):
 
 
 def test_our_nodes_and_a_stock_one_side_by_side(play):
-    """Two of our three nodes host 11 training clients, and the node of the other app is one
-    more."""
+    """Two of our three nodes host 11 training clients, and the node of the other app is a further
+    client."""
     hosted = int(
         (
             Population.of(play([our_app], "ours", rounds=1).experiment).partition.training_clients

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of replies: those of malicious nodes count as nothing, honest ones are accepted."""
+"""Validation of replies: those of malicious nodes are rejected, honest ones are accepted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def total(size=0.1, **changes):
 
 
 def through(validator, *sums, theta=THETA, **order):
-    """Nodes 2, 3, ... answer with some sums; gives the nodes whose answers pass."""
+    """Nodes 2, 3, ... reply with some sums; returns the nodes whose replies are accepted."""
     messages = asked(*range(2, 2 + len(sums)), **order)
     contents = [pack_sum(one) if isinstance(one, TrainSum) else one for one in sums]
     replies = [
@@ -95,7 +95,7 @@ BAD = {
     ),
     "others' clients": total(clients=3),
     "minus a client": total(clients=-1),
-    "drift that no weight decay gives": drifting(2.5),
+    "drift beyond any weight decay": drifting(2.5),
     "weight of a crowd": total(weight=1e6),
     "weight of its examples, which was not asked for": total(weight=9.0),
     "less weight than clients": total(weight=1.0),
@@ -129,9 +129,9 @@ def test_a_million_times_too_large_is_known_from_earlier_rounds_and_from_one_oth
     )
 
 
-def test_the_size_says_nothing_under_differential_privacy():
-    """There the strategy bounds each sum; leaving one out by its size would make it depend on the
-    others' data."""
+def test_the_size_is_not_revealed_under_differential_privacy():
+    """There the strategy bounds each sum; rejecting one by its size would make the release depend
+    on the others' data."""
     private = Protection(1.0, 2, ("w", "b"))
     assert through(ReplyValidator(), total(1e5), total(), total(np.nan), protection=private) == [
         2,
@@ -186,7 +186,7 @@ def test_drift_counts_in_the_norm():
 
 
 def test_one_liar_does_not_outweigh_all_others():
-    """FedAvg weights by examples: a node that states 10^9 of them sets the model."""
+    """FedAvg weights by examples: a node that claims 10^9 of them would determine the model."""
     honest = [total(weight=float(count), examples=count) for count in (40, 9, 400)]
     liar = total(weight=1e9, examples=10**9)
     assert through(ReplyValidator(), *honest, liar, weighting="examples") == [2, 3, 4]
@@ -227,7 +227,8 @@ def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
 
 
 def test_errors_of_ratings_are_bounded_by_everybodys():
-    """MAE is pooled over all held-out rows, so who states a billion rows without error sets it."""
+    """MAE is pooled over all held-out rows, so a node that claims a billion rows without error
+    would determine it."""
     columns, ids = ["mae", "rmse", "rows"], np.arange(4)
     honest = pd.DataFrame(
         {"mae": [0.7, 0.9, 0.8], "rmse": [1.0, 1.1, 1.2], "rows": [5.0, 40.0, 8.0]}, index=ids[:3]
@@ -236,10 +237,17 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
     for lie in ({"mae": 0.0, "rows": 1e8}, {"mae": 1e8, "rows": 1.0}):
         liar = pd.DataFrame({**lie, "rmse": 0.0}, index=[3])[columns]
         assert of_usual_size(pd.concat([honest, evaluated(liar, ids, columns)])).equals(honest)
-    for rows in (-1.0, 0.5, np.nan, 1e12):
+    for rows in (-1.0, 0.0, 0.5, np.nan, 1e12):
         with pytest.raises(ValueError):
             evaluated(
                 pd.DataFrame({"mae": [0.1], "rmse": [0.1], "rows": [rows]}, index=[3]), ids, columns
+            )
+    for error in (np.nan, np.inf, -1.0, 1e30):  # one NaN would be the mean of all
+        with pytest.raises(ValueError):
+            evaluated(
+                pd.DataFrame({"mae": [error], "rmse": [0.1], "rows": [3.0]}, index=[3]),
+                ids,
+                columns,
             )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replies: which count, and when too many failed."""
+"""Replies: which are accepted, and the error if too many failed."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_a_missing_reply_is_a_failure(caplog):
     assert len(answers(replies(3), sent=4, max_failures=0.3)) == 3
 
 
-def test_everybody_may_fail_when_all_failures_are_tolerated():
+def test_all_nodes_may_fail_if_all_failures_are_tolerated():
     assert answers(replies(0, "a", "b"), sent=2, max_failures=1.0) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forecast is made of a rehearsal that leaves no trace, and is of the right order."""
+"""The forecast comes from a trial without side effects, and has the right order of magnitude."""
 
 from __future__ import annotations
 

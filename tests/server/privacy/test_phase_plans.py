@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment will cost, told before any run: against runs' ledgers, and against the
-analytic Gaussian."""
+"""Privacy cost of an experiment before any run, against runs' ledgers and the analytic Gaussian
+mechanism."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ def plans(tiny_experiment):
     [
         ("privacy={clip-norm=1.0, noise-multiplier=1.0}",),
         (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
-        (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}", "privacy.stages=['main']"),
+        (
+            STAGES,
+            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+            "privacy.private-phases=['main']",
+        ),
         (OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-6}"),
-        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
-        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, stages=['main']}"),
+        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
+        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
         (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
         (
             *POPULARITY,
@@ -74,18 +78,18 @@ def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
     forecast = told.forecast()
     assert len(result.rounds) == told.paid_rounds() == forecast.events
     assert forecast.epsilon == pytest.approx(result.rounds["epsilon"].iloc[-1])
-    measured = ("By RDP (autodp)", "Noise of phase")  # which a forecast does not know
+    measured = ("RDP (autodp)", "Noise of phase")  # which a forecast does not know
     spent = {line for line in result.privacy if not line.startswith(measured)}
     assert set(told.lines(forecast)) == spent
 
 
 def delta_of(mu: float, epsilon: float) -> float:
-    """Of Gaussian releases that make mu together (Dong, Roth and Su 2019, corollary 1)."""
+    """Epsilon of Gaussian releases with total mu (Dong, Roth and Su 2019, corollary 1)."""
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
 
 
-def test_noise_factors_count_as_the_analytic_gaussian_says(plans):
-    """Everybody in each of 1 + 3 rounds: mu^2 = 1 / (1.5 z)^2 + 3 / z^2."""
+def test_noise_factors_agree_with_the_analytic_gaussian(plans):
+    """All clients in each of 1 + 3 rounds: mu^2 = 1 / (1.5 z)^2 + 3 / z^2."""
     told = plans(
         *POPULARITY,
         "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, backend='pld'}",
@@ -100,7 +104,7 @@ def test_noise_factors_count_as_the_analytic_gaussian_says(plans):
     assert delta_of(math.sqrt(3) / 2, report.phases["main"]) == pytest.approx(1e-5, rel=0.01)
 
 
-def test_a_target_is_met_by_all_phases_together_whatever_their_factors(plans):
+def test_all_phases_together_meet_a_target_for_any_factors(plans):
     for factor in (0.5, 1.0, 3.0):
         biases = BIASES.replace("1.5", str(factor))
         told = plans(*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", biases, "rounds=6")
@@ -112,8 +116,8 @@ def test_a_target_is_met_by_all_phases_together_whatever_their_factors(plans):
         )
 
 
-def test_what_the_best_attack_reaches_is_told_of_laplace_noise_too(plans):
-    """One release of everybody: delta = 1 - e^((epsilon - 1 / z) / 2)."""
+def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
+    """One release of all clients: delta = 1 - e^((epsilon - 1 / z) / 2)."""
     settings = (
         "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5, mechanism='laplace', backend='pld'}"
     )
@@ -124,26 +128,28 @@ def test_what_the_best_attack_reaches_is_told_of_laplace_noise_too(plans):
         report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
         and 4.99 < report.attack <= 5.0
     )
-    assert any(line.startswith("The true epsilon lies between") for line in told.lines(report))
+    assert any(line.startswith("The true epsilon is") for line in told.lines(report))
 
 
-def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans):
-    doings = list(
+def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(plans):
+    phase_lines = list(
         plans(
             *POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=2.0}", BIASES, "rounds=3"
-        ).doings()
+        ).phase_lines()
     )
-    assert doings[0].startswith(
+    assert phase_lines[0].startswith(
         "Phase popularity: 1 round, 6 of 18 clients in each; item.bias, clipped to L2 norm 1,"
     )
-    assert "noise multiplier 3 (" in doings[0]
-    assert doings[1].startswith(
+    assert "noise multiplier 3 (" in phase_lines[0]
+    assert phase_lines[1].startswith(
         "Phase main: 2 rounds, 6 of 18 clients in each; all parameters, clipped to L2 norm 1,"
     )
     opted = list(
         plans(
-            OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, stages=['main']}", "rounds=3"
-        ).doings()
+            OPTED_IN,
+            "privacy={clip-norm=1.0, noise-multiplier=2.0, private-phases=['main']}",
+            "rounds=3",
+        ).phase_lines()
     )
     assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
     assert opted[1].startswith("Phase main: 1 round, 6 of 18 clients in each; ")
@@ -152,24 +158,21 @@ def test_each_phase_is_told_with_its_clients_its_parameters_and_its_noise(plans)
 @pytest.mark.parametrize(
     ("stages", "others"), [(OPTED_IN, 18), (PUBLIC, 9)], ids=["opted in", "public"]
 )
-def test_a_stage_on_volunteers_costs_everybody_else_nothing(
-    tiny_experiment, run_tiny, stages, others
-):
-    """The total is that of the main stage alone, among the clients that it draws from; the
-    volunteers are told."""
+def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tiny, stages, others):
+    """The total is that of the main stage, among its clients; the volunteers are reported."""
     private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    result = run_tiny(stages, private, "privacy.stages=['main']", "rounds=5", CHEAP)
+    result = run_tiny(stages, private, "privacy.private-phases=['main']", "rounds=5", CHEAP)
     alone = PhasePlans.before_a_run(
         load(tiny_experiment(), [private, "rounds=3"]), np.arange(others)
     )
     assert result.rounds["epsilon"].tolist()[:2] == [0.0, 0.0]
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(alone.forecast().epsilon)
-    assert any(" no noise and learns from 9 clients who" in line for line in result.privacy)
+    assert any("no noise and trains on 9 clients who" in line for line in result.privacy)
     paid = alone.forecast().epsilon * 0.99
     short = run_tiny(
         stages,
         private,
-        "privacy.stages=['main']",
+        "privacy.private-phases=['main']",
         f"privacy.budget={paid}",
         "rounds=5",
         CHEAP,
@@ -178,12 +181,12 @@ def test_a_stage_on_volunteers_costs_everybody_else_nothing(
     assert len(short.rounds) == 4
 
 
-def test_a_budget_that_ends_the_run_early_is_said(plans):
+def test_a_budget_that_ends_the_run_early_is_reported(plans):
     told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
     paid = told.paid_rounds()
     assert (
         0 < paid < 50
-        and list(told.doings())[-1] == f"The budget of epsilon 6 pays for {paid} of 50 rounds."
+        and list(told.phase_lines())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
     )
     assert told.forecast().epsilon <= 6.0
     unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")
@@ -211,7 +214,7 @@ def test_a_budget_that_ends_the_run_early_is_said(plans):
     ],
     ids=("no privacy", "unknown phase", "a strategy of Flower's"),
 )
-def test_what_cannot_be_told_is_refused(plans, overrides, reason):
+def test_ambiguous_columns_are_refused(plans, overrides, reason):
     with pytest.raises(ExperimentError, match=reason):
         plans(*overrides)
 
@@ -225,14 +228,14 @@ def test_as_many_clients_as_one_likes(tiny_experiment):
 
 
 class Hiding(TwoStage):
-    """A strategy with two strategies inside, of which it tells nobody."""
+    """A strategy with two inner strategies that it does not declare."""
 
     @property
-    def parts(self):
+    def by_phase(self):
         return {"stage-one": self, "main": self}
 
 
-def test_a_strategy_that_does_not_tell_of_those_inside_it_cannot_be_made_private(plans):
+def test_a_strategy_with_undeclared_inner_strategies_cannot_be_made_private(plans):
     private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
     stages = f"{{name='{__name__}:Hiding', stage-one={{rounds=1, step={{name='counts'}}}}}}"
     hiding, outer = f"strategy={stages}", f"strategy={{name='means-start', main={stages}}}"

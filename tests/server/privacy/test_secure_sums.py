@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secure aggregation with nodes in this process: the plain sum comes out, whoever drops out, and
-nothing else does."""
+"""Secure aggregation with nodes in this process: the result is the plain sum for all dropouts, and
+nothing else is revealed."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ from fedrec.protocol.secure_messages import (
 from fedrec.protocol.sparse_update import dense_change
 from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
 from fedrec.secure import masks, vector
+from fedrec.secure.common_order import digest_of
 from fedrec.secure.identity import Identity
 from fedrec.secure.session import Session
 from server.cohorts.roster import call_roster
@@ -63,8 +64,8 @@ STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
 
 class UnreliableGrid(SerialGrid):
-    """Real nodes; some of them do not get a message, or are not heard. Everything that passes is
-    written down."""
+    """Real nodes, some of which do not get a message, or whose replies are lost. All messages are
+    recorded."""
 
     def __init__(self, experiment, output, nodes):
         configs = contexts_of(experiment.model_dump_json(), str(output), nodes)
@@ -108,7 +109,7 @@ class UnreliableGrid(SerialGrid):
 
 
 class Federation:
-    """Some nodes under secure aggregation, and what the same clients' plain sum is."""
+    """Some nodes under secure aggregation, and the plain sum of the same clients."""
 
     def __init__(self, table, output, nodes, **settings):
         engine = {
@@ -201,10 +202,10 @@ def test_nodes_that_drop_out_are_taken_off(federation, drop):
     made.expect(found, survivors)
     made.grid.deaf.clear()
     made.grid.mute.clear()
-    made.expect(made.secure(), range(5))  # nobody is lost for good
+    made.expect(made.secure(), range(5))  # no node is lost permanently
 
 
-def test_a_node_that_is_away_is_not_counted_on(federation):
+def test_an_offline_node_is_not_expected_to_answer(federation):
     made = federation(4)
     made.grid.away.update({0, 3})
     found = made.secure()
@@ -244,7 +245,7 @@ def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
         value.any() for value in found.total.values()
     )
     unmasking = [entry for entry in made.grid.sent if entry[1] == "unmask"]
-    assert bool(unmasking) == (step == "unmask")  # shares are not even asked for
+    assert bool(unmasking) == (step == "unmask")  # shares are not even requested
 
 
 def test_more_failures_than_are_tolerated_end_the_run(federation):
@@ -326,7 +327,7 @@ def test_a_node_that_lost_its_secrets_is_met_again(federation, tmp_path):
     made.expect(made.secure(), range(3))
 
 
-def test_keys_are_never_told(federation, caplog):
+def test_keys_are_never_printed(federation, caplog):
     made = federation(3)
     with caplog.at_level(logging.DEBUG):
         made.grid.deaf.add((1, "train"))
@@ -382,7 +383,10 @@ class Dialogue:
             made.experiment.secure_aggregation.quorum(len(channels)),
             made.sums._bits(made.order(), counts),
         )
-        self.session = Session(channels, quorum, bits, counts, proofs if certified else ())
+        training = digest_of(made.order(), made.theta)
+        self.session = Session(
+            channels, quorum, bits, counts, training, proofs if certified else ()
+        )
         self.share_orders = self.session.share_orders()
         self.made = made
 
@@ -400,12 +404,11 @@ class Dialogue:
         self.mask_orders = self.session.mask_orders()
         return self
 
-    def train(self, place, masking=None):
+    def train(self, place, masking=None, theta=None, **changes):
         clients = self.made.groups[FIRST_NODE_ID + place]
-        order = replace(
-            self.made.order(), clients=clients, secure=masking or self.mask_orders[place]
-        )
-        return secure.masked_sum(self.nodes[place], self.made.theta, order)
+        masking = masking or self.mask_orders[place]
+        order = replace(self.made.order(), clients=clients, secure=masking, **changes)
+        return secure.masked_sum(self.nodes[place], theta or self.made.theta, order)
 
     def unmask(self, place, *survivors):
         flags = bytes(other in survivors for other in range(len(self.nodes)))
@@ -420,8 +423,8 @@ def dialogue(federation):
 
 
 def test_a_node_never_gives_both_kinds_of_shares(dialogue):
-    """Asked who survived, it answers once; whoever asks again, with another list or the same one,
-    gets nothing."""
+    """It answers one list of survivors; a second request, with the same list or another one, is
+    refused."""
     talk = dialogue().deal()
     talk.train(0)
     told = pieces(talk.unmask(0, 0, 1).shares, 16)
@@ -433,8 +436,8 @@ def test_a_node_never_gives_both_kinds_of_shares(dialogue):
 
 @pytest.mark.parametrize("survivors", [(0,), (1, 2), (), (0, 1, 2)])
 def test_a_node_refuses_a_list_of_survivors_that_cannot_be(dialogue, survivors):
-    """Too few, without itself, none, or with one who dealt no shares; it still answers a sound one
-    afterwards."""
+    """Too few survivors, without itself, none, or with a node that sent no shares; it still answers
+    a valid list afterwards."""
     talk = dialogue()
     talk.session.take_shares({p: secure.share(talk.nodes[p], talk.share_orders[p]) for p in (0, 1)})
     talk.mask_orders = talk.session.mask_orders()
@@ -464,7 +467,7 @@ def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
         talk.train(0, replace(order, mask_keys=swapped[0] + bytes(64)))
     with pytest.raises(ClientError, match="another session"):
         talk.train(0, replace(order, session=bytes(16)))
-    assert talk.train(0).dtype == np.uint64  # what was refused has cost nothing
+    assert talk.train(0).dtype == np.uint64  # refused requests have no effect
 
 
 def test_a_node_refuses_sessions_that_are_not_sound(dialogue):
@@ -505,21 +508,20 @@ def test_a_plain_experiment_has_no_sessions(federation, identity):
 
 
 def test_attack_others_have_no_clients(dialogue):
-    """The sum of a session in which one node alone has clients is that node's own."""
+    """The sum of a session in which only one node has clients is that node's own."""
     talk = dialogue()
     order = talk.share_orders[0]
     with pytest.raises(RefusalError, match="contribute no client"):
         secure.share(talk.nodes[0], replace(order, counts=counted([6, 0, 0])))
     talk.deal()
     nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
-    with pytest.raises(
-        RefusalError, match="other clients than the 6"
-    ):  # though the others were told of six
+    # although the others were given six
+    with pytest.raises(RefusalError, match="other clients than the 6"):
         secure.masked_sum(talk.nodes[1], talk.made.theta, nobody)
 
 
 def test_attack_others_clients_take_part_no_more(dialogue):
-    """As they do not live there, or have been in as many rounds as their owner allows."""
+    """Because they are not hosted there, or have reached their owner's limit of rounds."""
     talk = dialogue().deal()
     talk.nodes[1].least_clients = 1
     talk.nodes[1].accept = lambda order: replace(order, clients=order.clients[:0])
@@ -550,9 +552,9 @@ def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, b
             talk.train(place)
 
 
-def test_attack_nodes_are_told_different_terms(dialogue):
-    """Who was told of other clients cannot read what those who were told the truth have sealed, nor
-    the reverse."""
+def test_attack_nodes_get_different_terms(dialogue):
+    """A node that was given other numbers of clients cannot decrypt the others' messages, nor they
+    its messages."""
     talk = dialogue()
     lie = replace(talk.share_orders[1], counts=counted([5, 6, 6]))
     orders = {**talk.share_orders, 1: lie}
@@ -565,15 +567,49 @@ def test_attack_nodes_are_told_different_terms(dialogue):
             talk.train(place)
 
 
+def test_attack_the_others_train_something_else(dialogue):
+    """Parameters under which the others learn nothing, or a step that does nothing, would leave one
+    node's update as the sum."""
+    talk = dialogue().deal()
+    order = talk.made.order()
+    theta = talk.made.theta
+    name = sorted(theta)[0]
+    without = {n: v for n, v in theta.items() if n != name}
+    lies = [
+        {"theta": {n: np.zeros_like(v) for n, v in theta.items()}},
+        {"theta": {**theta, name: np.nextafter(theta[name], np.float32(np.inf))}},
+        {"theta": {**theta, name: theta[name].astype(np.float64)}},
+        {"theta": {**theta, name: theta[name].reshape(1, *theta[name].shape)}},
+        {"theta": {**without, f"{name}x": theta[name]}},
+        {"round": 2},
+        {"weighting": "examples"},
+        {"step": {**order.step, "epochs": 0}},
+        {"step": None},
+        {"overrides": {"proximal-mu": 1e9}},
+        {"protection": Protection(1e-9, 2, tuple(theta))},
+    ]
+    for lie in lies:
+        with pytest.raises(RefusalError, match=r"agreed on|binary digits"):
+            talk.train(1, **lie)
+    told = replace(talk.share_orders[2], training=bytes(32))
+    talk.session.identifier = bytes(16)
+    orders = {**talk.session.share_orders(), 2: replace(told, session=bytes(16))}
+    talk.session.take_shares({p: secure.share(talk.nodes[p], o) for p, o in orders.items()})
+    talk.mask_orders = talk.session.mask_orders()
+    for place in range(2):  # which were told the truth, and another node was not
+        with pytest.raises(RefusalError, match="not from the node"):
+            talk.train(place)
+
+
 def test_attack_a_session_is_repeated(dialogue):
-    """With one nonce per key, two sealed messages of one session differ by what is in them."""
+    """With one nonce per key, the difference of two sealed messages of one session would reveal
+    that of their contents."""
     talk = dialogue().deal()
     first = pieces(talk.session.dealt[0].sealed, SEALED_BYTES)
     with pytest.raises(RefusalError, match="begun before"):
         secure.share(talk.nodes[0], talk.share_orders[0])
-    talk.nodes[0].session_secrets = SessionSecrets(
-        talk.nodes[0].session_secrets.file
-    )  # another process
+    # another process
+    talk.nodes[0].session_secrets = SessionSecrets(talk.nodes[0].session_secrets.file)
     with pytest.raises(RefusalError, match="begun before"):
         secure.share(talk.nodes[0], talk.share_orders[0])
     talk.session.identifier = bytes(16)
@@ -589,8 +625,7 @@ def test_nodes_that_prove_themselves_are_believed(dialogue):
 
 
 def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
-    """With channel keys of its own, unsigned, signed by itself, or by a node that it has made
-    up."""
+    """With the server's own channel keys: unsigned, self-signed, or signed by an invented node."""
     talk = dialogue(certified=True)
     order = talk.share_orders[0]
     own = X25519PrivateKey.generate()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Membership attacks end to end: federations, lists and signals, on systems that leak and that do
-not."""
+"""Membership attacks end to end: federations, lists and signals, on systems with and without a
+leak."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from simulations.attacks.membership import MembershipOptions, attack_membership
 
 
 class Named(Synthetic):
-    """The synthetic dataset with every user's name among its features: a model can then learn users
-    by heart."""
+    """The synthetic dataset with every user's name as a feature, so that a model can memorise
+    users."""
 
     def read(self):
         data = super().read()
@@ -37,7 +37,7 @@ class Named(Synthetic):
 
 
 class Memory(Model):
-    """A leaky recommender: one score per user and item, learned from that user alone."""
+    """A leaky recommender: one score per user and item, learned from that user only."""
 
     def initial(self, generator):
         return {"memory": torch.zeros(self.schema.user_features[-1][1], self.schema.num_items)}
@@ -130,7 +130,7 @@ def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(t
 
 
 def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path, options):
-    """What the paper's attacker sees of a model without user ids: no more than features. After
+    """Of a model without user ids, the paper's attacker sees only the effect of features; after
     fine-tuning, more."""
     experiment = attacked("rounds=2")
     run = run_once(experiment, tmp_path / "run")
@@ -146,7 +146,8 @@ def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path, options):
     kinds = len(np.unique(codes, axis=0))
     assert len(np.unique(shared, axis=0)) == kinds < len(users) == len(np.unique(tuned, axis=0))
     told = membership._lists(experiment, population, parameters_of(run), users[::-1], options)
-    assert np.array_equal(told, membership.top_lists(shared[::-1]))  # whoever is scored beside whom
+    # regardless of the other users of the block
+    assert np.array_equal(told, membership.top_lists(shared[::-1]))
 
 
 @pytest.mark.slow

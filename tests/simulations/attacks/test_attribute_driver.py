@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference end to end: what profiles, lists and updates of a system tell, and what a
-perturbation hides."""
+"""Attribute inference end to end: from profiles, lists and updates of a system, and with
+perturbation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from simulations.attacks.federations import parameters_of, run_once
 
 
 class Stereotyped(Synthetic):
-    """The synthetic dataset, but women meet even items three times out of four, and men odd
-    ones."""
+    """The synthetic dataset, but three of four items of women are even, and of men odd."""
 
     def read(self):
         data = super().read()
@@ -55,7 +54,7 @@ def attack(tmp_path, options, *overrides):
     return attack_attribute(load(ATTACKED, overrides), options, tmp_path)
 
 
-def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
+def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     options = AttributeOptions("gender", attacker="logistic")
     clear = attack(tmp_path, options)
     assert clear.success.balanced_accuracy.value > 0.8 and clear.categories == ("F", "M")
@@ -69,9 +68,8 @@ def test_profiles_tell_and_a_strong_perturbation_hides(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["recommendations", "updates"])
-def test_what_a_trained_system_tells(tmp_path, source):
-    """The attacker must not be helped by the gender that the model is given: it is told by the
-    items alone."""
+def test_attribute_inference_from_a_trained_system(tmp_path, source):
+    """The gender among the model's features must not help the attacker, who sees only items."""
     found = attack(tmp_path, AttributeOptions("gender", source=source, without=("user.*",)))
     assert found.success.users == len(Population.of(load(ATTACKED)).partition.training_clients)
     assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
@@ -96,9 +94,8 @@ META = {
 }
 
 
-def test_what_the_server_of_a_generating_system_is_told(tmp_path):
-    """Each client's gradients are described one by one as a central gradient of its own loss would
-    be."""
+def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
+    """The description of each client's gradients equals that of a central gradient of its loss."""
     experiment = load(META, ["rounds=2"])
     run = run_once(experiment, tmp_path / "run")
     users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
@@ -129,12 +126,12 @@ def test_updates_of_a_generating_system_are_attacked(tmp_path):
     assert found.success.balanced_accuracy.low > 0.55 and "hits@5" in found.recommends
 
 
-def test_an_update_tells_what_the_model_is_given_about_the_user(tmp_path):
+def test_an_update_reveals_the_features_of_the_user(tmp_path):
     found = attack(tmp_path, AttributeOptions("gender", source="updates", attacker="logistic"))
-    assert found.success.balanced_accuracy.value > 0.92  # which row of `user.gender` moves
+    assert found.success.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
 
 
-def test_nothing_is_told_by_items_that_know_no_gender(tmp_path):
+def test_items_independent_of_gender_reveal_nothing(tmp_path):
     found = attack(
         tmp_path, AttributeOptions("occupation", attacker="logistic"), "dataset.users=400"
     )

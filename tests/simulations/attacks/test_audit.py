@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit end to end, on a strategy of this file that adds noise as it should, and on broken
-ones."""
+"""The audit end to end, on a correct strategy of this file and on broken ones."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ class NoisyConfig(Config):
 
 
 class Noisy(CohortStrategy):
-    """Mean over a fixed number, with noise; the clip is the clients', and the canaries of these
-    tests keep to it."""
+    """Mean over a fixed number, with noise; clients clip, and the canaries of these tests satisfy
+    the clip norm."""
 
     Config = NoisyConfig
     config: NoisyConfig
@@ -102,7 +101,7 @@ def check(found, name):
     return next(check for check in found.runs[0].checks if check.name == name)
 
 
-def test_a_strategy_that_does_what_it_says_passes(tmp_path):
+def test_a_correct_strategy_passes(tmp_path):
     found = audit(tmp_path, "strategy.server-lr=0.5", seeds=2)
     assert found.verdict == "PASS" and len(found.runs) == 2
     assert found.mechanism.sampling_rate == pytest.approx(20 / 248)
@@ -161,8 +160,7 @@ def test_our_own_private_training_passes_with_canaries_that_test_the_clip(tmp_pa
 
 
 def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
-    """The releases are the same whatever the server makes of them, so all of the audit is, but for
-    what it rounds."""
+    """The releases do not depend on the server's rule, so the audit is the same up to rounding."""
     own = {**AUDITED, **PRIVATE, "rounds": 5}
     falling = {**own, "strategy": {"name": "reptile", "server-lr": 0.5, "anneal-rounds": 5}}
     found = [audit_experiment(load(own), None, tmp_path / "constant", canaries=CANARIES)]
@@ -178,9 +176,9 @@ def test_a_server_rate_that_falls_is_taken_out_of_what_is_watched(tmp_path):
     assert found[1].verdict == found[0].verdict != "FAIL"
 
 
-def test_everybody_in_every_round_can_be_audited_too(tmp_path):
-    """Nothing is drawn: the claim is that of the analytic Gaussian, and all observers know who
-    takes part."""
+def test_full_participation_can_be_audited_too(tmp_path):
+    """Full participation: the claim is that of the analytic Gaussian mechanism, and all observers
+    know the cohort."""
     everybody = {**AUDITED, **PRIVATE, "rounds": 3, "sampler": {"name": "full"}}
     found = audit_experiment(load(everybody), None, tmp_path / "right", canaries=CANARIES)
     claimed = found.mechanism
@@ -307,7 +305,7 @@ def kept(tmp_path_factory):
     ids=["gone", "empty", "cut", "text", "other array", "other audit", "float32", "words", "tail"],
 )
 def test_a_damaged_file_of_releases_is_named(kept, content):
-    """And with what was written, the same audit is taken from the folder again."""
+    """With the file restored, the same audit is read from the folder."""
     file = kept / "run-01" / "canaries.npz"
     whole = file.read_bytes()
     file.unlink() if content is None else file.write_bytes(content)
@@ -355,7 +353,7 @@ from server.samplers.base import Sampler  # noqa: E402
 
 
 class Odd(Sampler):
-    """A sampler that says nothing of its rate."""
+    """A sampler without a known sampling rate."""
 
     def draw(self, random):
         return self.clients[:5]

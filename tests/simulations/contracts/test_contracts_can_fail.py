@@ -30,13 +30,13 @@ COUNT = {"calls": 0}
 
 
 def counted():
-    """How often it was called: what a component must not depend on."""
+    """A number of calls, on which a component must not depend."""
     COUNT["calls"] += 1
     return COUNT["calls"]
 
 
 class BareConfig(Config):
-    """A setting without its meaning."""
+    """A setting without a description."""
 
     size: int = 3
 
@@ -76,7 +76,7 @@ class Eager(Sgd):
 
 class Fragile(Sgd):
     def update(self, parameters, data, random):
-        assert data.items.max() >= 0  # of nothing there is no maximum
+        assert data.items.max() >= 0  # an empty array has no maximum
         return super().update(parameters, data, random)
 
 
@@ -95,7 +95,7 @@ class Crowded(Sgd):
 
 
 class Unbounded(Sgd):
-    """Upload after the clip cannot be had here, so its norm is misreported."""
+    """The upload after the clip is not accessible here, so its norm is misreported."""
 
     def train_block(self, parameters, block, own=None):
         import dataclasses
@@ -158,7 +158,7 @@ class Loose(Reptile):
 
 
 class Unprotected(Reptile):
-    """Takes the privacy and does not use it."""
+    """Accepts the privacy and ignores it."""
 
     def protect(self, privacy): ...
 
@@ -220,7 +220,7 @@ class Silent(RandomReplacement):
 
 
 class Wavering(RandomReplacement):
-    """Another result for an experiment than for whoever asks it by itself."""
+    """Another result within an experiment than alone."""
 
     def perturb(self, data):
         rows = np.arange(len(data.rows) // (1 + counted() % 2))
@@ -276,14 +276,14 @@ class Column(Fit):
 
 COHORT = {"cohort": 6}
 FAULTS = [
-    ("Baseline", Bare, {}, "test_every_setting_says_what_it_means"),
+    ("Baseline", Bare, {}, "test_every_setting_has_a_description"),
     ("Step", Remembering, {}, "test_an_update_is_a_function_of_the_random_stream"),
     ("Step", Deaf, {}, "test_an_update_is_a_function_of_the_random_stream"),
     ("Step", Idle, {}, "test_an_update_has_the_parameters_shapes_and_is_finite"),
-    ("Step", Writing, {}, "test_what_a_step_is_given_stays_as_it_was"),
+    ("Step", Writing, {}, "test_its_inputs_are_unchanged"),
     ("Step", Eager, {}, "test_no_epochs_change_nothing"),
     ("Step", Fragile, {}, "test_a_client_without_data_is_no_error"),
-    ("Step", OtherwiseInBlocks, {}, "test_clients_together_give_what_they_give_one_by_one"),
+    ("Step", OtherwiseInBlocks, {}, "test_many_clients_at_once_equal_one_by_one"),
     ("Step", Crowded, {}, "test_the_sum_is_the_sum_of_the_clients"),
     ("Step", Unbounded, {}, "test_a_client_moves_the_private_sum_by_the_clip_norm_at_most"),
     ("Model", Mixing, {}, "test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix"),
@@ -292,7 +292,7 @@ FAULTS = [
     ("Model", Reversed, {}, "test_scores_are_those_of_the_catalogue"),
     ("Model", Summed, {}, "test_the_loss_is_one_number_per_client_with_finite_gradients"),
     ("Strategy", Forgetting, {}, "test_a_run_is_a_function_of_its_seed"),
-    ("Strategy", PerNode, {}, "test_who_shares_a_node_makes_no_difference"),
+    ("Strategy", PerNode, {}, "test_the_distribution_over_nodes_makes_no_difference"),
     ("Strategy", Loose, {}, "test_privacy_is_bounded_or_refused"),
     ("Strategy", Unprotected, {}, "test_privacy_is_bounded_or_refused"),
     ("Strategy", PerNode, {}, "test_the_sum_is_the_sum_of_the_nodes"),
@@ -300,18 +300,18 @@ FAULTS = [
     ("Dataset", Restless, {}, "test_reading_twice_gives_the_same"),
     ("Dataset", Scribbling, {}, "test_files_are_only_read"),
     ("Dataset", Synthetic, {}, "test_missing_files_are_named"),
-    ("Split", Doubled, {}, "test_parts_are_rows_of_the_data_and_somebody_is_tested"),
+    ("Split", Doubled, {}, "test_parts_are_rows_of_the_data_and_some_are_held_out"),
     ("Split", Unsplit, {}, "test_it_is_a_function_of_the_seed"),
-    ("Perturbation", Elsewhere, {}, "test_what_comes_out_can_be_learned_from"),
+    ("Perturbation", Elsewhere, {}, "test_perturbed_rows_can_be_trained_on"),
     ("Perturbation", Undrawn, {}, "test_it_is_a_function_of_the_seed"),
-    ("Perturbation", InPlace, {}, "test_the_data_stay_as_they_were"),
-    ("Perturbation", Silent, {}, "test_it_says_what_it_is_worth"),
-    ("Perturbation", Wavering, {}, "test_clients_learn_from_it_and_are_tested_on_the_truth"),
+    ("Perturbation", InPlace, {}, "test_the_data_are_unchanged"),
+    ("Perturbation", Silent, {}, "test_it_states_its_guarantee"),
+    ("Perturbation", Wavering, {}, "test_clients_train_on_it_and_are_tested_on_real_rows"),
     ("Sampler", Ordered, COHORT, "test_a_cohort_is_a_function_of_seed_and_round"),
     ("Sampler", Ordered, COHORT, "test_a_run_is_a_function_of_its_seed"),
     ("Sampler", Favourites, COHORT, "test_cohorts_are_distinct_clients_in_order"),
-    ("Sampler", Generous, COHORT, "test_more_than_there_are_is_refused"),
-    ("Callback", Chatty, {}, "test_after_a_round_it_says_whether_to_stop"),
+    ("Sampler", Generous, COHORT, "test_a_cohort_above_the_number_of_clients_is_refused"),
+    ("Callback", Chatty, {}, "test_after_a_round_it_returns_whether_to_stop"),
     ("Baseline", Cumulative, {}, "test_fitting_twice_gives_the_same_scores"),
     ("Baseline", Relative, {}, "test_a_users_scores_do_not_depend_on_the_block"),
     ("Attack", Guessing, {}, "test_suspicion_is_a_function_of_what_is_seen_and_the_seed"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a model holds for one that keeps parameters on the device."""
+"""The contract of a model for one with private parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedrec.testing import ModelContract
 
 
 class TestPrivateUserVectors(ModelContract):
-    """Matrix factorization whose user vectors and biases stay where they are."""
+    """Matrix factorization with private user vectors and biases."""
 
     component = Mf
     experiment = {  # noqa: RUF012
@@ -19,7 +19,7 @@ class TestPrivateUserVectors(ModelContract):
 
 
 def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch, tmp_path):
-    """Blocks that forget what a client keeps are found out."""
+    """Blocks that lose a client's private state are detected."""
     from simulations.contracts import model as contract
 
     calls = iter((1.0, 1.0, 2.0))
@@ -31,4 +31,4 @@ def test_a_model_whose_private_parameters_differ_between_paths_fails(monkeypatch
 
     monkeypatch.setattr(contract, "_kept", other)
     with pytest.raises(AssertionError):
-        TestPrivateUserVectors().test_clients_together_learn_what_they_learn_one_by_one(tmp_path)
+        TestPrivateUserVectors().test_training_many_clients_equals_one_by_one(tmp_path)

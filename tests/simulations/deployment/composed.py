@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment in real containers for tests, and hands to kill them with."""
+"""A deployment in real containers for tests, with functions to kill them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OFTEN = "docker-compose.override.yml"  # which docker compose reads unless other
 
 
 def skip_without_an_engine():
-    """Skip unless a Docker engine runs here, has the images, and docker compose is there; gives its
-    command."""
+    """Return the command of docker compose; skip without a Docker engine, its images or docker
+    compose."""
     if (
         shutil.which("docker") is None
         or subprocess.run(["docker", "info"], capture_output=True).returncode
@@ -59,7 +59,8 @@ class Composed:
         self._look_often()
 
     def _look_often(self):
-        """Check the containers' health every two seconds: each waits for others to be well."""
+        """Check the containers' health every two seconds, because each waits for others to be
+        healthy."""
         table = yaml.safe_load((self.path / "docker-compose.yml").read_text())
         often = {
             name: {"healthcheck": {**service["healthcheck"], "interval": "2s", "retries": 30}}
@@ -70,7 +71,7 @@ class Composed:
         (self.path / OFTEN).write_text(yaml.safe_dump({**own, "services": often}))
 
     def compose(self, *arguments, timeout=300):
-        """One command of docker compose; gives its exit status and what it printed."""
+        """Run a command of docker compose; returns its exit status and output."""
         done = subprocess.run(
             [*self._command, "-p", self._project, *map(str, arguments)],
             cwd=self.path,
@@ -83,7 +84,7 @@ class Composed:
         return done.returncode, done.stdout
 
     def done(self, *arguments, timeout=300):
-        """What a command printed that must go well."""
+        """The output of a command that must succeed."""
         status, output = self.compose(*arguments, timeout=timeout)
         assert status == 0, output
         return output
@@ -93,11 +94,11 @@ class Composed:
         return self.compose("run", "--rm", "-T", "operator", "deploy", *arguments, timeout=timeout)
 
     def run(self, name, *overrides, timeout=300):
-        """An experiment to its end; gives the exit status and what was printed."""
+        """Run an experiment; returns the exit status and output."""
         return self.operator(*self._run(name, overrides), timeout=timeout)
 
     def start_run(self, name, *overrides):
-        """An experiment in the background."""
+        """Start an experiment in the background."""
         arguments = ["run", "--rm", "-T", "operator", "deploy", *self._run(name, overrides)]
         return subprocess.Popen(
             [*self._command, "-p", self._project, *arguments],
@@ -120,18 +121,17 @@ class Composed:
         ]
 
     def container(self, service):
-        """What the engine knows of a service's container."""
+        """The engine's information about a service's container."""
         identifier = self.done("ps", "-q", service).strip()
         return json.loads(subprocess.check_output(["docker", "inspect", identifier]))[0]
 
     def kill(self, service):
-        """Kill the processes of a container from outside; by `docker kill` it would not be started
-        again."""
+        """Kill the processes of a container from outside; after `docker kill` it would not be
+        restarted."""
         os.kill(self.container(service)["State"]["Pid"], signal.SIGKILL)
 
     def is_back(self, service, after):
-        """Whether a container that was killed runs again; `after` is how often it had been started
-        again before."""
+        """Whether a killed container runs again; `after` is its earlier number of restarts."""
         state = self.container(service)
         return state["RestartCount"] > after and state["State"]["Running"]
 
@@ -154,7 +154,7 @@ class Composed:
         return parameters_in(folder)
 
     def well(self):
-        """Names of the containers that say they are well."""
+        """Names of the containers that report that they are healthy."""
         states = {
             name: self.container(name)["State"]
             for name in self.done("config", "--services").split()

@@ -35,8 +35,8 @@ def small():
 
 @pytest.fixture(scope="session")
 def federation(small, tmp_path_factory):
-    """A running deployment of one server and two nodes, for all tests: to start one takes longer
-    than most of them."""
+    """A running deployment of one server and two nodes for all tests, because starting one takes
+    longer than most of them."""
     made = Federation(tmp_path_factory.mktemp("deployment") / "loopback", small())
     try:
         yield made.up()

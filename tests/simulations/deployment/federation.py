@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment on loopback for tests: real processes with the flags of a real one, and hands to
-kill them with."""
+"""A deployment on loopback for tests: real processes with real flags, and functions to kill
+them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FEDREC = (sys.executable, "-m", "simulations.cli")
 
 
 def free_ports(count):
-    """So many ports in a row that nobody listens on, none of those that the system gives to
-    outgoing connections."""
+    """A number of consecutive free ports, outside those that the system uses for outgoing
+    connections."""
     for _ in range(200):
         ports = range(first := random.randrange(10_000, 32_000 - count), first + count)
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
@@ -57,9 +57,8 @@ class Federation:
         )
         self.experiment_file = path / "experiment.toml"
         self.experiment_file.write_text(tomli_w.dumps(table))
-        self.deployment = cut_for(self.deployment, load(table)).changed(
-            most_clients=100
-        )  # so that a malicious node may lie
+        # so that a malicious node can send false replies
+        self.deployment = cut_for(self.deployment, load(table)).changed(most_clients=100)
         self.others = []
 
     def up(self):
@@ -82,18 +81,18 @@ class Federation:
         return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
 
     def start_run(self, name, *overrides):
-        """Hand a run to the SuperLink, as `fedrec deploy run` does; its run folder is
+        """Submit a run to the SuperLink, like `fedrec deploy run`; its run folder is
         `runs/NAME`."""
         folder = RunFolder.create(launch.settled(self.table, overrides), self.folder(name))
         return Run(folder, launch.start(self.deployment, folder))
 
     def start_again(self, name):
-        """Hand a run that was broken off to the SuperLink, as `fedrec deploy resume` does."""
+        """Submit an interrupted run to the SuperLink, like `fedrec deploy resume`."""
         folder = launch.resumable(self.folder(name))
         return Run(folder, launch.start(self.deployment, folder))
 
     def wait_for(self, run, timeout=400):
-        """Wait for a run's end; gives whether it finished, and why not."""
+        """Wait for a run's end; returns whether it finished, and the reason if not."""
         until(
             lambda: self._status(run).startswith("finished"),
             timeout,
@@ -106,7 +105,7 @@ class Federation:
         return True, run.folder.log_file.read_text()
 
     def run(self, name, *overrides, timeout=400):
-        """A run to its end; gives whether it finished, and why not."""
+        """Run an experiment; returns whether it finished, and the reason if not."""
         return self.wait_for(self.start_run(name, *overrides), timeout)
 
     def _status(self, run):
@@ -120,8 +119,7 @@ class Federation:
         return self.start([*FEDREC, "deploy", *map(str, arguments)])
 
     def simulated(self, folder, *overrides):
-        """Parameters of the same run as a simulation: what undisturbed nodes give, by another
-        engine."""
+        """Parameters of the same run as a simulation, without faults and on another engine."""
         table = launch.settled(self.table, overrides).table()
         table["engine"] |= {"name": "serial", "nodes": 2}
         runner.run(table, output=folder)
@@ -140,7 +138,7 @@ class Federation:
 
     @staticmethod
     def finish(process, timeout=400):
-        """Wait for the end of a command; gives its exit status and what it printed."""
+        """Wait for the end of a command; returns its exit status and output."""
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -163,7 +161,7 @@ class Federation:
         )
 
     def add_node(self):
-        """A further node with registered keys; gives its number."""
+        """Add a node with registered keys; returns its number."""
         self.deployment = add_nodes(self.deployment, 1)
         operator.register_nodes(self.deployment)
         return self.deployment.settings.nodes
@@ -199,8 +197,7 @@ class Federation:
         return json.loads((logs / "processes.json").read_text())["processes"][name]["pid"]
 
     def answers(self, name):
-        """Whether a process of the server has been started again since it was killed, and is
-        well."""
+        """Whether a killed process of the server has been restarted and is healthy."""
         found = next(state for state in operator.states(self.deployment) if state.name == name)
         return found.healthy and found.restarts > 0
 
@@ -208,7 +205,7 @@ class Federation:
         os.kill(self.pid(name, node), signal.SIGKILL)
 
     def children(self, name, node=None):
-        """Process ids of what a process has started and that still runs."""
+        """Process ids of the running children of a process."""
         parent = self.pid(name, node)
         return [
             int(file.parent.name)
@@ -264,12 +261,8 @@ def until(condition, timeout=240, what="it", pause=0.2):
         try:
             if condition():
                 return
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            httpx.HTTPError,
-        ):  # as while a process is being started again
+        except (OSError, ValueError, KeyError, httpx.HTTPError):
+            # for example while a process is being restarted
             pass
         time.sleep(pause)
     raise AssertionError(f"{what} did not happen within {timeout} s")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's executor that lies: takes the flags of an executor, answers honestly where it must, and
-then as a malicious node.
+"""The executor of a malicious node: takes the flags of an executor, and sends false replies by
+round.
 
 By the number of the round: 1 wrong shapes, 2 NaN, 3 infinities, 4 a million times too large, 5 more
-clients than asked, 6 names of parameters that there are not, 7 no arrays at all, 8 an error with a
-long text, 9 other arrays' bytes. In its first word it claims the clients whose numbers stand in the
-environment variable MALICIOUS_CLAIMS beside its own.
+clients than asked, 6 unknown parameters, 7 no arrays, 8 an error with a long text, 9 bytes of other
+arrays. In its first reply it claims the clients in the environment variable MALICIOUS_CLAIMS in
+addition to its own.
 """
 
 import os

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway, writing every request and answer that passes into a folder: what somebody in its
-place would see.
+"""A gateway that records every request and reply in a folder, as an attacker in its place could.
 
 Arguments: port, SuperLink, certificate, key, authority, folder.
 """

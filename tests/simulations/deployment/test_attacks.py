@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With only the authority's certificate, or with a key that nobody registered: refused, and
-logged."""
+"""With only the authority's certificate, or with an unregistered key: refused and logged."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def attacker(federation, tmp_path):
     return at
 
 
-def test_nobody_registers_a_node_through_the_gateway(federation, attacker, tmp_path):
+def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.nodes())
     (tmp_path / "mine.pub").write_bytes(NodeKey.create().public)
@@ -67,8 +66,8 @@ def test_nobody_registers_a_node_through_the_gateway(federation, attacker, tmp_p
         "refused POST b'/v1/control/register-node'"
         in (federation.deployment.logs / "gateway.txt").read_text()
     )
-    # The same command at the inner port works: it is the gateway that keeps it out, and not a
-    # mistake of this test.
+    # The same command works at the inner port: the gateway refuses it, and not an error in this
+    # test.
     done = subprocess.run(
         command,
         env=attacker(federation.deployment.superlink),
@@ -79,7 +78,7 @@ def test_nobody_registers_a_node_through_the_gateway(federation, attacker, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nobody_starts_a_run_through_the_gateway(federation, attacker, tmp_path):
+def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.runs())
     app = app_folder(tmp_path / "fedrec")
@@ -99,13 +98,12 @@ def test_nobody_starts_a_run_through_the_gateway(federation, attacker, tmp_path)
     )
 
 
-def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
-    """Not through the gateway, and at the inner port not without the secret; all four try at
-    once."""
+def test_no_other_executor_gets_the_serverapps_task(federation, tmp_path, attacker):
+    """Refused at the gateway, and at the inner port without the secret; all four try at the same
+    time."""
     until(lambda: federation.online() >= 2, what="the nodes")
-    os.kill(
-        federation.pid("serverapp"), signal.SIGSTOP
-    )  # the rightful one is asleep: the task lies there
+    # the real executor sleeps: the task is waiting
+    os.kill(federation.pid("serverapp"), signal.SIGSTOP)
     impostors = []
     try:
         run = federation.start_run("impostors", "rounds=1")
@@ -121,7 +119,7 @@ def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
             lambda: all("Starting Flower SuperExec" in file.read_text() for file in tried),
             what="all impostors",
         )
-        time.sleep(10)  # they ask a hundred times a second
+        time.sleep(10)  # they poll a hundred times a second
         assert not list(tmp_path.glob("*/got-it")), [file.read_text() for file in tried]
         assert _pending(federation)
     finally:
@@ -129,13 +127,13 @@ def test_nobody_else_takes_the_serverapps_task(federation, tmp_path, attacker):
             process.kill()
             process.wait()
         os.kill(federation.pid("serverapp"), signal.SIGCONT)
-    finished, why = federation.wait_for(run)  # so the task was there to be taken
+    finished, why = federation.wait_for(run)  # so the task was available
     assert finished, why
 
 
 def impostor(address, secret, folder, attacker):
-    """Flower's own executor at an address; if it got the task, it would start something else than
-    Flower's program."""
+    """Flower's own executor at an address; if it got the task, it would start another program than
+    Flower's."""
     environment = {**attacker(address), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.01"}
     command = [script("flower-superexec"), "--root-certificates", str(folder.parent / "ca.crt")]
     command += ["--runtime-api-address", address]

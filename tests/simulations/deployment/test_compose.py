@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compose file: what docker-compose accepts, flags that Flower's own parsers take, and who
-reaches whom."""
+"""The compose file: accepted by docker compose, its flags by Flower's own parsers, and its
+networks."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_root_in_a_container_is_refused(monkeypatch):
 
 
 def test_docker_compose_accepts_it(tmp_path):
-    """By whichever docker compose is here; it needs no engine for that."""
+    """By the installed docker compose, which needs no engine for that."""
     commands = [["docker-compose"], ["docker", "compose"]]
     here = [
         c

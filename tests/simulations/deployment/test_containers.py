@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment in real containers: up, register, run, killed containers, failures told, root
-refused, down."""
+"""A deployment in real containers: up, register, run, killed containers, reported failures, no
+root, down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def composed(small, tmp_path_factory):
         made.wait_until(lambda: made.well() >= {"superlink", "serverapp", "gateway"}, "the server")
         status, output = made.operator("register", "/deployment")
         assert status == 0 and output.count("node-") == 2, output
-        made.wait_until(lambda: len(made.well()) == 7, "that all containers are well")
+        made.wait_until(lambda: len(made.well()) == 7, "that all containers are healthy")
         yield made
     finally:
         status, output = made.down()
@@ -50,7 +50,7 @@ def test_a_run_gives_the_parameters_of_a_simulation(composed, tmp_path):
     )
 
 
-def test_nobody_is_root_or_may_write_to_the_image(composed):
+def test_no_container_is_root_or_may_write_to_the_image(composed):
     for service in ("superlink", "serverapp", "gateway", "supernode-1", "clientapp-1"):
         _, output = composed.compose(
             "exec", "-T", service, "sh", "-c", "id -u; touch /x 2>&1; cat /proc/self/status"
@@ -61,7 +61,7 @@ def test_nobody_is_root_or_may_write_to_the_image(composed):
         )
         assert "CapEff:\t0000000000000000" in output, service
     status, _ = composed.compose("exec", "-T", "supernode-1", "ls", "/data")
-    assert status != 0  # what speaks to the outside does not see the data
+    assert status != 0  # the container with a network connection does not see the data
 
 
 def test_an_executor_of_a_node_is_killed_in_mid_round(composed):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a deployment, as far as they need no processes: what init makes, and what is
-refused."""
+"""The commands of a deployment that need no processes: the files of `init`, and refusals."""
 
 from __future__ import annotations
 
@@ -115,16 +114,16 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
     assert (plan.state / "meeting" / "node.secret").read_bytes() == secret
 
 
-def test_a_client_says_what_is_wrong_before_it_starts(made, tmp_path):
+def test_a_client_reports_errors_before_it_starts(made, tmp_path):
     with pytest.raises(DataError, match="no data file"):
         prepare(plan_of(made.node(1), made.gateway, data=tmp_path / "none.csv"))
-    with pytest.raises(DataError, match="no data file"):  # else the server would name one
+    with pytest.raises(DataError, match="no data file"):  # otherwise the server would choose one
         prepare(plan_of(made.node(1), made.gateway))
     with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
         prepare(
             plan_of(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
         )
-    with pytest.raises(EngineError, match="folder to join with"):
+    with pytest.raises(EngineError, match="the folder of a node"):
         prepare(plan_of(tmp_path, made.gateway))
     (made.node(1) / "node.key").chmod(0o644)
     with pytest.raises(EngineError, match="chmod 600"):
@@ -170,7 +169,7 @@ def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
 @pytest.mark.parametrize(
     "host", ["", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example.org."]
 )
-def test_a_host_that_is_none_is_told_and_leaves_nothing(tmp_path, host):
+def test_an_invalid_host_is_refused_and_leaves_nothing(tmp_path, host):
     done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), "--host", host])
     assert isinstance(done.exception, ExperimentError) and "deployment.hosts" in str(done.exception)
     assert not (tmp_path / "d").exists()
@@ -184,7 +183,9 @@ def test_hosts_that_can_be(host):
 
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "a;b", "a$b", "a{b", "a\nb"])
-def test_a_folder_that_other_programs_cannot_read_is_told_and_leaves_nothing(tmp_path, name):
+def test_a_folder_name_that_other_programs_cannot_read_is_refused_and_leaves_nothing(
+    tmp_path, name
+):
     done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / name)])
     assert isinstance(done.exception, RunError) and not list(tmp_path.iterdir())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private parts of Flower that a deployment leans on: when a new version moves one, the test's
-name says which."""
+"""The private parts of Flower that a deployment depends on: if a new version changes one, the
+test's name tells which."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def test_the_executor_makes_its_client_by_name():
 
 
 def test_sleeps_grow_until_there_is_work():
-    ramp = Backoff(0.1, 1.0, growth=2.0)
-    assert [ramp.next() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
-    ramp.restart()
-    assert ramp.next() == 0.1
+    backoff = Backoff(0.1, 1.0, growth=2.0)
+    assert [backoff.next() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    backoff.restart()
+    assert backoff.next() == 0.1
     slept = []
     paced = PacedTime(lambda seconds: seconds / 2, sleep=slept.append)
     paced.sleep(3)
@@ -109,11 +109,11 @@ def test_an_executor_asks_ever_more_rarely_until_there_is_work():
     assert "time.sleep(task_poll_interval)" in source and inspect.ismodule(
         executors.run_superexec.time
     )
-    ramp = Backoff(0.1, 1.0)
-    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, ramp)
-    assert ramp.next() < ramp.next()
+    backoff = Backoff(0.1, 1.0)
+    executor = executors.ForkExecutor(executors.TaskType.CLIENT_APP, lambda spec: None, backoff)
+    assert backoff.next() < backoff.next()
     executor.launch(SimpleNamespace(task_id=1))
-    assert ramp.next() == 0.1
+    assert backoff.next() == 0.1
     while executor._children:
         executor.reconcile()
 
@@ -133,7 +133,7 @@ def test_a_signal_ends_a_sleep_and_one_that_was_sent_before_it_too(tmp_path):
     for _ in range(3):
         sender.send()
     started = time.monotonic()
-    work_signal.sleep(60.0)  # one signal or three: it was sent since the last sleep
+    work_signal.sleep(60.0)  # one signal or three: one was sent since the last sleep
     Timer(0.05, sender.send).start()
     work_signal.sleep(60.0)
     assert 0.05 <= time.monotonic() - started < 30.0
@@ -152,7 +152,7 @@ def test_what_an_older_version_left_at_the_place_of_the_pipe_is_replaced(tmp_pat
     assert time.monotonic() - started < 30.0 and file.is_fifo()
 
 
-def test_senders_do_not_wait_for_a_listener_who_is_away_or_busy(tmp_path):
+def test_senders_do_not_wait_for_a_missing_or_busy_listener(tmp_path):
     file = tmp_path / "work-signal"
     WorkSignal(file).send()
     listener = WorkSignal(file).listen()
@@ -164,7 +164,7 @@ def test_senders_do_not_wait_for_a_listener_who_is_away_or_busy(tmp_path):
     assert time.monotonic() - started >= 0.1
 
 
-def test_a_signal_that_cannot_be_sent_leaves_the_listener_to_wake_up_by_itself(tmp_path):
+def test_without_a_signal_the_listener_wakes_up_by_timeout(tmp_path):
     slept = []
     for file in (None, tmp_path / "nowhere" / "work-signal"):
         work_signal = WorkSignal(file, pause=slept.append)
@@ -178,7 +178,7 @@ def test_a_web_server_ends_soon_and_looks_seldom():
 
     class Server:
         async def on_tick(self, counter):
-            assert counter == 0  # at which uvicorn renews its date
+            assert counter == 0  # when uvicorn updates its date
             return next(looks)
 
     started = time.monotonic()
@@ -216,7 +216,7 @@ def test_what_is_no_such_time_is_refused(monkeypatch, text):
 
 @pytest.fixture
 def memory(identity):
-    """A SuperNode's memory, made as Flower makes it."""
+    """A SuperNode's state, created as by Flower."""
     supernode.nodestate_factory.InMemoryNodeState = supernode.AnsweringNodeState
     try:
         return supernode.nodestate_factory.NodeStateFactory(ObjectStoreFactory()).state()
@@ -225,7 +225,7 @@ def memory(identity):
 
 
 def received(memory, number):
-    """A message as the SuperNode's loop stores one, and the id of its task, which runs."""
+    """A message as stored by the SuperNode's loop, and the id of its running task."""
     message = Message(RecordDict(), 1, "train")
     message.metadata.__dict__["_message_id"] = f"message-{number}"
     task = memory.create_task(
@@ -261,7 +261,7 @@ def test_one_that_failed_with_an_answer_is_not_answered_for_again(memory):
 
 def test_one_that_fails_late_does_not_answer_the_next_message(memory):
     first, task = received(memory, 1)
-    memory.delete_messages(message_ids=[first.metadata.message_id])  # as when its answer was sent
+    memory.delete_messages(message_ids=[first.metadata.message_id])  # as after its reply was sent
     received(memory, 2)
     memory.finish_task(task, "failed", "late")
     assert not replies(memory)
@@ -275,7 +275,7 @@ def answer(memory, message, name):
 
 
 def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(memory):
-    """As when a run is stopped while its message arrives: the loop forgets it, its process answers
+    """If a run is stopped while its message arrives, the loop forgets it, and its process replies
     later."""
     given_up, _ = received(memory, 1)
     message, _ = received(memory, 2)
@@ -288,7 +288,7 @@ def test_a_reply_to_a_message_that_was_given_up_is_not_taken_for_the_next_ones(m
     assert [reply.metadata.message_id for reply in replies(memory)] == ["own"]
 
 
-def test_a_reply_that_was_there_before_the_next_message_is_gone_with_it(memory):
+def test_a_reply_from_before_the_next_message_is_dropped(memory):
     given_up, _ = received(memory, 1)
     answer(memory, given_up, "late")
     received(memory, 2)
@@ -325,7 +325,7 @@ def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
 
 @pytest.fixture
 def linked(tmp_path):
-    """A SuperLink's memory, and the pieces in it: `shared` belongs to both messages, `late` answers
+    """A SuperLink's state and its pieces: `shared` belongs to both messages, `late` is the reply to
     the overdue one."""
     store = ObjectStoreFactory().store()
     names = {
@@ -349,7 +349,7 @@ def linked(tmp_path):
     return state, store, names
 
 
-def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_pieces(linked):
+def test_expired_messages_are_deleted_and_later_their_pieces(linked):
     state, store, names = linked
     state.forget_overdue(1100.0)
     assert state.num_message_ins() == 1 and state.num_message_res() == 0
@@ -363,12 +363,11 @@ def test_messages_that_nobody_can_answer_any_more_are_forgotten_and_later_their_
 def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
     state, store, names = linked
     before = time.monotonic()
-    state.delete_messages(
-        {names["overdue"]}
-    )  # as Flower does when it hands out the answer, before that is read
+    # as by Flower when it returns the reply, before it is read
+    state.delete_messages({names["overdue"]})
     state.drop_pieces(before)
     assert state.num_message_res() == 0 and len(store) == 4
-    store.delete(names["late"])  # as the reader does at last
+    store.delete(names["late"])  # as finally by the reader
     state.drop_pieces(time.monotonic() + 1)
     assert {name for name in names if names[name] in store} == {"answerable", "shared"}
 
@@ -403,7 +402,7 @@ def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monk
     assert len(written) == 3
 
 
-def test_bytes_of_a_run_that_is_gone_are_dropped(linked):
+def test_bytes_of_a_deleted_run_are_dropped(linked):
     state = linked[0]
     state.store_traffic(7, bytes_sent=3, bytes_recv=5)  # Flower's own raises
 
@@ -430,7 +429,7 @@ def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path,
     first.add(task)
     (note,) = (tmp_path / "unfinished").iterdir()
     assert note.stat().st_mode & 0o077 == 0
-    (tmp_path / "unfinished" / "8.json").write_text("[")  # a note that was cut is left out
+    (tmp_path / "unfinished" / "8.json").write_text("[")  # a truncated file is omitted
     second = UnfinishedTasks(tmp_path / "unfinished")
     executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
     assert reported == [(task, "ended together with its executor")]

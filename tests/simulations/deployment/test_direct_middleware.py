@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Middlewares that go straight through give what Starlette's give."""
+"""Direct middlewares give the same responses as Starlette's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killed processes, silent and lying nodes, full disks: what is kept of a run on real processes."""
+"""Killed processes, silent and malicious nodes, full disks: what is preserved of a run on real
+processes."""
 
 from __future__ import annotations
 
@@ -19,12 +20,8 @@ from simulations.deployment.processes.commands import environment_of
 from tests.simulations.deployment.federation import free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
-SLOW = (
-    "step.epochs=20",
-    "rounds=4",
-    "engine.timeout=180.0",
-    "engine.max-failures=1.0",
-)  # a second of work
+# a second of work
+SLOW = ("step.epochs=20", "rounds=4", "engine.timeout=180.0", "engine.max-failures=1.0")
 PRIVATE = (
     "privacy.clip-norm=1.0",
     "privacy.noise-multiplier=1.0",
@@ -37,7 +34,7 @@ PRIVATE = (
 
 @pytest.fixture
 def nodes(federation):
-    """The deployment with both nodes there; whatever a test did, they are there again after it."""
+    """The deployment with both nodes online; after each test they are online again."""
     until(lambda: federation.online() >= 2, what="both nodes")
     yield federation
     federation.stop_runs()
@@ -45,9 +42,10 @@ def nodes(federation):
 
 
 def at_work(federation, name, node):
-    """Wait until a node works on a message of a round after the first; gives what works on it."""
+    """Wait until a node works on a message of a round after the first; returns the process that
+    does."""
     until(lambda: federation.rounds(name) >= 1, what="a round")
-    before = set(federation.children("executor", node))  # of the round before, perhaps
+    before = set(federation.children("executor", node))  # possibly of the round before
     until(lambda: set(federation.children("executor", node)) - before, what="a message", pause=0.02)
     return set(federation.children("executor", node)) - before
 
@@ -55,7 +53,7 @@ def at_work(federation, name, node):
 def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_back(nodes):
     said = nodes.deployment.logs / "nodes" / "node-1" / "supernode.txt"
     before = said.read_text().count("SuperNode ID")
-    # The message that the killed process had taken is given up when its time is over.
+    # The message of the killed process is abandoned when it expires.
     run = nodes.start_run("node-killed", *SLOW, "engine.timeout=60.0")
     at_work(nodes, "node-killed", 1)
     nodes.kill("supernode", node=1)
@@ -70,9 +68,8 @@ def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_b
     until(lambda: nodes.online() == 2, what="both nodes")
     finished, why = nodes.run("node-back", "rounds=1")
     assert finished, why
-    assert (
-        json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
-    )  # the same node, not a new one
+    # the same node, not a new one
+    assert json.loads((nodes.folder("node-back") / "roster.json").read_text()) == roster
     assert nodes.clients("node-back") == [12]
 
 
@@ -82,12 +79,12 @@ def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(n
     nodes.kill("executor", node=2)
     finished, why = nodes.wait_for(run)
     assert finished, why
-    assert "did not answer in time" not in why  # the server heard at once
+    assert "did not answer in time" not in why  # the server was notified at once
     assert min(nodes.clients("executor-killed")) < 12 and nodes.clients("executor-killed")[-1] == 12
 
 
 def test_the_fork_that_works_on_a_message_killed_is_the_same(nodes):
-    """As the system does when memory is short."""
+    """Like the system when memory is short."""
     run = nodes.start_run("fork-killed", *SLOW)
     for pid in at_work(nodes, "fork-killed", 2):
         os.kill(pid, signal.SIGKILL)
@@ -106,9 +103,8 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
     finished, why = nodes.wait_for(run)
     assert finished, why
     assert nodes.rounds("superlink-killed") == 4
-    if (
-        nodes.clients("superlink-killed") != [12] * 4
-    ):  # on a busy machine it was away for longer than 30 s
+    # on a busy machine it was offline for longer than 30 s
+    if nodes.clients("superlink-killed") != [12] * 4:
         print("the SuperLink was away for too long", why)
         return
     for name, value in nodes.simulated(tmp_path / "simulated", *SLOW).items():
@@ -160,16 +156,11 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert finished, why
     assert nodes.rounds("silent") == 4
     charges = [json.loads(line) for line in nodes.charges("silent")]
-    assert [charge["round"] for charge in charges] == [
-        1,
-        2,
-        3,
-        4,
-    ]  # each is paid for, whoever answered, and the same
+    # each is charged, with the same cost, whichever nodes answered
+    assert [charge["round"] for charge in charges] == [1, 2, 3, 4]
     assert all(charge["event"] == charges[0]["event"] for charge in charges)
-    finished, why = nodes.run(
-        "answers-again", "rounds=1"
-    )  # the stopped node went on with no stale message
+    # the stopped node did not continue with a stale message
+    finished, why = nodes.run("answers-again", "rounds=1")
     assert finished, why
     assert nodes.clients("answers-again") == [12]
 
@@ -200,9 +191,9 @@ def malicious(federation, number, claims):
     return started
 
 
-def test_a_node_that_lies_in_every_way_changes_nothing(nodes):
-    """Its clients are drawn like all others, so the comparison is with finite parameters that stay
-    in their range."""
+def test_false_replies_of_every_kind_change_nothing(nodes):
+    """Its clients are sampled like all others, so the parameters are only checked to be finite and
+    of usual size."""
     number = nodes.add_node()
     folder = nodes.deployment.node(number)
     for name in ("data.csv", "catalogue.json"):
@@ -225,7 +216,8 @@ def test_a_node_that_lies_in_every_way_changes_nothing(nodes):
             process.wait(timeout=60)
     assert finished, why
     assert nodes.rounds("malicious") == 9
-    assert "clients that it does not own alone" in why  # it claimed 0 to 3, which others named too
+    # it claimed 0 to 3, which other nodes announced too
+    assert "clients that it does not own alone" in why
     assert why.count("the answer is left out") >= 6 and "per client is far from usual" in why
     assert "gave no initial parameters" in why
     values = nodes.parameters("malicious")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway lets nodes' calls through and nothing else: our own proxy and nginx, by one table,
+"""The gateway forwards nodes' calls and nothing else: our own proxy and nginx, by the same table,
 over real TLS."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ REFUSE = [
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
-    """Stands for the SuperLink: answers anything, and writes down what reached it."""
+    """A fake SuperLink: answers every request, and records them."""
 
     protocol_version = "HTTP/1.1"
     seen: list = []  # noqa: RUF012
@@ -164,7 +164,8 @@ def nginx_gateway(folder, port, upstream):
 
 @pytest.fixture(scope="module", params=["python", "nginx"])
 def gateway(request, certificates, upstream):
-    """Asks through a gateway, with the path as it is; gives the status and the body."""
+    """Sends a request through a gateway with an unmodified path; returns the status and the
+    body."""
     if request.param == "nginx" and shutil.which("nginx") is None:
         pytest.skip("no nginx here")
     (port,) = free_ports(1)
@@ -176,7 +177,7 @@ def gateway(request, certificates, upstream):
 
     def ask(method, path, body=b"", headers=None):
         connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)
-        connection._validate_path = lambda _: None  # such paths are what enemies send
+        connection._validate_path = lambda _: None  # attackers send such paths
         headers = signed((certificates / "node.key").read_bytes()) if headers is None else headers
         connection.request(method, path, body, {"x-flwr-node": "me", **headers})
         answer = connection.getresponse()
@@ -244,7 +245,7 @@ def test_calls_that_no_node_has_signed_never_reach_the_superlink(gateway, certif
 
 
 def test_strangers_fill_no_memory(gateway, certificates):
-    """Three posts of 150 MiB each made the gateway hold 450."""
+    """Three posts of 150 MiB each would need 450 MiB in the gateway."""
     if gateway.name == "nginx":
         pytest.skip("nginx holds no bodies")
     before = peak(gateway.process.pid)
@@ -259,13 +260,14 @@ def test_strangers_fill_no_memory(gateway, certificates):
 
 
 def peak(pid):
-    """Most memory that a process has held, in KiB."""
+    """Peak memory of a process, in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def post(gateway, size, headers):
-    """Send a large body; status and body of the answer, None where the gateway hangs up."""
+    """Send a large body; returns status and body of the reply, None if the gateway closes the
+    connection."""
     connection = http.client.HTTPSConnection(
         "localhost", gateway.port, context=gateway.context, timeout=20
     )
@@ -285,7 +287,7 @@ def post(gateway, size, headers):
         connection.close()
 
 
-def test_a_superlink_that_is_away_is_a_503_which_nodes_try_again(certificates):
+def test_an_offline_superlink_gives_503_so_that_nodes_retry(certificates):
     port, nobody = free_ports(2)
     process = subprocess.Popen(
         python_gateway(certificates, port, f"127.0.0.1:{nobody}"), stderr=subprocess.PIPE

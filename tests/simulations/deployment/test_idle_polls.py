@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes without a message are answered from memory, and nobody else is."""
+"""Nodes without a message are answered from memory, and no other caller is."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_message_stored_while_the_database_is_asked_is_not_missed():
 
 
 async def held(queues, seconds=30.0):
-    """A call of the node that has been held; it ends when it is answered."""
+    """A held call of the node; it ends when it is answered."""
     call = asyncio.ensure_future(queues.wait(NODE, seconds))
     await asyncio.sleep(0)
     return call
@@ -89,7 +89,7 @@ def test_a_held_call_ends_when_a_message_is_stored_by_another_thread():
     asyncio.run(ends())
 
 
-def test_a_held_call_ends_after_its_time_and_is_forgotten():
+def test_a_held_call_ends_after_its_time_and_is_removed():
     async def ends():
         queues = waiting_queues()
         await asyncio.wait_for(queues.wait(NODE, 0.01), 10)
@@ -146,7 +146,7 @@ def test_a_node_keeps_its_connection_from_one_question_to_the_next():
 
 
 class Calls:
-    """A SuperLink with one node, and how often its own code was asked."""
+    """A SuperLink with one node, and the number of calls of its own code."""
 
     def __init__(self):
         self.queues, self.passed = EmptyQueues(), []
@@ -214,7 +214,7 @@ def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     assert calls.passed == [call.get("body", asked)]
 
 
-def test_another_node_s_queue_tells_nothing(calls):
+def test_another_nodes_queue_is_not_revealed(calls):
     calls.queues.none_found(NODE + 1, 0)
     assert calls.ask(node=NODE + 1).content == b"usual"  # its key is another one
 

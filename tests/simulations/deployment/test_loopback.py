@@ -88,9 +88,8 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     client.wait(timeout=60)
     roster = json.loads((federation.folder("late") / "roster.json").read_text())
     (new,) = [entry for identifier, entry in roster.items() if identifier not in before]
-    assert len(new["training"]) == 2 and all(
-        number > 2**32 for number in new["training"]
-    )  # opaque, not 0 and 1
+    # opaque, not 0 and 1
+    assert len(new["training"]) == 2 and all(number > 2**32 for number in new["training"])
     memory = node / "state" / "node.sqlite"
     assert stat.S_IMODE(memory.stat().st_mode) == 0o600
     # 18 of 20 are drawn: in four rounds both are missed with probability (1 / 190)^4.
@@ -115,7 +114,7 @@ def test_two_runs_at_once_do_not_meet(federation, parity):
 
 
 def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
-    """The time is printed, not judged: the machine may be busy."""
+    """The time is printed, not tested, because the machine may be busy."""
     table = small()
     table["dataset"]["users"] = 40
     made = Federation(tmp_path / "eight", table, nodes=8, proxy="auto")  # nginx, where there is one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator waits for; whole deployments are in `test_loopback.py`."""
+"""The operator's waiting; whole deployments are in `test_loopback.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulations.deployment.flower import control
 
 @pytest.fixture
 def superlink(monkeypatch):
-    """A SuperLink that gives one prepared answer after the other, the last one for ever."""
+    """A SuperLink that returns prepared answers in turn, and the last one forever."""
     answers, closed = [], []
 
     def nodes():
@@ -48,7 +48,7 @@ def test_nodes_are_waited_for_while_a_busy_superlink_does_not_answer(superlink, 
     assert superlink.closed and len(superlink.answers) == 1
 
 
-def test_nodes_that_do_not_come_are_told(superlink, tmp_path):
+def test_nodes_that_do_not_come_online_are_reported(superlink, tmp_path):
     superlink.answers += [["online", "created"], httpx.ReadTimeout("busy")]
     with pytest.raises(EngineError, match="not all nodes came online") as caught:
         operator._wait_for_nodes(deployment(tmp_path), 2, time.monotonic() - 1)

@@ -40,8 +40,8 @@ NODE = Node(node_id=1)
 
 
 class Store:
-    """A SuperLink's memory of pieces, behind Flower's functions for one piece: `None` is one that
-    was announced and is not there yet."""
+    """A SuperLink's pieces, behind Flower's functions for one piece: `None` is an announced piece
+    that is missing."""
 
     def __init__(self, held):
         self.held, self.calls, self.handled = dict(held), 0, 0
@@ -108,7 +108,7 @@ def test_pieces_that_are_not_there_yet_are_asked_for_again_and_no_others():
 
     assert pieces.pull(late, store.pulling(), sleep=sleep) == ALL
     assert waits == [0.05, 0.1] and store.calls == 4
-    assert store.handled == 4 + 3  # three calls for the missing one alone
+    assert store.handled == 4 + 3  # three calls for the missing one only
 
 
 def test_a_piece_that_never_comes_is_given_up():
@@ -165,13 +165,13 @@ def test_packed_pieces_are_unpacked(found):
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_unpacked_gives_pieces_or_a_value_error(content):
+def test_unpacking_any_bytes_gives_pieces_or_a_value_error(content):
     with suppress(ValueError):
         assert isinstance(pieces.unpacked(content), dict)
 
 
 def test_flower_calls_what_is_replaced_by_name():
-    """Fails where a new version of Flower moves them."""
+    """Fails if a new version of Flower moves them."""
     for module in (supernode.start_client_internal, executors.http_grid):
         assert module.pull_objects is inflatable_utils.pull_objects
     source = inspect.getsource(supernode.start_client_internal)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secure aggregation on real processes: a simulation's parameters, and no node's sum on the way."""
+"""Secure aggregation on real processes: a simulation's parameters, and no node's sum in the
+traffic."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ SECURE = "secure-aggregation=true"
 
 @pytest.fixture(scope="module")
 def three(small, tmp_path_factory):
-    """A running deployment of three nodes, the first of which gives no sum of its own (see
-    `test_own_node.py`)."""
+    """A running deployment of three nodes, the first of which sends no sum of its own (see
+    `test_device_node.py`)."""
     table = small()
     table["engine"]["nodes"] = 3
     made = Federation(tmp_path_factory.mktemp("secure") / "deployment", table, nodes=3)
@@ -47,7 +48,6 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         with contextlib.closing(sqlite3.connect(file)) as connection:
-            assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (
-                0,
-            )  # all unmasked, all forgotten
+            # all unmasked and deleted
+            assert connection.execute("SELECT COUNT(*) FROM session").fetchone() == (0,)
             assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a client: everything that passes the gateway is written down and searched for the
-client's data."""
+"""Traffic of a client: everything that passes the gateway is recorded and searched for the client's
+data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.simulations.deployment.federation import Federation, free_ports, until
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
-USERS = ("zoe-qv81xk", "yan-77hhtz")  # names, ratings and times that stand nowhere else
+USERS = ("zoe-qv81xk", "yan-77hhtz")  # names, ratings and times that occur nowhere else
 OVERRIDES = ("sampler.cohort=2", "evaluation.final-users=1", "step.epochs=2", "rounds=3", "seed=3")
 RATINGS, TIME = ("4.625", "3.375"), 1234567000
 
@@ -71,8 +71,7 @@ def bodies(made, ending):
 
 
 def test_the_recording_is_of_the_whole_training(recorded):
-    """Else the search below would find nothing for a bad reason: the trained sums must be in it,
-    byte for byte."""
+    """Check of the search below: the trained sums must be found in the records, byte for byte."""
     assert recorded.finished and recorded.rounds("traffic") == 3, recorded.why
     sent = b"".join(bodies(recorded, "request").values())
     received = b"".join(bodies(recorded, "answer").values())
@@ -81,9 +80,8 @@ def test_the_recording_is_of_the_whole_training(recorded):
     with np.load(min((recorded.folder("traffic") / "checkpoints").glob("round-*.npz"))) as file:
         after_first = {key: file[key] for key in file.files if key.startswith("param")}
     found = [value.tobytes() in received for value in after_first.values() if value.nbytes >= 64]
-    assert len(found) > 3 and all(
-        found
-    )  # the parameters of round 1 were sent to the clients in round 2
+    # the parameters of round 1 were sent to the clients in round 2
+    assert len(found) > 3 and all(found)
     assert b"num-clients" in sent and b"layer0.weight" in sent
 
 
@@ -109,8 +107,7 @@ def test_no_name_rating_time_or_list_of_items_leaves_a_client(recorded):
             for rating in RATINGS
             for kind in (np.float32, np.float64)
         ]
-    # Rows that a client changed, which are sent by number, are those of its items and of negatives
-    # drawn among others.
+    # The changed rows, which are sent by number, are the client's items and sampled negatives.
     for what, patterns in needles.items():
         if what != "items":
             assert not [pattern for pattern in patterns if pattern in sent], what
@@ -119,7 +116,7 @@ def test_no_name_rating_time_or_list_of_items_leaves_a_client(recorded):
 
 
 def test_the_search_would_find_them(recorded):
-    """The file itself, as a client that sends its data would send it."""
+    """The file itself, as if a client sent its data."""
     text = (recorded.path / "own-1.csv").read_bytes()
     assert (
         USERS[0].encode() in text and str(TIME + 3).encode() in text and RATINGS[0].encode() in text
@@ -138,8 +135,8 @@ def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
 
 
 def test_replayed_messages_change_nothing(recorded):
-    """Every call that a node made is made again, with its own signature, while a second run with
-    the same seed runs."""
+    """Every call of a node is replayed with its signature during a second run with the same
+    seed."""
     run = recorded.start_run("replayed", *OVERRIDES)
     until(lambda: recorded.rounds("replayed") >= 1, what="a round")
     context = ssl.create_default_context(cafile=str(recorded.deployment.authority))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grid of DP-VAE: its cells are experiments, its tests are those of the textbooks, and a broken
-grid goes on."""
+"""The grid of DP-VAE: its cells are valid experiments, its tests are the standard ones, and an
+interrupted grid continues."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_cells_that_are_compared_exist():
 
 
 def test_paired_by_seed_as_in_the_textbook():
-    """Student's t of the differences, written out; records lie in any order."""
+    """Student's t of the differences by formula; records are in any order."""
     one, other = [0.30, 0.32, 0.29, 0.33, 0.35], [0.31, 0.36, 0.31, 0.32, 0.38]
     known = {f"g / a / seed {seed}": record(0.0, one[seed], 0.0) for seed in range(5)}
     known |= {f"g / b / seed {seed}": record(0.0, other[seed], 0.0) for seed in (4, 0, 3, 1, 2)}
@@ -104,13 +104,8 @@ def test_paired_by_seed_as_in_the_textbook():
 
 
 def test_wilcoxons_p_is_exact_without_ties():
-    gains = (
-        0.01,
-        0.05,
-        0.03,
-        -0.02,
-        0.08,
-    )  # the one negative has rank 2; sums of at most 2 are {}, {1}, {2}
+    # the one negative has rank 2; sums of at most 2 are {}, {1}, {2}
+    gains = (0.01, 0.05, 0.03, -0.02, 0.08)
     known = {f"g / a / seed {seed}": record(0.2, 0.0, 0.0) for seed in range(5)}
     known |= {
         f"g / b / seed {seed}": record(0.2 + gain, 0.0, 0.0) for seed, gain in enumerate(gains)
@@ -129,7 +124,7 @@ def test_a_run_that_diverged_or_is_missing_has_no_partner():
     assert dp_vae.paired(known, "g / a", "g / b", dp_vae.MEASURES[0]) is None
 
 
-def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
+def test_the_tables_agree_with_the_records(tmp_path, capsys):
     users = {
         "nominal": {"p10": 0.1, "p50": 0.5, "p90": 0.9},
         "replace-one": {"p10": 0.25, "p50": "inf", "p90": "inf"},
@@ -177,9 +172,8 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
     )
     assert whole.count(" 0.7000") == len(WHOLE_MEASURES) and dp_vae.PREFIX in whole
     first = WHOLE_MEASURES[0]
-    assert (
-        line("| whole / ease |") == f"| whole / ease | 1 | {first} 0.8000 |"
-    )  # without the measure it lacks
+    # without the missing measure
+    assert line("| whole / ease |") == f"| whole / ease | 1 | {first} 0.8000 |"
     assert line("| ease beside it |").startswith("| ease beside it | 1 | ndcg-list@100 0.4100 |")
     assert line("parts / constant -> parts / optimal, ndcg-list@100:").startswith(
         "parts / constant -> parts / optimal, ndcg-list@100: +0.0200, 95% interval"
@@ -187,7 +181,7 @@ def test_the_tables_say_what_the_records_hold(tmp_path, capsys):
     assert line("federated / VAE -> federated / VAE, priors, recall@20:").endswith("too few runs")
 
 
-def test_a_broken_grid_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_an_interrupted_grid_continues_where_it_stopped(tmp_path, monkeypatch):
     file, asked, breaks = tmp_path / "grid.json", [], [True]
 
     def measured(experiment, overrides, seed):
@@ -242,8 +236,8 @@ def test_a_run_that_diverges_is_a_figure_and_any_other_error_is_one(run_tiny, mo
 
 
 def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
-    """Where the best list has 100 items whatever the history, a short history's perfect list has
-    less than 1."""
+    """As the ideal list always has 100 items, the perfect list of a short history scores below
+    1."""
     name = f"{dp_vae.PREFIX}ndcg@100"
     table = pd.DataFrame({name: [1.0, 0.5]}, index=[7, 9])
     lengths = {7: 2, 9: 300}

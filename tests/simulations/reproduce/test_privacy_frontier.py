@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The points of the frontier load, and their phases together cost their epsilon, by the closed form
-for Gaussians."""
+for Gaussian noise."""
 
 from __future__ import annotations
 
@@ -29,18 +29,35 @@ def test_a_point_is_a_shipped_experiment_with_its_settings(point):
         assert experiment.privacy.noise_multiplier == 0
     else:
         assert (experiment.privacy.epsilon, experiment.privacy.delta) == (point.epsilon, 1e-5)
-        assert experiment.privacy.adjacency == "replace-one"
+        adjacency = "add-remove" if "add-remove" in point.experiment else "replace-one"
+        assert experiment.privacy.adjacency == adjacency
+        assert all(own.get("adjacency", "replace-one") == adjacency for own in point.beside)
 
 
 def test_each_system_is_there_at_each_epsilon_of_the_table():
     found = {(point.system, point.epsilon) for point in POINTS}
     systems = {"DP-PrivRec", "DP-PrivRec-One", "LM-PrivRec"}
     assert {(system, epsilon) for system in systems for epsilon in (2.0, 5.0, 15.0)} <= found
+    once = {"Fold-in", "Fold-in, +-1", "PureSVD"}
+    assert {(system, epsilon) for system in once for epsilon in (1.0, 2.0, 5.0, 15.0)} <= found
+
+
+@pytest.mark.parametrize("point", POINTS, ids=[f"{p.experiment}-{p.epsilon:g}" for p in POINTS])
+def test_settings_at_the_shipped_epsilon_are_those_of_the_experiment(point):
+    """What the grid sets for epsilon 5 is what the experiment has anyway, up to the digits of the
+    noise factor."""
+    if point.epsilon != 5.0 or not point.experiment.startswith(("fed-", "dp-fed-")):
+        pytest.skip("its rates follow epsilon elsewhere")
+    shipped, found = load(point.experiment), load(point.experiment, point.settings())
+    assert found.model == shipped.model and found.strategy == shipped.strategy
+    assert shipped.privacy is not None and found.privacy is not None
+    factors = [own.noise_factor("popularity") for own in (shipped.privacy, found.privacy)]
+    assert factors[0] == pytest.approx(factors[1], abs=5e-3)
 
 
 def test_the_shipped_phases_compose_to_the_target():
-    """With everybody in every round: mu^2 = sum of 1 / z^2, and delta(epsilon) of the Gaussian with
-    that mu."""
+    """With all clients in every round: mu^2 = sum of 1 / z^2, and delta(epsilon) of the Gaussian
+    mechanism with that mu."""
     from collections import Counter
 
     from fedrec.privacy.plan import Plan

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Studies: every one that is shipped runs small, goes on where it was, and stands beside what is
-printed."""
+"""Studies: the small version of each runs, interrupted ones continue, and results are compared with
+the paper's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scipy import stats
 
 from fedrec.errors import ExperimentError, RunError
 from simulations.reproduce import execution
-from simulations.reproduce.catalogue import find, studies
+from simulations.reproduce.catalogue import NOT_HERE, find, studies
 from simulations.reproduce.execution import StudyFolder, reproduce
 from simulations.reproduce.published import Published, published
 from simulations.reproduce.runs import finished
@@ -36,6 +36,7 @@ MUST = (
     "pnbm figure1",
     "upc-sdg table2",
 )
+DESCRIPTIONS = ("privrec figure2", "dp-vae table2", "dp-vae table3", "upc-sdg table1")
 FIGURES = (
     "dp-vae figure3",
     "privrec figure4",
@@ -43,11 +44,21 @@ FIGURES = (
     "privrec figure6",
     "privrec figure7",
     "privrec figure9",
+    "pnbm figure1-ml1m",
     "targeted-dp figure4",
     "upc-sdg figure2",
     "upc-sdg figure4",
+    "upc-sdg table2-gowalla",
 )
-LONG = ("privrec table2", "privrec table6", "pnbm figure1", "dp-vae table8", "upc-sdg table2")
+LONG = (
+    "privrec table2",
+    "privrec table6",
+    "pnbm figure1",
+    "pnbm figure1-ml1m",
+    "dp-vae table8",
+    "upc-sdg table2",
+    "upc-sdg table2-gowalla",
+)
 
 
 def done(name, path, seeds=1):
@@ -60,15 +71,14 @@ def done(name, path, seeds=1):
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
-        for name in (*MUST, *FIGURES)
+        for name in (*MUST, *FIGURES, *DESCRIPTIONS)
     ],
 )
 def test_a_study_runs_small_and_fills_rows_of_the_papers_table(name, tmp_path, monkeypatch):
-    """On made-up data, without a data directory; the rows that come out are ones that the paper
-    has."""
+    """On synthetic data, without a data directory; the resulting rows are rows of the paper."""
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "none"))
     study, found = done(name, tmp_path / "study")
-    printed = published(study.paper, study.item)
+    printed = published(study.paper, study.item, study.published)
     assert found and all(not math.isnan(one.value) for one in found)
     if printed:
         assert {one.cell for one in found} & printed.keys()
@@ -89,14 +99,56 @@ def test_the_epsilons_of_table_4_come_out_as_printed(tmp_path):
     assert (counted["ours"] < 1.75).all() and len(counted) == 6
 
 
-def test_figure_8_tells_active_and_inactive_users_apart(tmp_path):
+def test_the_network_of_dp_vae_is_the_printed_one_but_for_the_items(tmp_path):
+    """Its parameters in closed form, for the items of the synthetic data and of MovieLens-100K."""
+
+    def parameters(items, hidden=80, latent=20):
+        outer = 2 * items * hidden + items + hidden
+        return outer + 3 * hidden * latent + 2 * latent + hidden
+
+    study, found = done("dp-vae table3", tmp_path)
+    printed = published(study.paper, study.item)["ML-100K", "VAE", "parameters"].value
+    assert parameters(1682) == printed
+    ours = {one.metric: one.value for one in found}
+    assert ours["parameters"] == parameters(50) and ours["latent dimension"] == 20
+
+
+def test_every_table_and_figure_of_the_papers_is_made_or_has_a_reason():
+    """Numbers of tables and figures as the papers count them."""
+    counted = {
+        "privrec": {"table": 6, "figure": 9},
+        "dp-vae": {"table": 11, "figure": 3},
+        "targeted-dp": {"figure": 4},
+        "pnbm": {"figure": 3},
+        "upc-sdg": {"table": 3, "figure": 4},
+    }
+    items = {
+        f"{paper} {kind}{number}"
+        for paper, kinds in counted.items()
+        for kind, count in kinds.items()
+        for number in range(1, count + 1)
+    }
+    made = {study.name.partition("-ml1m")[0].partition("-gowalla")[0] for study in studies()}
+    assert made | NOT_HERE.keys() == items
+    assert not made & NOT_HERE.keys()
+
+
+def test_a_table_of_several_data_sets_is_read_in_parts():
+    whole = published("upc-sdg", "table2")
+    office, gowalla = (published("upc-sdg", "table2", name) for name in ("Office", "Gowalla"))
+    assert published("upc-sdg", "table2-gowalla", "Gowalla") == gowalla
+    assert {cell[0] for cell in office} == {"Office", "Office+", "Office-"}
+    assert len(office) == len(gowalla) == len(whole) / 3
+
+
+def test_figure_8_separates_active_and_inactive_users(tmp_path):
     (study,) = find("privrec", "figure8")
     ((_, found),) = reproduce(StudyFolder(tmp_path, study, quick=True), 1, only="privrec-sgd")
     assert {"PrivRec-SGD", "PrivRec-SGD, inactive users"} <= {one.model for one in found}
 
 
 def test_every_shipped_row_of_a_study_is_one_of_the_papers_or_named_as_ours():
-    """A misspelt row would stand below the table and leave its cell empty."""
+    """A misspelt row would be appended to the table and leave its cell empty."""
     for study in studies():
         assert study.tasks and study.seconds(study.seeds) > 0
         names = [task.name for task in study.tasks]
@@ -133,7 +185,7 @@ def test_a_study_that_was_broken_off_does_only_what_is_left(tmp_path):
         StudyFolder(tmp_path, study, quick=True)
 
 
-def test_the_time_is_told_before_the_work(tmp_path):
+def test_the_time_is_printed_before_the_work(tmp_path):
     said = []
     study = Study("pnbm", "figure9", "A made-up one", (), (Task("a", 3600.0, counting([])),))
     reproduce(StudyFolder(tmp_path, study, quick=False), 4, say=said.append)
@@ -172,14 +224,14 @@ def test_published_numbers_are_those_of_the_papers():
         (("dp-vae", "table5"), "ML-20M and Netflix"),
     ],
 )
-def test_what_is_not_here_is_told_with_the_reason(asked, words):
+def test_missing_studies_are_reported_with_the_reason(asked, words):
     with pytest.raises(ExperimentError) as refused:
         find(*asked)
     assert words in refused.value.text()
 
 
 KILLED = '''
-"""A study that is killed in the fourth round of its run, where KILL is set."""
+"""A study that is killed in the fourth round of its run if KILL is set."""
 
 import os, signal, sys
 from pathlib import Path
@@ -216,9 +268,7 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(180)
 @pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
-    tmp_path, tiny_experiment, monkeypatch
-):
+def test_a_killed_study_continues_within_its_run(tmp_path, tiny_experiment, monkeypatch):
     (tmp_path / "killed_study.py").write_text(KILLED)
     monkeypatch.syspath_prepend(str(tmp_path))
     table = {**tiny_experiment(), "rounds": 8, "callbacks": [{"name": "killed_study:Killing"}]}
@@ -246,7 +296,7 @@ def test_a_study_that_is_killed_goes_on_in_the_middle_of_its_run(
 
 
 def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_experiment):
-    """As of an earlier version, whose numbers would stand for those of this one."""
+    """For example of an earlier version, whose numbers would be taken for those of this one."""
     job = Job(tmp_path, 0, False)
     finished(job, tiny_experiment(), ())
     assert finished(job, tiny_experiment(), ()).metrics

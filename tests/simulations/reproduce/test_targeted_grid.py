@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of targeted perturbation: its grid, its statistics, and going on where it was."""
+"""The benchmark of targeted perturbation: its grid, its statistics, and continuing after an
+interruption."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and keeps its
+"""`fedrec new`: a package of each kind is written, installed with pip, listed, run, and passes its
 contract."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def call(capsys, monkeypatch, *arguments):
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A package of each kind, as `fedrec new` writes it, and all of them installed in the folder
+    """A package of each kind, as written by `fedrec new`, and all of them installed in the folder
     `site`."""
     from simulations.scaffold.package import write_package
 
@@ -143,7 +143,7 @@ def test_its_name_may_be_a_module_and_a_class(installed, capsys, monkeypatch, tm
 
 
 def test_each_keeps_its_own_contract(packages):
-    """With the tests that `fedrec new` wrote, in a process of their own."""
+    """With the tests written by `fedrec new`, in a separate process."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{packages / 'site'}:{ROOT}",
@@ -169,8 +169,8 @@ def test_each_keeps_its_own_contract(packages):
 
 @pytest.mark.timeout(240)
 def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
-    """The package is installed for this process only: Flower's processes have it from the app
-    bundle alone."""
+    """The package is installed for this process only: Flower's processes get it from the app
+    bundle."""
     name = NAMES["strategy"]
     app, output = installed / name, tmp_path / "run"
     port, place = flower._free_port(), SimpleNamespace(path=tmp_path)
@@ -199,15 +199,17 @@ def test_flwr_run_takes_the_plug_in_along_in_the_bundle(installed, tmp_path):
     ("arguments", "words"),
     [
         (["strategi", "mine"], ["unknown kind", "did you mean 'strategy'?"]),
-        (["strategy", "Mine"], ["no name for a package", "lower-case"]),
-        (["strategy", "my--idea"], ["no name for a package"]),
-        (["strategy", "class"], ["no name for a package", "word of Python"]),
+        (["strategy", "Mine"], ["not a valid name of a package", "lower-case"]),
+        (["strategy", "my--idea"], ["not a valid name of a package"]),
+        (["strategy", "class"], ["not a valid name of a package", "word of Python"]),
         (["strategy", "reptile"], ["is taken", "built-in"]),
         (["strategy", "numpy"], ["is taken", "imported already"]),
-        (["strategy", "a" * 33], ["no name for a package", "at most 32"]),
+        (["strategy", "a" * 33], ["not a valid name of a package", "at most 32"]),
     ],
 )
-def test_a_bad_name_says_why(arguments, words, capsys, monkeypatch, tmp_path):
+def test_the_error_for_a_bad_name_states_the_reason(
+    arguments, words, capsys, monkeypatch, tmp_path
+):
     code, _, err = call(capsys, monkeypatch, "new", *arguments, "--into", tmp_path)
     assert code == 2 and all(word in err for word in words), err
     assert not any(tmp_path.iterdir())
@@ -216,7 +218,7 @@ def test_a_bad_name_says_why(arguments, words, capsys, monkeypatch, tmp_path):
 def test_a_package_is_not_overwritten(capsys, monkeypatch, tmp_path):
     assert call(capsys, monkeypatch, "new", "sampler", "in-turn", "--into", tmp_path)[0] == 0
     code, _, err = call(capsys, monkeypatch, "new", "step", "in-turn", "--into", tmp_path)
-    assert code == 2 and "is there already" in err
+    assert code == 2 and "exists already" in err
 
 
 def test_every_kind_that_has_a_section_is_known_to_the_readme(packages):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep varies: texts of the command line become points, and points overrides."""
+"""Search spaces of sweeps: from texts of the command line to points and overrides."""
 
 from __future__ import annotations
 

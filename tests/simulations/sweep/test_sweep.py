@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps: nothing is lost when one is killed, none is mixed with another, none chooses by test
+"""Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test
 users."""
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def test_every_setting_has_a_run_for_each_seed_as_if_run_alone(plan, run_tiny, t
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_where_it_was(plan, tmp_path):
-    """Killed in the middle of a run; nothing finished is done again, and the end is the same."""
+def test_a_killed_sweep_continues_where_it_stopped(plan, tmp_path):
+    """Killed in the middle of a run: finished runs are not repeated, and the result is the same."""
     asked = plan(["rounds=6"], seeds=2)
     whole = sweep(asked, tmp_path / "whole")
     broken = tmp_path / "broken"
@@ -113,7 +113,7 @@ def test_a_chosen_setting_is_the_best_on_validation_users_and_its_file_ranks_tes
 
 
 def test_the_front_of_two_aims():
-    """Setting 2 is beaten by 1, setting 4 has no value, setting 5 has a run too few."""
+    """Setting 2 is dominated by 1, setting 4 has no value, setting 5 lacks a run."""
     table = {
         1: (0.30, 2.0, 3),
         2: (0.30, 3.0, 3),
@@ -153,7 +153,7 @@ def test_a_run_that_failed_is_done_again_only_when_asked(plan, tmp_path):
 
 
 def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):
-    """Eighteen clients train; a cohort of a hundred is refused when the run has read its data."""
+    """With eighteen training clients, a cohort of a hundred is refused after the data are read."""
     asked = plan(VALIDATION, vary=["sampler.cohort=[100, 4]"], choose=["hits@5"])
     found = sweep(asked, tmp_path / "sweep")
     assert list(found.runs["state"]) == ["failed", "finished"] and found.chosen == (2,)
@@ -163,7 +163,7 @@ def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, 
 
 
 def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
-    """The total is that of one accountant which counts the charges of all ledgers."""
+    """The total equals that of one accountant with the charges of all ledgers."""
     found = sweep(plan([PRIVATE, *VALIDATION], choose=["hits@5"], seeds=2), tmp_path / "sweep")
     together = Accountant("pld")
     for ledger in sorted((tmp_path / "sweep").glob("runs/*/privacy.jsonl")):
@@ -178,7 +178,8 @@ def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
 
 
 def test_a_private_baseline_that_draws_equal_noise_is_one_release(plan, tmp_path):
-    """Two rates, one seed: `dp-popularity` is the same in both runs, and costs its epsilon once."""
+    """With two rates and one seed, `dp-popularity` is the same in both runs, and is charged
+    once."""
     own = 'evaluation.baselines=[{name="dp-popularity", epsilon=1.0}]'
     found = sweep(plan([own]), tmp_path / "sweep")
     assert found.total.runs == 2 and found.total.epsilon == pytest.approx(1.0, rel=0.02)
@@ -188,8 +189,7 @@ def test_a_private_baseline_that_draws_equal_noise_is_one_release(plan, tmp_path
 
 @pytest.mark.slow
 def test_optuna_finds_the_better_end(plan, tmp_path):
-    """Proposals depend on the results alone: a broken-off sweep proposes what an unbroken one
-    does."""
+    """Proposals depend only on the results: an interrupted sweep proposes the same settings."""
     pytest.importorskip("optuna", reason="extra 'tune' is not installed")
     space = ["privacy.noise-multiplier={low=0.5, high=8.0, log=true}"]
     asked = plan(

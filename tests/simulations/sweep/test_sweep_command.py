@@ -41,6 +41,16 @@ def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, experiment,
     assert out.splitlines()[-1] == str(folder)
     again, second, err = fedrec("resume", folder)
     assert again == 0 and second == out and "run 1/2" not in err
+    code, out, _ = fedrec("compare", folder)
+    assert code == 0 and "server-lr=0.1" in out and "server-lr=1" in out
+    code, out, _ = fedrec("report", folder)
+    assert code == 0 and "server-lr=0.1" in (folder / "report.html").read_text("utf-8")
+
+
+def test_a_sweep_without_a_finished_run_is_not_reported(fedrec, tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    code, _, err = fedrec("report", tmp_path)
+    assert code != 0 and "no finished run" in err
 
 
 def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, experiment, tmp_path):
@@ -71,7 +81,7 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, experiment, tmp_
         (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),
     ],
 )
-def test_bad_input_says_what_to_do(fedrec, experiment, tmp_path, arguments, words):
+def test_bad_input_gives_an_error_with_a_fix(fedrec, experiment, tmp_path, arguments, words):
     code, out, err = fedrec("sweep", experiment, *arguments, "-o", tmp_path / "sweep")
     assert code == 2 and words in " ".join(err.split()) and "Traceback" not in err + out
     assert not (tmp_path / "sweep").exists()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The popularity start: what the first round makes of counts, and which phase is charged for
-what."""
+"""The popularity start: the biases after the first round, and the charges of each phase."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ CHEAP = ("model.item-bias=true", "evaluation.fine-tune.epochs=0")
 
 
 def multipliers(folder):
-    """Noise multiplier and phase of each charge, as written."""
+    """Noise multiplier and phase of each charge in the ledger."""
     lines = [
         json.loads(line)["event"] for line in (folder / "privacy.jsonl").read_text().splitlines()
     ]
@@ -74,8 +73,8 @@ def test_under_noise_the_floor_is_some_standard_deviations(run_tiny, saved_param
 
 
 def test_counts_cost_sqrt_2_and_updates_2_clip_norms(tiny_experiment):
-    """The counts' standard deviation is that much smaller at the same noise multiplier; Laplace
-    gains nothing."""
+    """The counts' standard deviation is smaller by sqrt(2) at the same noise multiplier; Laplace
+    noise is not."""
     given = "privacy={clip-norm=1.0, noise-multiplier=1.0, mechanism='%s'}"
     for mechanism, wanted in (("gaussian", math.sqrt(2)), ("laplace", 2.0)):
         experiment = load(tiny_experiment(), [*START, given % mechanism, "sampler={name='full'}"])
@@ -108,7 +107,7 @@ def test_phases_have_noise_of_their_own_and_keep_the_target_together(run_tiny):
 
 
 def test_each_phase_releases_its_own_parameters(run_tiny, saved_parameters):
-    """Clip norms of 2 and .1 show in the noise: the embeddings stay as they were in the first
+    """Clip norms of 2 and .1 determine the noise: the embeddings do not change in the first
     round."""
     settings = (*START, PRIVATE, PHASES, "sampler={name='full'}")
     one = saved_parameters(run_tiny(*settings, "rounds=1", output="one").folder)
@@ -120,10 +119,8 @@ def test_each_phase_releases_its_own_parameters(run_tiny, saved_parameters):
         one["item.bias"], plain["item.bias"]
     )
     moved = [name for name in two if not np.array_equal(two[name], one[name])]
-    assert sorted(moved) == [
-        "item.bias",
-        "item.id",
-    ]  # the noise of round 1 depends on the number of rounds
+    # the noise of round 1 depends on the number of rounds
+    assert sorted(moved) == ["item.bias", "item.id"]
     assert np.array_equal(two["layer0.weight"], plain["layer0.weight"])
 
 

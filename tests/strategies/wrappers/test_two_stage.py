@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two-stage training: who takes part, which strategy and step a round has, and that a run can be
-resumed in either."""
+"""Two-stage training: participants, strategy and step of each round, and resuming in either
+stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGES = (
 
 
 class Counting(CohortStrategy):
-    """Moves by the mean update times the number of rounds that it has seen, which it remembers."""
+    """Moves by the mean update times the number of its rounds, which is its state."""
 
     Config = ReptileConfig
     rounds = 0
@@ -49,8 +49,7 @@ class Counting(CohortStrategy):
 
 @pytest.fixture
 def made(load_tiny):
-    """The strategy of the tiny experiment (18 clients on two nodes), made as the server makes
-    it."""
+    """The strategy of the tiny experiment (18 clients on two nodes), created as by the server."""
 
     def make(*overrides):
         experiment = load_tiny("rounds=4", STAGES, *overrides)

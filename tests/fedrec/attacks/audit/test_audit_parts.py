@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of an audit, each against a plain computation: canaries, scores, bounds, estimate,
-checks."""
+"""Parts of an audit against simple computations: canaries, scores, bounds, estimate, checks."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ CLAIM = Mechanism(
 
 
 def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
-    """A run that keeps the claim, unless told otherwise."""
+    """A run that satisfies the claim, unless changed."""
     random = np.random.default_rng(seed)
     signs = random.choice([-1, 1], canaries)
     taking_part = random.random((40, canaries)) < 0.25
@@ -161,7 +160,7 @@ def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
     assert found == pytest.approx(epsilon_of_gaussian(best, 1e-5))
 
 
-def test_gdp_bound_holds_as_often_as_it_says():
+def test_gdp_bound_has_its_coverage():
     above = 0
     for seed in range(300):
         random = np.random.default_rng(seed)
@@ -187,9 +186,8 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
 
 def test_the_interval_is_that_of_bias_corrected_percentiles():
     resampled = np.arange(1000.0)
-    assert _interval(499.5, resampled) == pytest.approx(
-        (24.0, 974.0), abs=1.0
-    )  # half below: plain percentiles
+    # half below: plain percentiles
+    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)
     shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
     expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
     assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
@@ -205,7 +203,7 @@ def test_without_noise_the_estimate_is_infinite():
     assert estimate.epsilon == estimate.low == math.inf
 
 
-def test_checks_pass_what_is_as_claimed_about_as_often_as_they_say():
+def test_checks_pass_correct_claims_with_about_their_probability():
     runs = [seen(canaries=60, seed=seed) for seed in range(200)]
     for failed in (
         sum(not check_noise(run, CLAIM, 0.05).passed for run in runs),
@@ -222,7 +220,7 @@ def test_a_little_less_noise_is_found_and_more_noise_passes():
 
 
 def everybody(noise=0.3, seed=0, reach=0.2, canaries=500, rounds=3):
-    """A run in whose rounds every canary takes part."""
+    """A run with every canary in every round."""
     random = np.random.default_rng(seed)
     signs = random.choice([-1, 1], canaries)
     released = signs * reach + random.normal(0, noise, (rounds, canaries))
@@ -234,9 +232,8 @@ def test_noise_is_checked_where_no_canary_is_ever_absent():
     centred = run.released * run.signs - (run.released * run.signs).mean(axis=1, keepdims=True)
     left = differences(run)
     assert left.released.shape == (3, 19) and not left.taking_part.any()
-    assert left.released @ left.released.T == pytest.approx(
-        centred @ centred.T
-    )  # n - 1 degrees of freedom
+    # n - 1 degrees of freedom
+    assert left.released @ left.released.T == pytest.approx(centred @ centred.T)
     assert differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
     wrong = everybody(noise=0.3 * 0.9), everybody(noise=0.3 * 0.9, reach=7.0)
     for run in wrong:
@@ -248,7 +245,7 @@ def test_noise_is_checked_where_no_canary_is_ever_absent():
     ]
 
 
-def test_checks_of_everybody_reject_the_truth_no_more_often_than_they_may():
+def test_checks_under_full_participation_reject_correct_claims_rarely_enough():
     runs = [
         {c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)}
         for n in range(200)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit on a simulated server, right and broken in each known way.
+"""The audit on a simulated server, correct and with each known error.
 
 1000 clients and 1000 canaries, 200 of them in each of 100 rounds, noise of z = 1 times the
 sensitivity 2 S / M. The privacy loss distribution of sampling without replacement gives epsilon <=
-7.80 at delta = 1e-5 for that, computed elsewhere. The server is plain numpy and shares no code with
-the audit.
+7.80 at delta = 1e-5 for that, computed independently. The server is plain numpy and shares no code
+with the audit.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_right_server(findings, seed):
     found = findings("right", seed)
     for observer in ("final", "trace"):
         score = of(found, observer)
-        assert 1.0 < score.one_run.epsilon < 2.2  # measured elsewhere: 1.3 to 1.7
+        assert 1.0 < score.one_run.epsilon < 2.2  # measured independently: 1.3 to 1.7
         assert 2.5 < score.gdp < 4.35  # 2.9 to 3.2; the attack's own epsilon is 4.35
         assert 4.0 < score.estimate.epsilon < 7.5  # 5.1 to 6.1
     assert all(check.probability > 0.001 for check in found.checks)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two data sets apart in one rating: the paper's algorithm leaks more than it states, a right
-mechanism does not."""
+"""Two datasets that differ in one rating: the paper's algorithm leaks more than it states, a
+correct mechanism does not."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_one_rating_of_a_user_with_200_shows_more_than_the_nominal_epsilon(epsil
 
 
 def test_a_mechanism_that_holds_is_not_accused():
-    """Laplace noise in proportion to the whole L1 distance: telling apart is possible, beyond
-    epsilon it is not."""
+    """Laplace noise in proportion to the whole L1 distance: the datasets can be distinguished, but
+    not beyond epsilon."""
     random = np.random.default_rng(0)
     first, second = np.zeros(40), np.full(40, 0.1)
     scale = np.abs(first - second).sum() / 1.0
@@ -50,9 +50,8 @@ def test_a_mechanism_that_holds_is_not_accused():
         )
         for one in (np.zeros(1), np.ones(1))
     ]
-    assert (
-        0.6 < lower_bound(*single, 4000).epsilon <= 1.0
-    )  # right with chance .697, wrong with .303: ln of that is .83
+    # right with chance .697, wrong with .303: ln of that is .83
+    assert 0.6 < lower_bound(*single, 4000).epsilon <= 1.0
 
 
 def test_the_data_sets_differ_in_one_rating():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound of one run: values of an independent implementation, and randomised response, whose
-epsilon is known."""
+"""The one-run bound against values of an independent implementation, and on randomised response,
+whose epsilon is known."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_only_the_most_extreme_canaries_are_guessed():
     signs = random.choice([-1, 1], 1000)
     scores = random.normal(size=1000)
     loud = random.permutation(1000)[:100]
-    scores[loud] = 9.0 * signs[loud]  # these are certain, the others say nothing
+    scores[loud] = 9.0 * signs[loud]  # these guesses are certain, the others random
     found = one_run_bound(scores, signs, 1e-5)
     assert (found.guesses, found.correct) == (100, 100) and found.epsilon > 2.5
 

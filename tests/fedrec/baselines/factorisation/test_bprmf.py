@@ -74,8 +74,8 @@ def test_it_learns_tastes_of_users_it_knows_and_of_new_ones():
     assert np.allclose(made.scores(histories), made.own @ made.items.T, atol=1e-6)
 
 
-def test_a_user_is_who_it_is_whatever_its_order():
-    """The same users asked for backwards get the same factors."""
+def test_user_numbers_do_not_depend_on_the_order():
+    """The same users in reverse order get the same factors."""
     histories = two_tastes()
     made = Bprmf(BprmfConfig(factors=4, epochs=3))
     made.fit(histories)
@@ -87,8 +87,8 @@ def test_a_user_is_who_it_is_whatever_its_order():
 
 @pytest.mark.parametrize("peer", ["cornac", "implicit"])
 def test_it_ranks_as_well_as_its_peers(peer, planted):
-    """Recall over five seeds at the same settings. Both draw pairs with replacement; implicit has
-    item biases and negatives by popularity."""
+    """Recall over five seeds with the same settings. Both draw pairs with replacement; implicit has
+    item biases and draws negatives by popularity."""
     models = pytest.importorskip({"cornac": "cornac.models", "implicit": "implicit.bpr"}[peer])
     known = planted.known
     settings = {"factors": 8, "epochs": 40, "regularisation": 0.01, "spread": 0.036}
@@ -137,7 +137,7 @@ def _of_implicit(models, known, seed):
 
 
 @pytest.mark.parametrize("unseen", ["transductive", "fold-in"])
-def test_it_says_how_unseen_users_are_treated(unseen):
+def test_it_states_how_unseen_users_are_treated(unseen):
     assert Bprmf(BprmfConfig.parse({"unseen-users": unseen})).transductive == (
         unseen == "transductive"
     )

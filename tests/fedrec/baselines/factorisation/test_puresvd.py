@@ -15,9 +15,8 @@ def by_hand(liked, asked, rank):
     return asked.csr().toarray() @ right.T @ right
 
 
-@pytest.mark.parametrize(
-    "shape", [(80, 50), (600, 300)]
-)  # decomposed in full, and by Lanczos iteration
+# by full decomposition, and by Lanczos iteration
+@pytest.mark.parametrize("shape", [(80, 50), (600, 300)])
 def test_scores_are_those_of_the_dense_decomposition(shape, drawn):
     liked, asked = drawn(*shape, 12), drawn(9, shape[1], 12, seed=1)
     model = Puresvd(PuresvdConfig(factors=7))
@@ -26,7 +25,7 @@ def test_scores_are_those_of_the_dense_decomposition(shape, drawn):
 
 
 def test_more_factors_than_there_are(liked, others):
-    """All singular vectors: what lies in the training users' space comes back as it was."""
+    """With all singular vectors, histories in the training users' space are reconstructed."""
     model = Puresvd(PuresvdConfig(factors=500))
     model.fit(liked)
     np.testing.assert_allclose(model.scores(liked).numpy(), liked.matrix().numpy(), atol=1e-5)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix factorization by gradient descent against Surprise, one step by hand, and users who come
-later."""
+"""Matrix factorization by gradient descent against Surprise, one step by hand, and new users."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def test_a_planted_structure_is_found(planted):
 
 
 def test_users_who_come_later(planted):
-    """They were not trained with; their known ratings give them nearly what training with them
-    would."""
+    """New users are fitted to their known ratings nearly as well as by training with them."""
     truth, ratings = planted
     early = ratings.users < 50
     model = Svd(SvdConfig(factors=4, epochs=300, learning_rate=0.02, regularisation=0.005))

@@ -36,7 +36,7 @@ def test_weights_of_steps():
 
 
 def test_it_finds_each_users_own_half(taste):
-    """In the mean over the half: items of it that the user does not have are pushed down, too."""
+    """On average over the half: unobserved items in it are pushed down, too."""
     lower, upper = fitted(taste, factors=4).scores(taste).split(10, dim=1)
     apart = lower.mean(1) - upper.mean(1)
     assert (apart[0::2] > 0).all() and (apart[1::2] < 0).all()
@@ -63,8 +63,8 @@ def test_one_step_by_hand():
 
 
 def test_folded_in_users_are_served_alike(planted):
-    """Half of the users are not trained with: from their items alone they are served nearly as well
-    as the others."""
+    """Half of the users do not train: from their items they are served nearly as well as the
+    others."""
     known = planted.known
     half = known.take(np.arange(0, 600, 2))
     model = fitted(half, unseen_users="fold-in")
@@ -80,7 +80,7 @@ def test_folded_in_users_are_served_alike(planted):
 
 
 def test_side_features_are_learned():
-    """Users who like nothing yet, but are of one of two groups with a taste each."""
+    """Users without likes, from one of two groups with different preferences."""
     random = np.random.default_rng(0)
     items = np.concatenate(
         [random.choice(10, 5, replace=False) + 10 * (user % 2) for user in range(60)]

@@ -42,8 +42,8 @@ def test_similarities_are_those_of_scikit_learn(metric, liked, others):
 
 @pytest.mark.parametrize("metric", SKLEARN)
 def test_neighbours_are_those_of_scikit_learn(metric, liked, others):
-    """The same similarities from the nearest to the tenth; which of equally near users counts is
-    anybody's choice."""
+    """The same similarities from the nearest to the tenth; the choice between equally near users is
+    arbitrary."""
     neighbours = pytest.importorskip("sklearn.neighbors")
     name, of = SKLEARN[metric]
     search = neighbours.NearestNeighbors(n_neighbors=10, metric=name, algorithm="brute")
@@ -60,7 +60,7 @@ def test_neighbours_are_those_of_scikit_learn(metric, liked, others):
 
 
 def test_item_scores_are_those_of_implicit(liked, others):
-    """Its nearest items include the item itself, which ours do not."""
+    """implicit's nearest items include the item itself, ours do not."""
     nearest_items = pytest.importorskip("implicit.nearest_neighbours")
     from scipy.sparse import csr_matrix
 
@@ -99,8 +99,8 @@ def test_shrinkage_prefers_similarities_that_rest_on_more():
 
 
 def test_a_user_is_no_neighbour_of_itself(liked):
-    """With one neighbour, a training user is scored by the most similar other user, or there is
-    none."""
+    """With one neighbour, a training user is scored by the most similar other user, if there is
+    one."""
     model = fitted(UserKnn, UserKnnConfig(neighbours=1), liked)
     known, unknown = (
         model.scores(liked),
@@ -109,7 +109,7 @@ def test_a_user_is_no_neighbour_of_itself(liked):
     own = liked.matrix()
     assert ((unknown - own).abs() < 1e-5).all(
         1
-    ).sum() > 0.9 * liked.num_users  # nobody knows who: each finds itself
+    ).sum() > 0.9 * liked.num_users  # without ids, each user finds itself
     table = similarities(liked.csr(), liked.csr().T.tocsr(), "cosine")
     np.fill_diagonal(table, 0)
     np.testing.assert_allclose(known.max(1).values.numpy(), table.max(1), rtol=1e-6)
@@ -122,11 +122,8 @@ def test_ties_go_to_the_lower_number():
     liked = Histories(4, np.array([0, 4, 8]), np.array([0, 1, 2, 3, 0, 1, 2, 3]))
     model = fitted(ItemKnn, ItemKnnConfig(neighbours=1), liked)
     alone = Histories(4, np.array([0, 1]), np.array([0]))
-    assert model.scores(alone).nonzero()[:, 1].tolist() == [
-        1,
-        2,
-        3,
-    ]  # of each of which item 0 is the nearest
+    # item 0 is the nearest of each
+    assert model.scores(alone).nonzero()[:, 1].tolist() == [1, 2, 3]
     assert model._similar.tocsc()[:, [0]].nonzero()[0].tolist() == [1]
 
 

@@ -152,7 +152,7 @@ def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
     first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
     model._settle(first)
     table, known = others.matrix().double(), liked.matrix().double()
-    scale = known.sum(0).rsqrt().nan_to_num(posinf=0)  # of an item that nobody likes nothing comes
+    scale = known.sum(0).rsqrt().nan_to_num(posinf=0)  # an item without likes contributes nothing
     arriving = torch.zeros(9, 8, dtype=torch.float64)
     for layer in range(layers):
         rows = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeuMF and its parts against `cornac`, its limiting cases, and users who are folded in."""
+"""NeuMF and its parts against `cornac`, in limiting cases, and for folded-in users."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fitted(baseline, histories, **settings):
 
 @pytest.mark.parametrize("baseline", ALL)
 def test_scores_are_the_logits_of_every_pair(baseline, liked):
-    """The catalogue is scored in another order than single pairs are."""
+    """The catalogue is scored in another order than single pairs."""
     model = fitted(baseline, liked, epochs=2, learning_rate=0.01)
     with torch.no_grad():
         pairs = model.logits(torch.from_numpy(model.own)[:, None], model._parameters["items"][None])
@@ -97,8 +97,8 @@ def test_a_batchs_loss_is_cross_entropy(taste):
 
 @pytest.mark.parametrize(("share", "part"), [(1.0, "product"), (0.0, "tower")])
 def test_joined_with_one_parts_share_it_is_that_part(share, part, liked):
-    """alpha = 1 is GMF as it is trained alone, alpha = 0 MLP: fitted by the baselines `gmf` and
-    `mlp`, which know nothing of pre-training."""
+    """alpha = 1 is GMF, alpha = 0 is MLP, both compared with the baselines `gmf` and `mlp`, which
+    have no pre-training."""
     shared = {"learning_rate": 0.01, "regularisation": 0.01, "seed": 3}
     joined = fitted(Neumf, liked, epochs=0, pretrain_epochs=4, product_share=share, **shared)
     alone = fitted(Gmf if part == "product" else Mlp, liked, epochs=4, **shared)
@@ -120,7 +120,7 @@ def test_joined_it_is_the_weighted_mean_of_both_parts_logits(liked):
     assert rows.shape == joined.own.shape == (80, 6 + 32)
 
 
-def test_after_pre_training_gradient_descent_goes_on(liked):
+def test_after_pre_training_gradient_descent_continues(liked):
     """One step of plain gradient descent over all pairs: each parameter less the rate times its
     gradient, at the parameters that were joined."""
     shared = {"pretrain_epochs": 2, "batch_size": 10_000}
@@ -164,7 +164,7 @@ def test_a_decay_of_almost_zero_gives_the_last_parameters(liked):
 
 
 def test_folded_in_users_are_served(planted):
-    """Half of the users are not trained with; alone and in a block they get the same scores."""
+    """Half of the users do not train; alone and in a block they get the same scores."""
     known = planted.known
     model = fitted(
         Gmf,
@@ -208,10 +208,11 @@ def test_shapes_that_are_refused(baseline, settings, word):
         baseline.Config.parse(settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["NeuMF", "GMF"])
 def test_it_ranks_as_well_as_cornac(name, planted):
-    """Recall over five seeds, with the settings of its defaults, more epochs and larger steps: the
-    data are few."""
+    """Recall over five seeds with default settings, but more epochs and larger steps, because the
+    data are small."""
     models = pytest.importorskip("cornac.models")
     from cornac.data import Dataset
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private alternating least squares: without noise it is iALS; no user moves a sum beyond what is
-accounted."""
+"""Private alternating least squares: without noise it is iALS; no user moves a sum by more than its
+accounted sensitivity."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def histories(lists, num_items=ITEMS) -> Histories:
 
 @pytest.fixture
 def users():
-    """Sixty users of two kinds of taste, some items repeated, one user without any."""
+    """Sixty users in two groups, some items repeated, one user without any."""
     random = np.random.default_rng(2)
     lists = [random.choice(np.arange(ITEMS)[user % 2 :: 2], 5).tolist() for user in range(60)]
     return histories([*lists, []])
@@ -85,8 +85,7 @@ def test_the_start_is_the_eigenvectors_of_the_gram_matrix(users):
 
 
 def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most():
-    """Users with any factors and any items, among them opposite ones, through the sums of a
-    step."""
+    """Users with arbitrary factors and items, also opposite ones, through the sums of a step."""
     bound, budget = 2.0, 3.0
     model = made(**{"clip-norm": bound, "item-budget": budget, "items": ITEMS})
     weights = torch.from_numpy(np.linspace(0.3, 2, ITEMS))
@@ -139,7 +138,7 @@ def test_charges_are_made_in_the_order_of_the_releases(users):
     assert told == list(enumerate(kinds, 1))
 
 
-def test_without_noise_it_says_so(users):
+def test_without_noise_this_is_reported(users):
     told = []
     model = made(noise=False)
     model.charge = lambda number, event: told.append(event)

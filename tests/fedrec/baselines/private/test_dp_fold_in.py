@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fold-in on private embeddings: without noise it is what its equations say, with noise it costs
-what it says."""
+"""Fold-in on private embeddings: without noise it follows its equations, with noise it costs its
+epsilon."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def by_hand(users, low_rated, variance, factors):
     return np.array(found)
 
 
-def test_without_noise_it_is_what_its_equations_say(users):
+def test_without_noise_it_follows_its_equations(users):
     expected = by_hand(users, 0.4, 0.5, 4)
     model = fitted(users, **EXACT, low_rated=0.4, feature_variance=0.5, factors=4, damping=0.0)
     difference = model.scores(users).numpy() - expected
@@ -177,7 +177,7 @@ def test_each_release_is_charged_once_and_scoring_charges_nothing(users):
     )
 
 
-def test_without_noise_epsilon_is_infinite_and_said_so(users):
+def test_without_noise_epsilon_is_infinite_and_reported(users):
     told = []
     model = DpFoldIn(DpFoldInConfig(noise=False, items=5))
     model.charge = lambda number, event: told.append(event)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noisy Gram matrix: without noise it is EASE and PureSVD, with noise it costs what it says."""
+"""The noisy Gram matrix: without noise it is EASE and PureSVD, with noise it costs its epsilon."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def test_without_noise_it_is_puresvd(users, factors):
 
 
 def test_items_are_weighted_and_the_weights_taken_back(users):
-    """Of all directions nothing is lost, whatever the weights are: scores are the history
-    itself."""
+    """With all eigenvectors nothing is lost, for any weights: scores equal the history."""
     found = fitted(users, **{**EXACT, "exponent": 0.4}, model="puresvd", factors=ITEMS)
     np.testing.assert_allclose(found.scores(users), users.distinct().matrix(), atol=1e-4)
     assert found._scale.mean() == pytest.approx(1) and found._scale.min() < 0.9
@@ -171,7 +170,7 @@ def test_each_release_is_charged_before_its_noise_is_drawn(users, monkeypatch):
     )
 
 
-def test_without_noise_epsilon_is_infinite_and_said_so(users):
+def test_without_noise_epsilon_is_infinite_and_reported(users):
     told = []
     model = DpGram(DpGram.Config(noise=False, items=5))
     model.charge = lambda number, event: told.append(event)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix factorization by DP-SGD: users' gradients are autograd's, and an optimal clip norm
-guarantees nothing."""
+"""Matrix factorization by DP-SGD: users' gradients equal autograd's, and an optimal clip norm has
+no guarantee."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_user_who_fails_is_left_out():
 
 @pytest.mark.parametrize("biases", [True, False])
 def test_gradients_are_those_of_autograd(taste, biases):
-    """Of each user's squared error, where the user has been solved for and is held still."""
+    """Gradient of each user's squared error with the user's solved factors fixed."""
     model = made(biases=biases, **{"user-regularisation": 0.7})
     parameters = model.start(taste, torch.Generator().manual_seed(1))
     if biases:

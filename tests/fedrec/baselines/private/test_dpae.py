@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private autoencoder: each user's gradient is clipped as autograd has it, and each step is
-paid for."""
+"""The private autoencoder: each user's gradient equals autograd's and is clipped, and each step is
+charged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = {"hidden": 6, "latent": 3, "steps": 4, "cohort": 10}
 
 @pytest.fixture
 def users():
-    """Forty users of two kinds of taste, the last one without an item."""
+    """Forty users in two groups, the last one without an item."""
     random = np.random.default_rng(1)
     lists = [random.choice(np.arange(6) + 6 * (user % 2), 4, replace=False) for user in range(39)]
     offsets = np.append(np.arange(0, 4 * 39 + 1, 4), 4 * 39)
@@ -88,7 +88,7 @@ def test_no_user_has_a_longer_gradient_than_the_clip_norm(users):
             assert norm <= 0.5 * (1 + 1e-6)
 
 
-def test_a_cohort_of_nobody_gives_zeros():
+def test_an_empty_cohort_gives_zeros():
     model = prepared()
     total = summed(model, torch.zeros(0, ITEMS))
     assert all(
@@ -121,7 +121,7 @@ def test_steps_are_charged_with_the_sampling_that_was_done(users, adjacency, coh
     )
 
 
-def test_without_noise_it_learns_and_says_that_nothing_is_guaranteed(users):
+def test_without_noise_it_learns_and_reports_no_guarantee(users):
     told = []
     model = made(
         **{"noise": False, "clip-norm": 1e6, "steps": 150, "cohort": 40, "learning-rate": 0.02}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private matrix factorization: without noise it is plain alternation, and no user moves a sum too
-far."""
+"""Private matrix factorization: without noise it is plain alternation, and no user moves a sum by
+more than the sensitivity."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def made(**options) -> DpMf:
 
 
 def started(model: DpMf, users: Histories) -> np.ndarray:
-    """The item factors from which a model sets out."""
+    """The initial item factors of a model."""
     step = "_descended" if model.config.reading == "posterior" else "_solved"
     once = DpMf(model.config.model_copy(update={"steps": 1}))
     setattr(once, step, lambda *given: once._items)
@@ -90,7 +90,7 @@ def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most(reading):
     model = made(reading=reading, factors=3, **{"clip-norm": 1.5, "user-norm": 2.0})
     model._items = torch.zeros(
         ITEMS, 3
-    ).double()  # so that a user of opposite factors has the opposite gradient
+    ).double()  # so that a user with opposite factors has the opposite gradient
     axes = 2.0 * np.eye(3)
     choices = [[], [0], [1], list(range(ITEMS))], [axes[0], -axes[0], axes[1], 0 * axes[0]]
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled code is kept between processes, belongs to its source, and is no condition for
+"""Compiled code is cached between processes, depends on its source, and is not required for
 training."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ print(totals.tolist(), sum(stats.cache_hits.values()), sum(stats.cache_misses.va
 
 
 def add(cache, root=None):
-    """Sums in a process of its own: what it printed."""
+    """The output of a new process that computes sums."""
     environment = {
         **os.environ,
         "FEDREC_CACHE": str(cache),
@@ -41,8 +41,8 @@ def add(cache, root=None):
 
 
 def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tmp_path):
-    """A copy with another path and other times, as Flower makes; a changed source is compiled
-    anew."""
+    """A copy with another path and other times, as made by Flower, uses the cache; a changed source
+    is recompiled."""
     cache = tmp_path / "cache"
     assert add(cache) == "[2.0, 2.0, 2.0] 0 1"
     assert add(cache) == "[2.0, 2.0, 2.0] 1 0"
@@ -76,7 +76,7 @@ def test_the_folder_is_that_of_the_user(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["CompileResultCacheImpl", "FunctionCache", "_CacheLocator"])
 def test_numba_has_what_its_cache_is_changed_by(name):
-    """Not in Numba's documentation: a release may rename them."""
+    """Undocumented parts of Numba, which a release may rename."""
     import numba.core.caching
 
     assert hasattr(numba.core.caching, name)

@@ -41,7 +41,7 @@ def test_products_are_those_of_numpy(size, transposed, factors):
     wide = [(m.T if t else m).astype(float) for m, t in zip((a, b), transposed, strict=True)]
     wanted = alpha * wide[0] @ wide[1] + beta * out
     if not beta:
-        out[:] = np.nan  # what was there may be anything
+        out[:] = np.nan  # the previous content is arbitrary
     add_product(
         F(alpha), a, transposed[0], b, transposed[1], F(beta), out, np.empty(b.size, dtype=F)
     )

@@ -72,7 +72,7 @@ def start_of(widths, seed=0, scale=0.5):
 
 
 def clients_of(counts=(23, 8, 1, 0), epochs=3, batch=8, seed=3):
-    """Users' codes and batches, those with the most steps first; the last client has nothing."""
+    """Users' codes and batches, by falling number of steps; the last client has none."""
     random = np.random.default_rng(seed)
     users, batches = [], []
     for count in counts:
@@ -139,7 +139,7 @@ def by_autograd(model, start, user, batches, sgd):
 
 
 def check(model, start, sgd=None, clients=None, own=None):
-    """Every client's update within rounding of autograd's, its loss too; gives the trained
+    """Check every client's update and loss against autograd within rounding; returns the trained
     block."""
     sgd, (users, batches) = sgd or SgdSettings(0.3), clients or clients_of()
     block = Block.of(users, batches, torch.device("cpu"))
@@ -179,7 +179,7 @@ def test_updates_are_those_of_autograd(activation, hidden, loss):
 
 
 def test_wide_layers_and_batches():
-    """Where products go to the BLAS, of sizes that are no multiple of a vector's."""
+    """Products by BLAS, with sizes that are not multiples of the vector size."""
     model, widths = model_of((70, 33), "tanh")
     check(model, start_of(widths, scale=0.2), clients=clients_of((300, 129), batch=128))
 
@@ -234,7 +234,7 @@ def test_items_by_features_alone():
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_factorization_with_factors_of_the_clients_own(loss):
-    """q_i . p_u + b_i + b_u + b, where p_u and b_u are each client's own."""
+    """q_i . p_u + b_i + b_u + b, where p_u and b_u are private."""
     model = KernelModel(
         (Layer("p"),),
         "identity",
@@ -270,7 +270,7 @@ def test_one_step_of_a_factorization_by_hand():
 
 
 def test_what_diverges_is_no_number_and_stays_with_its_client():
-    """A client whose labels are infinite gets NaN; its neighbour in the block is as it is alone."""
+    """A client with infinite labels gets NaN; the other client of the block is unaffected."""
     model, widths = model_of(loss="squared")
     users, batches = clients_of((9, 9))
     batches[0].labels[0, 0] = np.inf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads from a server on this machine that can break off, lie, and ignore ranges."""
+"""Downloads from a local server that can close connections, send wrong data, and ignore ranges."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ BODY = zipped(data=CONTENT, notes="free of charge")
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `body`; `cut` ends the connection after so many bytes, `ranges` says whether ranges
+    """Serves `body`; `cut` closes the connection after this many bytes, `ranges` is whether ranges
     are honoured."""
 
     def __init__(self):
@@ -91,7 +91,7 @@ def source_of(server, body=BODY, **changes):
 
 
 def left(folder):
-    """Names of all files that lie beside the dataset's folder."""
+    """Names of all files in the folder that contains the dataset's folder."""
     return sorted(
         str(path.relative_to(folder.parent)) for path in folder.parent.rglob("*") if path.is_file()
     )
@@ -154,7 +154,7 @@ def test_shorter_file_on_the_server_is_refused(server, folder):
     assert left(folder) == []
 
 
-def test_tampered_body_is_refused_and_forgotten(server, folder):
+def test_tampered_body_is_refused_and_deleted(server, folder):
     server.body = BODY[:100] + bytes([BODY[100] ^ 1]) + BODY[101:]
     with pytest.raises(DataError, match="not the published file") as caught:
         fetch("mine", source_of(server), folder)
@@ -234,7 +234,7 @@ def test_full_disk_while_unpacking_leaves_no_folder(server, folder, monkeypatch)
     assert left(folder) == [".mine.download/data.zip"]
     monkeypatch.undo()
     fetch("mine", source_of(server), folder)
-    assert server.asked == [None]  # what was downloaded is not downloaded again
+    assert server.asked == [None]  # finished downloads are not repeated
     assert left(folder) == ["mine/data.txt", "mine/notes.txt"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importing a local copy: all of it, verified, or nothing."""
+"""Import of a local copy: complete and verified, or not at all."""
 
 import shutil
 import tarfile
@@ -63,8 +63,7 @@ def test_refused_copy_leaves_nothing(home, copy):
 
 
 def test_subfolders_of_the_documented_form_are_kept(home, tmp_path):
-    # The counts of the Netflix data are known, so a small copy gets as far as the count and is
-    # refused there.
+    # The counts of the Netflix data are known, so a small copy is refused because of its counts.
     (tmp_path / "nf" / "download" / "training_set").mkdir(parents=True)
     (tmp_path / "nf" / "download" / "training_set" / "mv_0000001.txt").write_text(FILM)
     with pytest.raises(DataError, match="number of rows") as caught:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives must not write outside the folder that they are unpacked into."""
+"""Archives must not write outside the folder into which they are unpacked."""
 
 import io
 import stat
@@ -115,9 +115,9 @@ def make_small_zip(path, members):
 
 @pytest.mark.parametrize("make", [make_small_zip, make_tar])
 def test_an_archive_that_fills_the_disk_is_refused(tmp_path, target, make, monkeypatch):
-    """Zeros are packed to a thousandth."""
+    """Zeros are compressed by a factor of 1,000."""
     path = make(tmp_path / "bomb", {"one": "0" * 3_000_000, "two": "0" * 3_000_000})
-    unpack(path, target)  # which an archive may hold whatever its own size
+    unpack(path, target)  # allowed for archives of any size
     monkeypatch.setattr(archives, "_AT_LEAST", 1 << 20)
     assert path.stat().st_size * 200 < 6_000_000
     (target / "one").unlink()

@@ -33,7 +33,8 @@ def rows(users=(1, 1, 2), items=(7, 8, 7), ratings=(5, 3, 0), times=(1, 2, 3)):
 
 
 def test_fingerprint_is_pinned():
-    # On any machine, with any version of the libraries: published data are recognised by it.
+    # The same on any machine and with any version of the libraries: published data are recognised
+    # by it.
     assert (
         rows().fingerprint() == "5268e73afee1c3d428e1422525f4c8d90c9d4bf99c8566e5e6663eaf9eb91197"
     )

@@ -15,8 +15,7 @@ from fedrec.errors import DataError
 
 @pytest.fixture
 def clothing(tmp_path):
-    """Two files as the authors have them for Clothing: a header, items before users, ids and
-    codes."""
+    """Two files in the authors' format of Clothing: a header, items before users, ids and codes."""
     train = [(user * 3 + n, user) for user in range(12) for n in range(1 + user)]
     test = [(user * 3 + 20, user) for user in range(12)]
     for name, rows in (("train", train), ("test", test)):

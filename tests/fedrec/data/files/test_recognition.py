@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What columns are taken for, and what is asked where that cannot be told."""
+"""Recognition of columns, and errors if it is ambiguous."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_columns_can_be_named(written):
         recognise(written(("user", "item", "rating", "time")), {"user": "nobody"})
 
 
-def test_what_cannot_be_told_is_asked_for(written):
+def test_ambiguous_columns_are_asked_for(written):
     rows = [("p", 1, "u"), ("q", 1, "v"), ("p", 2, "v"), ("q", 2, "u")]
     with pytest.raises(DataError, match="cannot tell which column") as error:
         recognise(written(("a", "b", "c"), rows))
@@ -130,5 +130,57 @@ def test_what_is_no_table_is_refused(tmp_path):
         recognise(tmp_path)
     file = tmp_path / "x.csv"
     file.write_bytes(b"\xff\xfe\x00user")
-    with pytest.raises(DataError, match="not text"):
+    with pytest.raises(DataError, match="not UTF-8 text"):
         recognise(file)
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "word"),
+    [
+        ("rating", ("5", "", "3", "4"), "number"),
+        ("stars", ("5,0", "1,0", "3,5", "4,0"), "decimal point"),
+        ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "ISO date"),
+    ],
+)
+def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, values, word):
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    found = recognise(written(("user", "item", head), rows, ";"))
+    assert list(found.columns) == ["user", "item"] and head in found.unfit.values()
+    assert any(f"{head!r} is named like" in line and word in line for line in found.lines())
+
+
+def test_a_named_rating_column_needs_a_number_in_each_row(written):
+    table = written(("user", "item", "rating"), [(1, 10, 5), (1, 11, ""), (2, 10, 3)])
+    with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
+        recognise(table, {"rating": "rating"})
+
+
+def test_one_column_for_two_roles_is_refused(written):
+    with pytest.raises(DataError, match="'user' is given twice"):
+        recognise(written(("user", "item", "rating", "time")), {"user": "user", "item": "user"})
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"PK\x03\x04\xff\xfe", "export"),
+        (b"\x1f\x8b\x08\x00\xff", "gunzip"),
+        (b"PAR1\x15\xff", ".parquet"),
+        ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1").replace(b"user", b"\xfcser"), "iconv"),
+    ],
+)
+def test_other_files_are_told_how_to_become_a_table(tmp_path, content, word):
+    file = tmp_path / "x.csv"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="not UTF-8 text") as error:
+        recognise(file)
+    assert word in error.value.text()
+
+
+def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
+    file = tmp_path / "x.csv"
+    rows = "".join(f"u{n},i{n % 9}\n" for n in range(20_000))
+    file.write_bytes(f"user,item\n{rows}J\u00fcrgen,i1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="cannot be read") as error:
+        recognise(file)
+    assert "iconv" in error.value.text()

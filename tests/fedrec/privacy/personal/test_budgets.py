@@ -22,8 +22,7 @@ from fedrec.privacy.personal.budgets import (
 from fedrec.privacy.personal.noise import PersonalNoise
 
 
-# Computed for this project by another implementation: MovieLens-100K, delta 1 / 80,000, 30 uploads
-# per user.
+# Computed by another implementation: MovieLens-100K, delta 1 / 80,000, 30 uploads per user.
 @pytest.mark.parametrize(
     ("adjacency", "nominal", "true"),
     [
@@ -35,7 +34,7 @@ from fedrec.privacy.personal.noise import PersonalNoise
         ("replace-one", 1.5, 19.65),
     ],
 )
-def test_thirty_uploads_with_the_papers_noise_cost_far_more_than_it_says(adjacency, nominal, true):
+def test_thirty_uploads_with_the_papers_noise_cost_far_more_than_stated(adjacency, nominal, true):
     noise = PersonalNoise(budgets="equal", epsilon=nominal, delta=1 / 80_000)
     mu = math.sqrt(noise.cost(3, adjacency, 30))
     assert gdp_epsilon(mu, 1 / 80_000) == pytest.approx(true, abs=0.006)
@@ -82,9 +81,8 @@ def test_calibrated_noise_spends_the_budget_and_no_more(adjacency):
 
 def test_budgets_are_drawn_from_zero_to_the_largest():
     drawn = [drawn_budget(3, client, 1.5, 1e-5).epsilon for client in range(2000)]
-    assert (
-        min(drawn) > 0 and max(drawn) <= 1.5 and abs(np.mean(drawn) - 0.75) < 0.04
-    )  # 4 standard deviations
+    # 4 standard deviations
+    assert min(drawn) > 0 and max(drawn) <= 1.5 and abs(np.mean(drawn) - 0.75) < 0.04
     assert (
         drawn[7] == drawn_budget(3, 7, 1.5, 1e-5).epsilon != drawn_budget(4, 7, 1.5, 1e-5).epsilon
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an upload costs under each setting, against the plain composition of Gaussian releases."""
+"""Cost of an upload under each setting, against the composition of Gaussian releases."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_calibrated_noise_spends_the_budget_and_not_more(case, uploads):
 
 def test_cost_is_the_sum_over_everything_that_leaves_the_device():
     noise = PersonalNoise(budgets="equal", participations=3, **ALL["both"])
-    # Gradient: exchanged, it moves by 2S; the share within the bound by 1; the prior by its
-    # sensitivity, once.
+    # Replacing a user moves the gradient by 2S, the share within the bound by 1, and the prior by
+    # its sensitivity, once.
     by_hand = 3 * (2 / noise.gradient_multiplier(0)) ** 2 + 3 / noise.share_std(0) ** 2
     assert noise.cost(0, "replace-one", 3) == pytest.approx(
         by_hand + 1 / noise.prior_multiplier(0) ** 2
@@ -66,7 +66,7 @@ def test_a_device_makes_no_more_uploads_than_planned_and_the_table_knows():
     assert table.loc[4, "replace-one"] < table.loc[4, "nominal"]
 
 
-def test_what_is_told():
+def test_reports_of_a_run():
     paper, one = PersonalNoise(mode="paper"), PersonalNoise(budgets="equal")
     assert any(
         "no finite guarantee: the clip norm comes from private data" in line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates and keys, held against OpenSSL and OpenSSH's own formats."""
+"""Certificates and keys, checked with OpenSSL and OpenSSH's formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulations.deployment.pki.keys import NodeKey, new_secret, private_folder,
 
 @pytest.fixture
 def files(tmp_path):
-    """An authority, a server's certificate by it, and a foreign authority, as files."""
+    """An authority, a server's certificate signed by it, and another authority, as files."""
     own, foreign = Authority.create("own"), Authority.create("foreign")
     issued = own.issue(["localhost", "127.0.0.1"])
     for name, content in {
@@ -37,7 +37,8 @@ def shake_hands(files, authority, name):
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(files / "server.crt", files / "server.key")
     client = ssl.create_default_context(cafile=str(files / authority))
-    client.verify_flags |= ssl.VERIFY_X509_STRICT  # what newer Pythons ask of every certificate
+    # required of every certificate by newer versions of Python
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():

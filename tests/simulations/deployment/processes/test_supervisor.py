@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor: starts again what ends, waits for what must be there first, leaves nothing
-behind."""
+"""The supervisor: restarts processes that end, waits for required files, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -106,4 +105,4 @@ def test_when_it_is_killed_its_processes_end_too(supervised):
     process.kill()
     process.wait()
     until(lambda: not alive(pid), timeout=20, what="its end")
-    os.kill(deaf, signal.SIGKILL)  # one that does not listen must be ended by hand
+    os.kill(deaf, signal.SIGKILL)  # a process that ignores signals must be killed

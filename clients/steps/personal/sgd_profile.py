@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local SGD of PrivRec's network, and a profile of the user's own items: an extension of Wang et
+al. 2021 (`fedrec.models.personal.privrec_profile`).
+
+The device takes the profile from the item embeddings as they are after its local training. The
+profile is private: what is sent is the change of the network and of the embeddings, the same as
+from `sgd`. It is taken anew in each round, so a device needs no memory of it.
+
+The term of the profile is not in the local loss. With it there the network learns what the term
+leaves, which ranks worse, in fine-tuning and more so in training (`docs/papers/privrec.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.local.model_check import require_ranking_model
+from clients.step import Update
+from clients.steps.sgd import Sgd, SgdConfig
+from fedrec.cohort.block import Block
+from fedrec.cohort.results import Trained
+from fedrec.data.client_data import ClientData
+from fedrec.models.base import Model
+from fedrec.models.personal.privrec_profile import ITEMS, PROFILE, PrivRecProfile
+from fedrec.pretext.mean_encoder import mean_directions
+
+
+class SgdProfileConfig(SgdConfig):
+    """Settings of local SGD."""
+
+
+class SgdProfile(Sgd):
+    """Local SGD of the network; afterwards the profile of the user's own items.
+
+    Raises:
+        ExperimentError: the model has no profile, or its task is rating.
+    """
+
+    Config = SgdProfileConfig
+    paper = "an extension of PrivRec (Wang et al. 2021), algorithm 1"
+    config: SgdProfileConfig
+
+    def __init__(self, config: SgdProfileConfig, model: Model, device: torch.device) -> None:
+        trains = "step 'sgd-profile' trains a model with profiles"
+        whole = require_ranking_model(
+            model, PrivRecProfile, "privrec-profile", trains=trains, otherwise="step.name = 'sgd'"
+        )
+        super().__init__(config, whole.network, device)
+
+    def update(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        """Train on one client's data, starting from the global `parameters` (without cohort
+        dimension, unchanged)."""
+        found, old = super().update(_network(parameters), data, random), parameters[PROFILE]
+        change = torch.zeros_like(old)
+        if self.config.epochs:
+            liked = torch.from_numpy(data.positives).to(self.device)
+            own = parameters[ITEMS][liked] + found.delta[ITEMS][liked]
+            change = mean_directions(own, torch.ones_like(liked, dtype=torch.bool)) - old
+        return replace(found, delta={**found.delta, PROFILE: change})
+
+    def train_block(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Trained:
+        """Train every client of a block."""
+        found = super().train_block(_network(parameters), block, own)
+        return self._with_profiles(found, parameters, own)
+
+    def train_in_kernel(
+        self,
+        parameters: Mapping[str, Tensor],
+        block: Block,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> Trained:
+        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
+        found = super().train_in_kernel(_network(parameters), block, own)
+        return self._with_profiles(found, parameters, own)
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The profile, and the parameters that the settings say."""
+        private = {PROFILE, *super().private_names(names)}
+        return [name for name in names if name in private]
+
+    def _with_profiles(
+        self, found: Trained, start: Mapping[str, Tensor], own: Mapping[str, Tensor] | None
+    ) -> Trained:
+        """A trained block with the profiles of its clients, `[C, d]`, from the positives in their
+        batches."""
+        block, table = found.block, found.values[ITEMS]
+        if self.config.epochs:
+            liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
+            places = block.places[:, :, : block.items.shape[2]]
+            liked.view(-1)[places[block.labels > 0]] = True
+            profiles = mean_directions(table, liked)
+        else:
+            profiles = (own or {}).get(PROFILE, start[PROFILE].expand(len(block), -1))
+        return replace(found, start=start, values={**found.values, PROFILE: profiles})
+
+
+def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All parameters but the profile."""
+    return {name: value for name, value in parameters.items() if name != PROFILE}
