@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "office": {"random": {}, "bprmf": {}, "ease": {"regularisation": 200.0}},
     "gowalla": {  # EASE would need 20 GB
         "random": {},
-        "bprmf": {"epochs": 400, "learning-rate": 0.02, "regularisation": 0.01},
+        "bprmf": {"epochs": 800, "learning-rate": 0.02, "regularisation": 0.01},
     },
 }
 """Recommenders that learn from every table, and their settings, chosen on validation rows."""
